@@ -1,0 +1,60 @@
+"""The invariants of the cache, in code: tests call this after every step, and `--check` does when the server is idle."""
+
+from __future__ import annotations
+
+from .scheduler import Scheduler
+from .tree import PrefixTree, descendants, path
+
+
+def check_tree(tree: PrefixTree) -> None:
+    """Raise AssertionError where the tree, its sequences and its ledger disagree."""
+    nodes = [node for root in tree.roots.values() for node in descendants(root)]
+    sequences = {sequence for node in nodes for sequence in node.sequences} | set(tree.parked.values())
+    assert tree.num_ready == sum(node.ready for node in nodes)
+    assert tree.num_pending == sum(len(node.tokens) - node.ready for node in nodes)
+    assert tree.num_pinned == sum(node.ready for node in nodes if node.pins)
+    assert 0 <= tree.num_ready <= tree.num_cells
+    for node in nodes:
+        assert len(node.tokens) > 0
+        assert node.parent is not None and node.parent.children[int(node.tokens[0])] is node
+        assert node.parent.end == node.start
+        held = [min(sequence.length, node.end) - node.start for sequence in node.sequences]
+        assert node.ready == max(held, default=0) and min(held, default=1) > 0
+        assert node.pins or node.complete, "a run that nobody will compute"
+        assert node.ready == 0 or node.parent.complete
+        for key, end in node.documents.items():
+            assert (node, key) in end.document_of and node in path(end)
+        for origin, key in node.document_of:
+            assert origin.documents[key] is node
+    ids = [sequence.id for sequence in sequences]
+    assert len(ids) == len(set(ids)) and not set(ids) & set(tree._free_ids)
+    for tip, sequence in tree.parked.items():
+        assert sequence.tip is tip and not sequence.active and tip.start < sequence.length <= tip.end
+    for sequence in sequences:
+        held = {node for node in path(sequence.tip) if node.start < sequence.length}
+        assert held == {node for node in nodes if sequence in node.sequences}
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise AssertionError where requests, lanes, sequences and cells disagree."""
+    tree = scheduler.tree
+    check_tree(tree)
+    assert scheduler.num_used <= tree.num_cells
+    assert [lane.request for lane in scheduler.lanes if lane.request] == sorted(
+        scheduler.running, key=lambda request: request.lane
+    )
+    pins: dict[object, int] = {}
+    for request in scheduler.running:
+        sequence = request.sequence
+        assert sequence is not None and sequence.active and sequence.tip.end == request.claimed
+        assert sequence.length == min(request.computed, request.claimed)
+        assert request.computed < request.num_tokens <= len(request.tokens)
+        for node in path(sequence.tip):
+            pins[node] = pins.get(node, 0) + 1
+    for root in tree.roots.values():
+        for node in descendants(root):
+            assert node.pins == pins.get(node, 0)
+    assert all(request.sequence is None for request in scheduler.waiting)
+    active = len(scheduler.running)
+    held = {sequence for root in tree.roots.values() for node in descendants(root) for sequence in node.sequences}
+    assert len(tree._free_ids) + len(held | {r.sequence for r in scheduler.running}) >= active + len(tree.parked)

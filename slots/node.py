@@ -1,0 +1,58 @@
+"""The two records of the prefix tree: a node is a run of tokens, a sequence is one llama.cpp sequence id that holds KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A run of tokens at positions [start, end) of every path through it; a document, a message or a part of one.
+
+        tokens   |---------- run ----------|
+        KV       |---- ready ----|.pending.|      ready: somebody has computed it, so it is in a cell exactly once;
+                 start                    end     pending: a running request has claimed it and will compute it
+
+    sequences: who holds KV of this run. pins: running requests whose path goes through (pinned runs are not evicted).
+    documents: where a document that follows this run ends, by the document's key. document_of: the inverse of that, with
+    the run that each such document follows.
+    """
+
+    tokens: np.ndarray
+    start: int
+    parent: Node | None = field(repr=False)
+    children: dict[int, Node] = field(default_factory=dict, repr=False)
+    ready: int = 0
+    sequences: set[Sequence] = field(default_factory=set, repr=False)
+    pins: int = 0
+    last_use: int = 0
+    documents: dict[str, Node] = field(default_factory=dict, repr=False)
+    document_of: set[tuple[Node, str]] = field(default_factory=set, repr=False)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def complete(self) -> bool:
+        return self.ready == len(self.tokens)
+
+    def longest_holder(self) -> Sequence:
+        """The sequence that holds most of this run: who to share it from."""
+        return max(self.sequences, key=lambda sequence: sequence.length)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence id: it holds KV for positions [0, length) of the path that ends in `tip`.
+
+    An active sequence belongs to a running request, and its tip is the end of that request's claimed path, computed or
+    not. A parked one outlives its request, so that the next one can continue or fork it.
+    """
+
+    id: int
+    tip: Node
+    length: int = 0
+    active: bool = True

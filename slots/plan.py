@@ -1,0 +1,69 @@
+"""What one step does, as plain frozen values: memory operations first, in order, then the spans of one batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Let `target` hold the cells that `source` holds at positions [start, stop) too. No data moves (`seq_cp`)."""
+
+    source: int
+    target: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Take `sequence` out of its cells at positions [start, stop) (`seq_rm`); a cell nobody holds is free."""
+
+    sequence: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Take `sequence` out of all its cells."""
+
+    sequence: int
+
+
+Operation = Share | Trim | Drop
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """A run of one request's tokens to compute.
+
+    tokens: int32, the ids at positions [start, start + len(tokens)) of `sequence`. `logits`: sample after the last one.
+    """
+
+    request: int
+    sequence: int
+    start: int
+    tokens: np.ndarray
+    logits: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: carry out `operations` in order, then compute `spans` as one batch of at most `batch_size` tokens."""
+
+    operations: tuple[Operation, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(span.tokens) for span in self.spans)
+
+    def __bool__(self) -> bool:
+        return bool(self.operations or self.spans)

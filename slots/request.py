@@ -1,0 +1,99 @@
+"""A request as the scheduler sees it: tokens that are known, and how many of them have been computed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from .node import Sequence
+from .tree import PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedDocument:
+    """A document where it stands in a prompt: positions [start, stop)."""
+
+    id: str
+    key: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """A prompt whose documents have their order. tokens: int32. stops: ascending positions where segments end."""
+
+    tokens: np.ndarray
+    stops: tuple[int, ...] = ()
+    documents: tuple[PlacedDocument, ...] = ()
+    labels: tuple[str, ...] = ()  # what each segment is, in words, for the reason of a miss
+
+    def segment_at(self, position: int) -> str:
+        """What stands at `position`, in words."""
+        for stop, label in zip(self.stops, self.labels, strict=True):
+            if position < stop:
+                return label
+        return "the prompt"
+
+
+class Prompt(Protocol):
+    """A prompt whose documents may still be an unordered set; `num_tokens` bounds its length before it is laid out."""
+
+    num_tokens: int
+
+    def arrange(self, tree: PrefixTree, scope: Hashable) -> Layout:
+        """Fix the order of the documents by what the tree holds now."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request from submission to its end.
+
+    `tokens[:num_tokens]` are known: the prompt, then what was sampled. `computed` of them have KV; it chases
+    `num_tokens`, and there is no other phase. limit: the most tokens it may generate.
+    """
+
+    id: int
+    prompt: Prompt
+    limit: int
+    scope: Hashable
+    cache: bool = True
+    owner: Any = None  # whoever submitted it: sampling state, text, events; the scheduler never looks inside
+
+    layout: Layout | None = None
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    num_prompt: int = 0
+    num_tokens: int = 0
+    computed: int = 0
+    claimed: int = 0  # tokens whose path is in the tree; what is computed beyond is the private tail
+
+    sequence: Sequence | None = None
+    lane: int = -1
+    source: str = "none"
+    cached: int = 0  # prompt tokens it did not have to compute, at its first admission and by catching up
+    num_preempted: int = 0
+
+    def lay_out(self, layout: Layout) -> None:
+        """Take the final prompt, with room for everything that may be generated."""
+        self.layout = layout
+        self.num_prompt = self.num_tokens = len(layout.tokens)
+        self.tokens = np.empty(self.num_prompt + self.limit, np.int32)
+        self.tokens[: self.num_prompt] = layout.tokens
+
+    def append(self, token: int) -> None:
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its next step is a single token that was just sampled."""
+        return self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
+
+    @property
+    def num_tail(self) -> int:
+        """Cells it holds outside the tree: generated tokens."""
+        return max(self.computed - self.claimed, 0)

@@ -1,0 +1,262 @@
+"""Decides what each step computes: decode first, prefill under a budget, admission when there is room.
+
+A step is `plan()`, then the runner, then `commit()`. There is no prefill phase: a request's computed tokens chase its
+known ones (vLLM's scheduler). When cells run out: evict a leaf, else preempt the youngest request, which resumes later
+from whatever of it is still in the tree. The oldest running request always makes progress, so nothing starves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from .counters import Counters
+from .plan import Plan, Span
+from .request import Request
+from .tree import PrefixTree, common_prefix
+
+MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
+
+
+class QueueFull(Exception):
+    """The queue holds as many requests as it may."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """Where one request at a time runs; afterwards it remembers whose history it holds."""
+
+    id: int
+    request: Request | None = None
+    sequence_id: int = -1
+    last_use: int = 0
+
+
+class Scheduler:
+    """Owns who waits and who runs. Not thread-safe: one thread calls it.
+
+    batch_size: most tokens a step may compute. prefill_budget: most prompt tokens a step may compute while other
+    requests are generating. max_queue: most requests that may wait.
+    """
+
+    def __init__(
+        self, tree: PrefixTree, num_lanes: int, batch_size: int = 512, prefill_budget: int = 256, max_queue: int = 256
+    ) -> None:
+        self.tree = tree
+        self.lanes = [Lane(id) for id in range(num_lanes)]
+        self.batch_size = batch_size
+        self.prefill_budget = prefill_budget
+        self.max_queue = max_queue
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in order of admission
+        self.counters = Counters()
+        self._steps = 0
+        self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
+        self._in_flight: list[Request] = []  # of the last plan, in span order
+
+    # ---- requests come and go --------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises QueueFull."""
+        if len(self.waiting) >= self.max_queue:
+            raise QueueFull
+        self.waiting.append(request)
+
+    def finish(self, request: Request) -> None:
+        """End a request in whatever state it is: its KV stays in the tree, or goes if it is not to be cached."""
+        if request.sequence is None:
+            if request in self.waiting:
+                self.waiting.remove(request)
+        else:
+            self._leave(request)
+        if not request.cache:
+            self.tree.forget(request.scope)
+        self._head_is_stuck = False
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    @property
+    def num_used(self) -> int:
+        """Cells in use: everything in the tree, and what is being generated."""
+        return self.tree.num_ready + sum(request.num_tail for request in self.running)
+
+    # ---- a step ----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """The next step. Empty when nobody runs and nobody could be admitted."""
+        self._steps += 1
+        self._admit()
+        while True:
+            spans = self._decode_spans()
+            spans += self._prefill_spans(self.batch_size - len(spans), bool(spans))
+            if spans or not self.running:
+                break
+            self._preempt(self.running[-1])  # everybody wants cells and has none: the youngest gives up its own
+        return Plan(self.tree.take_operations(), tuple(spans))
+
+    def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Request, int]]:
+        """Take over what a plan computed. sampled: one token for each span that asked for logits, in order.
+
+        Returns the new token of each request that got one; whoever calls decides whether that request is finished.
+        """
+        tokens = iter(sampled)
+        progress = []
+        for request, span in zip(self._in_flight, plan.spans, strict=True):
+            request.computed = span.stop
+            if request.sequence is not None and request.sequence.length < request.claimed:
+                self.tree.advance(request.sequence, min(span.stop, request.claimed))
+                self.counters.prefilled_tokens += len(span.tokens)
+            if span.logits:
+                token = next(tokens)
+                request.append(token)
+                self.counters.generated_tokens += 1
+                progress.append((request, token))
+        self.counters.steps += 1
+        return progress
+
+    def refuse(self, plan: Plan) -> bool:
+        """The runner had no room for a plan's batch (fragmented memory): free something. False if nothing can be."""
+        if not self.tree.evict():
+            if len(self.running) < 2:
+                return False
+            self._preempt(self.running[-1])
+        return True
+
+    # ---- spans -----------------------------------------------------------------------------------------------------
+
+    def _decode_spans(self) -> list[Span]:
+        while not self._reserve(sum(request.decoding for request in self.running)):
+            self._preempt(self.running[-1])
+        self._in_flight = [request for request in self.running if request.decoding]
+        return [self._span(request, 1) for request in self._in_flight]
+
+    def _prefill_spans(self, room: int, protect: bool) -> list[Span]:
+        """Spans for requests that are behind, in order of admission. protect: others are generating, keep the budget."""
+        room = min(room, self.prefill_budget) if protect else room
+        spans: list[Span] = []
+        leaders: list[Request] = []
+        for request in [request for request in self.running if not request.decoding]:
+            self._catch_up(request)
+            if self._waits_for(request, leaders):
+                continue
+            leaders.append(request)
+            size = min(request.num_tokens - request.computed, room)
+            planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
+            if size <= 0:
+                continue
+            if not self._reserve(planned + size):
+                size = self._num_free - planned
+                if size <= 0:
+                    continue
+            spans.append(self._span(request, size))
+            self._in_flight.append(request)
+            room -= size
+        return spans
+
+    def _span(self, request: Request, size: int) -> Span:
+        assert request.sequence is not None
+        stop = request.computed + size
+        tokens = request.tokens[request.computed : stop]
+        return Span(request.id, request.sequence.id, request.computed, tokens, logits=stop == request.num_tokens)
+
+    def _catch_up(self, request: Request) -> None:
+        assert request.sequence is not None
+        if gained := self.tree.catch_up(request.sequence):
+            request.computed += gained
+            self._count_cached(request, "fork", gained)
+
+    def _waits_for(self, request: Request, leaders: list[Request]) -> bool:
+        """Whether somebody before it is about to compute at least MIN_SHARED of the tokens it needs next."""
+        for leader in leaders:
+            if leader.scope == request.scope and leader.computed == request.computed:
+                shared = common_prefix(leader.tokens[: leader.num_tokens], request.tokens[: request.num_tokens])
+                if min(shared, request.num_tokens - 1) - request.computed >= MIN_SHARED:
+                    return True
+        return False
+
+    # ---- admission and memory --------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Start waiting requests while there are idle lanes and the pool has room for their prompts."""
+        while self.waiting and not self._head_is_stuck:
+            idle = [lane for lane in self.lanes if lane.request is None]
+            if not idle:
+                return
+            request = self.waiting[0]
+            if request.num_preempted == 0:
+                request.lay_out(request.prompt.arrange(self.tree, request.scope))
+            if not self._fits(request):
+                self._head_is_stuck = True
+                return
+            self.waiting.popleft()
+            self._start(request, idle)
+
+    def _fits(self, request: Request) -> bool:
+        """Whether a prompt fits beside what is running and has been promised. Alone, every accepted prompt fits."""
+        if not self.running:
+            return True
+        match = self.tree.match(request.scope, request.tokens[: request.num_tokens])
+        reclaimable = self.tree.num_reclaimable - match.evictable
+        promised = self.tree.num_pending + len(self.running)
+        return request.num_tokens - match.length + promised < self._num_free + reclaimable
+
+    def _start(self, request: Request, idle: list[Lane]) -> None:
+        layout = request.layout
+        assert layout is not None
+        stops = [*layout.stops, request.num_tokens]
+        documents = [(document.key, document.start, document.stop) for document in layout.documents]
+        claim = self.tree.claim(request.scope, request.tokens[: request.num_tokens], stops, documents)
+        request.sequence, request.computed, request.claimed = claim.sequence, claim.cached, request.num_tokens
+        if request.num_preempted == 0:
+            request.source = claim.source
+            self._count_cached(request, claim.source, claim.cached)
+        lane = self._choose_lane(claim.sequence.id, idle)
+        lane.request, lane.sequence_id, lane.last_use = request, claim.sequence.id, self._steps
+        request.lane = lane.id
+        self.running.append(request)
+
+    def _choose_lane(self, sequence_id: int, idle: list[Lane]) -> Lane:
+        """The lane that already holds this sequence's history, else the one unused for longest."""
+        own = next((lane for lane in idle if lane.sequence_id == sequence_id), None)
+        return own or min(idle, key=lambda lane: lane.last_use)
+
+    def _count_cached(self, request: Request, source: str, tokens: int) -> None:
+        if request.num_preempted:
+            return  # its prompt has been counted
+        request.cached += tokens
+        if request.source == "none" and tokens:
+            request.source = source
+        self.counters.cached_tokens[source] = self.counters.cached_tokens.get(source, 0) + tokens
+
+    @property
+    def _num_free(self) -> int:
+        return self.tree.num_cells - self.num_used
+
+    def _reserve(self, num_cells: int) -> bool:
+        """Make room for `num_cells` more tokens by evicting what nobody is using."""
+        while self._num_free < num_cells:
+            if not self.tree.evict():
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Stop a request for now and put it first in the queue: its stream only pauses.
+
+        It stays there until a running request ends; admitted any earlier it would fit exactly, and be preempted again.
+        """
+        self._leave(request)
+        request.num_preempted += 1
+        request.computed = 0
+        self.waiting.appendleft(request)
+        self._head_is_stuck = bool(self.running)
+        self.counters.preemptions += 1
+
+    def _leave(self, request: Request) -> None:
+        """Take a request off its lane; everything of it that has KV stays in the tree."""
+        assert request.sequence is not None
+        self.tree.release(request.sequence, request.tokens[request.claimed : max(request.computed, request.claimed)])
+        self.running.remove(request)
+        self.lanes[request.lane].request = None
+        request.sequence = None
