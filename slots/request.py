@@ -24,19 +24,20 @@ class PlacedDocument:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """A prompt whose documents have their order. tokens: int32. stops: ascending positions where segments end."""
+    """A prompt whose documents have their order.
+
+    tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: (stop, what it is in words)
+    of everything the prompt consists of, for the reason of a miss.
+    """
 
     tokens: np.ndarray
     stops: tuple[int, ...] = ()
     documents: tuple[PlacedDocument, ...] = ()
-    labels: tuple[str, ...] = ()  # what each segment is, in words, for the reason of a miss
+    segments: tuple[tuple[int, str], ...] = ()
 
     def segment_at(self, position: int) -> str:
         """What stands at `position`, in words."""
-        for stop, label in zip(self.stops, self.labels, strict=True):
-            if position < stop:
-                return label
-        return "the prompt"
+        return next((label for stop, label in self.segments if position < stop), "the prompt")
 
 
 class Prompt(Protocol):

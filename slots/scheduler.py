@@ -18,10 +18,6 @@ from .tree import PrefixTree, common_prefix
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
-class QueueFull(Exception):
-    """The queue holds as many requests as it may."""
-
-
 @dataclass(slots=True)
 class Lane:
     """Where one request at a time runs; afterwards it remembers whose history it holds."""
@@ -36,17 +32,14 @@ class Scheduler:
     """Owns who waits and who runs. Not thread-safe: one thread calls it.
 
     batch_size: most tokens a step may compute. prefill_budget: most prompt tokens a step may compute while other
-    requests are generating. max_queue: most requests that may wait.
+    requests are generating.
     """
 
-    def __init__(
-        self, tree: PrefixTree, num_lanes: int, batch_size: int = 512, prefill_budget: int = 256, max_queue: int = 256
-    ) -> None:
+    def __init__(self, tree: PrefixTree, num_lanes: int, batch_size: int = 512, prefill_budget: int = 256) -> None:
         self.tree = tree
         self.lanes = [Lane(id) for id in range(num_lanes)]
         self.batch_size = batch_size
         self.prefill_budget = prefill_budget
-        self.max_queue = max_queue
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
@@ -57,9 +50,7 @@ class Scheduler:
     # ---- requests come and go --------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises QueueFull."""
-        if len(self.waiting) >= self.max_queue:
-            raise QueueFull
+        """Queue a request."""
         self.waiting.append(request)
 
     def finish(self, request: Request) -> None:
@@ -116,13 +107,22 @@ class Scheduler:
         self.counters.steps += 1
         return progress
 
-    def refuse(self, plan: Plan) -> bool:
-        """The runner had no room for a plan's batch (fragmented memory): free something. False if nothing can be."""
+    def refuse(self) -> bool:
+        """The runner had no room for the plan's batch: free something. False if nothing can be."""
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
             self._preempt(self.running[-1])
         return True
+
+    def abandon(self) -> list[Request]:
+        """The runner failed and its memory cannot be trusted: let go of everything. Returns who was running."""
+        failed = list(self.running)
+        for request in failed:
+            self.finish(request)
+        while self.tree.evict():
+            pass
+        return failed
 
     # ---- spans -----------------------------------------------------------------------------------------------------
 
@@ -247,6 +247,8 @@ class Scheduler:
         It stays there until a running request ends; admitted any earlier it would fit exactly, and be preempted again.
         """
         self._leave(request)
+        if not request.cache:
+            self.tree.forget(request.scope)
         request.num_preempted += 1
         request.computed = 0
         self.waiting.appendleft(request)

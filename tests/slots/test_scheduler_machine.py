@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slotcache.slots.check import check
 from slotcache.slots.request import Layout, PlacedDocument, Request
-from slotcache.slots.scheduler import QueueFull, Scheduler
+from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -48,7 +48,7 @@ class Lives(RuleBasedStateMachine):
     def start(self, lanes, extra, batch, budget, spare_ids):
         self.memory = Memory(CONTEXT + extra)
         tree = PrefixTree(CONTEXT + extra, 2 * lanes + spare_ids)
-        self.scheduler = Scheduler(tree, lanes, max(batch, lanes), budget, max_queue=12)
+        self.scheduler = Scheduler(tree, lanes, max(batch, lanes), budget)
         self.ids = itertools.count()
         self.open: list[Request] = []
         self.histories: list[list[int]] = [[]]
@@ -72,10 +72,7 @@ class Lives(RuleBasedStateMachine):
         layout = Layout(tokens, tuple(at), documents)
         number = next(self.ids)
         request = Request(number, Fixed(layout), limit, scope if cache else ("private", number), cache)
-        try:
-            self.scheduler.submit(request)
-        except QueueFull:
-            return
+        self.scheduler.submit(request)
         self.open.append(request)
 
     @rule(data=st.data())
@@ -97,7 +94,7 @@ class Lives(RuleBasedStateMachine):
         for operation in plan.operations:
             self.memory.apply(operation)
         if plan.spans:
-            self.scheduler.refuse(plan)
+            self.scheduler.refuse()
 
     def one_step(self):
         plan = self.scheduler.plan()

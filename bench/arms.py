@@ -1,0 +1,94 @@
+"""The arms of a comparison: a server, started fresh for each measurement, and the dialect it is spoken to in."""
+
+import argparse
+import asyncio
+import shlex
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .client import Client
+from .dialect import ChatDialect, CompletionDialect, Dialect, Sampling
+from .error import BenchError
+from .options import bench_model, llama_server
+from .server import Server, ServerOptions, free_port, llama_server_command, slotcache_command
+from .trace import Query
+
+T = TypeVar("T")
+
+WARM_UP = Query("warm-up", 1, "Say hello.")
+"""Asked once, uncounted, of every server: the first request of a process pays for its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One side of a comparison. `command` makes the server's command line for a port; None where it runs at `url`."""
+
+    name: str
+    dialect: Dialect
+    command: Callable[[int], list[str]] | None = None
+    url: str = ""
+
+    def measure(self, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Starts the server, does `work` with a client of it, stops the server."""
+        if self.command is None:
+            return asyncio.run(self._work(self.url, sampling, work))
+        port = free_port()
+        with Server(self.command(port), port) as server:
+            return asyncio.run(self._work(server.url, sampling, work))
+
+    def describe(self) -> dict[str, Any]:
+        """The arm as JSON values."""
+        server = {"url": self.url} if self.command is None else {"command": shlex.join(self.command(0))}
+        return {"name": self.name, "dialect": repr(self.dialect), **server}
+
+    async def _work(self, url: str, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
+        async with Client(url, self.dialect, sampling) as client:
+            if (warm := await client.ask(WARM_UP)).error:
+                raise BenchError(f"{self.name} at {url}: {warm.error}")
+            return await work(client)
+
+
+def arms_for(
+    args: argparse.Namespace,
+    orders: Sequence[str] = ("auto",),
+    llama_lanes: int | None = None,
+    slotcache_flags: Sequence[str] = (),
+) -> list[Arm]:
+    """slotcache once per document order, and llama-server where its path is given; with `--url` that server alone."""
+    extra = {} if getattr(args, "order_hint", True) else {"order_hint": False}
+    if args.url:
+        return [Arm(args.url, _dialect(args.dialect, {"document_order": orders[0]} | extra), url=args.url)]
+    model, binary = bench_model(args), llama_server(args)
+    own = _options(args, model, args.parallel, (*slotcache_flags, *shlex.split(args.slotcache_args)))
+    arms = [
+        Arm(
+            "slotcache" if order == "auto" else f"slotcache, {order} order",
+            _dialect("slotcache", {"document_order": order} | extra),
+            lambda port: slotcache_command(own, port),
+        )
+        for order in orders
+    ]
+    if binary:
+        theirs = _options(args, model, llama_lanes, shlex.split(args.llama_args))
+        arms.append(Arm("llama-server", CompletionDialect(), lambda port: llama_server_command(binary, theirs, port)))
+    return arms
+
+
+def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
+    """Every arm once a round, every other round backwards, so that a machine that slows down slows no arm alone."""
+    for number in range(rounds):
+        for arm in arms if number % 2 == 0 else reversed(arms):
+            print(f"round {number + 1} of {rounds}: {arm.name}", file=sys.stderr, flush=True)
+            yield number, arm
+
+
+def _dialect(name: str, extra: dict[str, Any]) -> Dialect:
+    if name == "llama":
+        return CompletionDialect()
+    return ChatDialect(documents_field=True, extra=extra) if name == "slotcache" else ChatDialect()
+
+
+def _options(args: argparse.Namespace, model: Any, lanes: int | None, extra: Sequence[str]) -> ServerOptions:
+    return ServerOptions(model, args.ctx_size, lanes, args.threads, args.flash_attn, args.repack, tuple(extra))

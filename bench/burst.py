@@ -1,0 +1,72 @@
+"""Bursts of questions on one region (the workload of RAGCache++ and CacheWeaver), against llama-server."""
+
+import argparse
+
+from .arms import arms_for
+from .comparison import Outcome, compare, problems, table
+from .error import BenchError
+from .options import add_options
+from .report import Bar, Report
+from .reuse import differences
+from .trace import burst
+
+LIST_AT_MOST = 20
+"""Differing queries that are printed; the JSON result has every query."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench burst`."""
+    add_options(parser)
+    add = parser.add_argument
+    add("--queries", type=int, default=200, help="default: %(default)s")
+    add("--regions", type=int, default=50, help="regions of documents (default: %(default)s)")
+    add("-k", type=int, default=5, help="documents of a query (default: %(default)s)")
+    add("--overlap", type=float, default=0.6, help="share of documents kept from query to query (default: %(default)s)")
+    add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
+    add("--seed", type=int, default=0)
+    add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Every arm gets the same queries with the same evidence sets; only the order of documents may differ."""
+    try:
+        queries = burst(args.queries, args.regions, k=args.k, overlap=args.overlap, seed=args.seed)
+    except ValueError as error:
+        raise BenchError(error) from error
+    # Alone, llama-server runs with its own defaults; under load with as many slots as slotcache has lanes.
+    arms = arms_for(args, ("auto", "retrieval"), args.parallel if args.concurrency > 1 else None)
+    outcomes = compare(arms, queries, args, args.concurrency)
+    own, notes = outcomes[0], problems(outcomes)
+    theirs = next((outcome for outcome in outcomes if outcome.arm.name == "llama-server"), None)
+    if theirs is None and not args.url:
+        notes.append("no llama-server was given (--llama-server PATH): nothing to compare with")
+    bars = [] if theirs is None else _ratios(own, theirs, args.concurrency)
+    if args.concurrency == 1:
+        reuse_bars, reuse_notes = _reuse(own)
+        bars, notes = reuse_bars + bars, notes + reuse_notes
+    title = f"burst: {args.queries} queries, {args.concurrency} at a time, k = {args.k}, overlap {args.overlap:.0%}"
+    data = {"arms": [outcome.data() for outcome in outcomes]}
+    return Report("burst", [table(title, outcomes)], bars, notes, data)
+
+
+def _ratios(own: Outcome, theirs: Outcome, concurrency: int) -> list[Bar]:
+    mean = own.ttft.mean / theirs.ttft.mean
+    if concurrency > 1:
+        total = own.seconds / theirs.seconds
+        return [
+            Bar(3, "mean TTFT over llama-server's", mean, 0.75),
+            Bar(3, "total time over llama-server's", total, 0.75),
+        ]
+    p50 = own.ttft.p50 / theirs.ttft.p50
+    return [Bar(2, "TTFT p50 over llama-server's", p50, 0.65), Bar(2, "mean TTFT over llama-server's", mean, 0.75)]
+
+
+def _reuse(own: Outcome) -> tuple[list[Bar], list[str]]:
+    """Of the round that differs most from the prediction."""
+    found, compared = max((differences(run) for run in own.runs), key=lambda pair: len(pair[0]))
+    if not compared:
+        return [], [f"{own.arm.name} does not name the documents it used: reuse is not compared with the prediction"]
+    equal = f"documents reused as predicted in {compared - len(found)} of {compared} queries"
+    lines = [one.text() for one in found[:LIST_AT_MOST]]
+    bar = Bar(2, "queries whose reused documents differ from the exhaustive search", float(len(found)), 0)
+    return [bar], [equal, *lines, *(["..."] if len(found) > LIST_AT_MOST else [])]

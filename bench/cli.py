@@ -1,0 +1,75 @@
+"""`slotcache bench SCENARIO`: measures this server, and others beside it, over HTTP."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from . import burst, cached, conversations, decode, machine, mtrag, stall
+from .error import BenchError, Skip
+from .report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A subcommand: its help, its options, and what it does."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Report]
+
+
+SCENARIOS = {
+    "burst": Scenario("bursts of questions with overlapping documents", burst.add_arguments, burst.run),
+    "mtrag": Scenario("human multi-turn RAG conversations", mtrag.add_arguments, mtrag.run),
+    "conversations": Scenario("more conversations than lanes", conversations.add_arguments, conversations.run),
+    "decode": Scenario("tokens per second of many streams", decode.add_arguments, decode.run),
+    "stall": Scenario("a long prefill among running streams", stall.add_arguments, stall.run),
+    "cached": Scenario("a prompt that is cached as a whole", cached.add_arguments, cached.run),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one scenario and prints its report.
+
+    Exit code 0 (a missed bar is a result, too), 2 for what cannot run, 130 for ctrl-C.
+    """
+    args = _parser().parse_args(argv)
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        report = SCENARIOS[args.scenario].run(args)
+    except Skip as reason:
+        print(f"skipped: {reason}", file=sys.stderr)
+        return 0
+    except BenchError as error:
+        print(f"slotcache bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(f"\n{report.text()}")
+    if args.json:
+        report.write(args.json, machine.describe(args.llama_server))
+        print(f"\nwritten to {args.json}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="slotcache bench", description=__doc__, allow_abbrev=False)
+    scenarios = parser.add_subparsers(dest="scenario", required=True, metavar="SCENARIO")
+    for name, scenario in SCENARIOS.items():
+        scenario.add_arguments(scenarios.add_parser(name, help=scenario.help, allow_abbrev=False))
+    return parser
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    """A polite kill ends as ctrl-C does: servers that were started are stopped."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Arms driven with one trace, and the figures they are compared by."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .arms import Arm, in_rounds
+from .client import Client, Result
+from .drive import Run, drive
+from .options import sampling
+from .progress import Progress
+from .report import Table
+from .stats import Summary, mean, median
+from .trace import Query
+
+COLUMNS = (
+    "arm",
+    "TTFT p50 ms",
+    "p95",
+    "mean",
+    "gap p50 ms",
+    "p95",
+    "tokens/s",
+    "total s",
+    "prompt tokens",
+    "cached",
+    "cached %",
+    "documents reused",
+    "errors",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one arm did in each round. Figures are medians over rounds; times in seconds."""
+
+    arm: Arm
+    runs: tuple[Run, ...]
+
+    @property
+    def ttft(self) -> Summary:
+        """Time to the first token."""
+        return Summary.median_of([Summary.of(result.ttft for result in run.answered) for run in self.runs])
+
+    @property
+    def gap(self) -> Summary:
+        """Time between tokens of one answer."""
+        return Summary.median_of(
+            [Summary.of(gap for result in run.answered for gap in result.gaps) for run in self.runs]
+        )
+
+    @property
+    def seconds(self) -> float:
+        """The whole trace."""
+        return median([run.seconds for run in self.runs])
+
+    @property
+    def documents_reused(self) -> float:
+        """Documents a query found cached, from the first on, on average; not a number where the server names none."""
+        counts = [reused(result) for run in self.runs for result in run.answered if result.documents]
+        return mean(counts)
+
+    def total(self, name: str) -> float:
+        """A figure of the results, summed over the trace."""
+        return median([sum(getattr(result, name) for result in run.answered) for run in self.runs])
+
+    def row(self) -> tuple[str | int | float, ...]:
+        """The arm's row under COLUMNS."""
+        ttft, gap, cached, prompt = self.ttft, self.gap, self.total("cached_tokens"), self.total("prompt_tokens")
+        return (
+            self.arm.name,
+            *(1000 * value for value in (ttft.p50, ttft.p95, ttft.mean, gap.p50, gap.p95)),
+            self.total("completion_tokens") / self.seconds,
+            self.seconds,
+            int(prompt),
+            int(cached),
+            100 * cached / max(prompt, 1),
+            self.documents_reused,
+            sum(len(run.errors) for run in self.runs),
+        )
+
+    def data(self) -> dict[str, Any]:
+        """The arm and every request of it, as JSON values."""
+        return self.arm.describe() | {
+            "runs": [{"seconds": run.seconds, "requests": _rows(run)} for run in self.runs],
+        }
+
+
+def compare(
+    arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, concurrency: int = 1
+) -> list[Outcome]:
+    """Drives every arm with the same queries, `--rounds` times, one server at a time."""
+    runs: dict[str, list[Run]] = {arm.name: [] for arm in arms}
+    for _, arm in in_rounds(arms, args.rounds):
+        with Progress(arm.name, len(queries)) as progress:
+
+            def told(_: int, result: Result, progress: Progress = progress) -> None:
+                progress.step(result.error or f"TTFT {1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
+
+            async def work(client: Client, told: Any = told) -> Run:
+                return await drive(client, queries, concurrency, told)
+
+            runs[arm.name].append(arm.measure(sampling(args), work))
+    return [Outcome(arm, tuple(runs[arm.name])) for arm in arms]
+
+
+def table(title: str, outcomes: Sequence[Outcome]) -> Table:
+    """One row for each arm."""
+    return Table(title, COLUMNS, [outcome.row() for outcome in outcomes])
+
+
+def problems(outcomes: Sequence[Outcome]) -> list[str]:
+    """One line for each arm that had errors, with the first of them."""
+    errors = {outcome.arm.name: [error for run in outcome.runs for error in run.errors] for outcome in outcomes}
+    return [
+        f"{name}: {len(found)} requests failed, the first with: {found[0]}" for name, found in errors.items() if found
+    ]
+
+
+def reused(result: Result) -> int:
+    """The leading documents that were cached as a whole."""
+    count = 0
+    for used in result.documents:
+        if used.cached_tokens < used.tokens:
+            break
+        count += 1
+    return count
+
+
+def _rows(run: Run) -> list[dict[str, Any]]:
+    return [
+        {
+            "session": query.session,
+            "turn": query.turn,
+            "ttft": result.ttft,
+            "latency": result.latency,
+            "prompt_tokens": result.prompt_tokens,
+            "cached_tokens": result.cached_tokens,
+            "completion_tokens": result.completion_tokens,
+            "documents": [[used.id, used.tokens, used.cached_tokens] for used in result.documents],
+            "error": result.error,
+        }
+        for query, result in zip(run.queries, run.results, strict=True)
+    ]

@@ -1,0 +1,169 @@
+"""How one server is spoken to: where a query's documents go, and where its figures come from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+
+from ..ordering.document import Document
+from ..ordering.prompt import document_text
+from .trace import SYSTEM_PROMPT, Query
+
+Body = dict[str, Any]
+History = Sequence[tuple[Query, str]]
+"""Earlier turns of a conversation, each with the answer the server really gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What a request asks for beside its prompt. Greedy; `ignore_eos` makes the answers of all arms equally long."""
+
+    max_tokens: int = 16
+    ignore_eos: bool = True
+    cache_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentUse:
+    """A document as the server says it used it, in tokens."""
+
+    id: str
+    tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One event of a stream. A figure is None where this event does not tell it."""
+
+    text: str = ""
+    has_token: bool = False
+    is_final: bool = False
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    documents: tuple[DocumentUse, ...] = ()
+    timings: Mapping[str, float] | None = None
+
+
+class Dialect(Protocol):
+    """Prepares the request of a query, and reads the events of its stream."""
+
+    async def prepare(
+        self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling
+    ) -> tuple[str, Body]:
+        """The path and the JSON body. Runs outside the timed part. Raises httpx.HTTPError."""
+        ...
+
+    def read(self, event: Body) -> Chunk:
+        """One decoded event of the stream."""
+        ...
+
+
+def question_with_documents(query: Query) -> str:
+    """The user message for a server that knows no documents: in retrieval rank, laid out as slotcache lays them out."""
+    documents = (document_text(Document(name, text)) for name, text in query.documents)
+    return "".join(documents) + query.question
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDialect:
+    """OpenAI's `/v1/chat/completions`. Without `documents_field` documents are text in the user message."""
+
+    documents_field: bool = False
+    extra: Mapping[str, Any] | None = None
+
+    async def prepare(
+        self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling
+    ) -> tuple[str, Body]:
+        body: Body = {
+            "model": "default",
+            "messages": _messages(query, history, _with_field if self.documents_field else _with_text),
+            "max_tokens": sampling.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if sampling.ignore_eos:
+            body["ignore_eos"] = True
+        if self.documents_field:
+            body["cache_prompt"] = sampling.cache_prompt
+            # The last turn's documents stand at the top level of the request.
+            body |= {key: value for key, value in body["messages"][-1].items() if key == "documents"}
+            body["messages"][-1].pop("documents", None)
+        return "/v1/chat/completions", body | dict(self.extra or {})
+
+    def read(self, event: Body) -> Chunk:
+        choice = (event.get("choices") or [{}])[0]
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or ""
+        usage, timings, own = event.get("usage") or {}, event.get("timings") or {}, event.get("slotcache") or {}
+        details = usage.get("prompt_tokens_details") or {}
+        return Chunk(
+            text=text,
+            has_token=bool(text or delta.get("reasoning_content") or delta.get("tool_calls")),
+            is_final=choice.get("finish_reason") is not None,
+            prompt_tokens=usage.get("prompt_tokens"),
+            cached_tokens=_first(details.get("cached_tokens"), own.get("cached_tokens"), timings.get("cache_n")),
+            completion_tokens=_first(usage.get("completion_tokens"), timings.get("predicted_n")),
+            documents=tuple(
+                DocumentUse(used["id"], used["tokens"], used["cached_tokens"]) for used in own.get("documents") or ()
+            ),
+            timings=timings or None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDialect:
+    """llama-server's own `/completion`. It applies its template beforehand; `timings.cache_n` tells the reuse."""
+
+    async def prepare(
+        self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling
+    ) -> tuple[str, Body]:
+        messages = _messages(query, history, _with_text)
+        answer = await http.post("/apply-template", json={"messages": messages})
+        answer.raise_for_status()
+        return "/completion", {
+            "prompt": answer.json()["prompt"],
+            "n_predict": sampling.max_tokens,
+            "ignore_eos": sampling.ignore_eos,
+            "cache_prompt": sampling.cache_prompt,
+            "temperature": 0,
+            "stream": True,
+        }
+
+    def read(self, event: Body) -> Chunk:
+        text, timings = event.get("content") or "", event.get("timings") or {}
+        final = bool(event.get("stop"))
+        cached = timings.get("cache_n")
+        return Chunk(
+            text=text,
+            has_token=bool(text or event.get("tokens")),
+            is_final=final,
+            # `tokens_cached` is the length of the slot, not what was reused, so it is not read.
+            prompt_tokens=timings["prompt_n"] + cached if cached is not None else None,
+            cached_tokens=cached,
+            completion_tokens=event.get("tokens_predicted") if final else None,
+            timings=timings or None,
+        )
+
+
+def _messages(query: Query, history: History, user: Callable[[Query], Body]) -> list[Body]:
+    messages: list[Body] = [{"role": "system", "content": SYSTEM_PROMPT}]
+    for asked, answer in history:
+        messages += [user(asked), {"role": "assistant", "content": answer}]
+    return [*messages, user(query)]
+
+
+def _with_text(query: Query) -> Body:
+    return {"role": "user", "content": question_with_documents(query)}
+
+
+def _with_field(query: Query) -> Body:
+    documents = [{"id": name, "text": text} for name, text in query.documents]
+    return {"role": "user", "content": query.question} | ({"documents": documents} if documents else {})
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,109 @@
+"""A closed loop: so many clients, each sending its next query when its last one is answered."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import httpx
+
+from .client import Client, Result
+from .trace import Query
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A driven trace: one result per query in the trace's order, and the seconds it took altogether."""
+
+    queries: tuple[Query, ...]
+    results: tuple[Result, ...]
+    seconds: float
+
+    @property
+    def answered(self) -> list[Result]:
+        """The results without an error."""
+        return [result for result in self.results if result.error is None]
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong, in the trace's order."""
+        return [result.error for result in self.results if result.error is not None]
+
+
+@dataclass(slots=True)
+class _Line:
+    """Queries waiting in order. A session's next turn waits for its last answer, which becomes history."""
+
+    queries: Sequence[Query]
+    waiting: list[int] = field(init=False)
+    busy: set[str] = field(default_factory=set)
+    history: dict[str, list[tuple[Query, str]]] = field(default_factory=dict)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def __post_init__(self) -> None:
+        self.waiting = list(range(len(self.queries)))
+
+    async def take(self) -> int | None:
+        """The first query whose session is not being answered; None when no query waits any more."""
+        async with self.changed:
+            while self.waiting:
+                for index in self.waiting:
+                    if self.queries[index].session not in self.busy:
+                        self.waiting.remove(index)
+                        self.busy.add(self.queries[index].session)
+                        return index
+                await self.changed.wait()
+            return None
+
+    async def answered(self, index: int, result: Result) -> None:
+        query = self.queries[index]
+        async with self.changed:
+            self.busy.discard(query.session)
+            self.history.setdefault(query.session, []).append((query, result.text))
+            self.changed.notify_all()
+
+
+async def drive(
+    client: Client,
+    queries: Sequence[Query],
+    concurrency: int = 1,
+    on_result: Callable[[int, Result], None] | None = None,
+) -> Run:
+    """Sends `queries` in order through `concurrency` clients.
+
+    Turns of one session follow each other, with the answers the server really gave as history.
+    """
+    line, results = _Line(queries), [Result(0.0, 0.0, error="not sent")] * len(queries)
+    prepared = await _prepare_openings(client, queries)
+
+    async def work() -> None:
+        while (index := await line.take()) is not None:
+            request = prepared.pop(index, None)
+            if request is not None:
+                result = await client.send(request)
+            else:
+                result = await client.ask(queries[index], line.history.get(queries[index].session, ()))
+            results[index] = result
+            if on_result:
+                on_result(index, result)
+            await line.answered(index, result)
+
+    started = perf_counter()
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(concurrency):
+            clients.create_task(work())
+    return Run(tuple(queries), tuple(results), perf_counter() - started)
+
+
+async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, httpx.Request]:
+    """Requests that need no history, prepared before the clock of the whole run starts."""
+    first: dict[str, int] = {}
+    for index, query in enumerate(queries):
+        first.setdefault(query.session, index)
+    prepared: dict[int, httpx.Request] = {}
+    for index in first.values():
+        try:
+            prepared[index] = await client.prepare(queries[index])
+        except (httpx.HTTPError, KeyError, ValueError):
+            continue  # sent without preparation, it fails again and says why in its result
+    return prepared

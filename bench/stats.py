@@ -1,0 +1,51 @@
+"""Figures that sum up many measurements."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of `values` lie, linear between neighbours; not a number for none."""
+    if not values:
+        return nan
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * share
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean; not a number for none."""
+    return sum(values) / len(values) if values else nan
+
+
+def median(values: Sequence[float]) -> float:
+    """The 50th percentile; not a number for none."""
+    return percentile(values, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Mean, 50th and 95th percentile and maximum of `count` values, in their unit."""
+
+    count: int
+    mean: float
+    p50: float
+    p95: float
+    maximum: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Summary":
+        """Sums up `values`, leaving out what is not a number."""
+        numbers = [value for value in values if not isnan(value)]
+        return cls(len(numbers), mean(numbers), median(numbers), percentile(numbers, 0.95), max(numbers, default=nan))
+
+    @classmethod
+    def median_of(cls, rounds: Sequence["Summary"]) -> "Summary":
+        """The median of each figure over repeated rounds: one disturbed round does not decide."""
+        return cls(
+            sum(summary.count for summary in rounds),
+            *(median([getattr(summary, name) for summary in rounds]) for name in ("mean", "p50", "p95", "maximum")),
+        )

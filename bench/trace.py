@@ -1,0 +1,124 @@
+"""The questions a bench asks: traces of queries, each the same on every machine for the same seed."""
+
+import gzip
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from .text import prose, question
+
+SYSTEM_PROMPT = (
+    "You are a careful assistant. Answer the question with the help of the documents that come with it. "
+    "Name the documents you used by their labels. If the documents do not hold the answer, say so in one sentence."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One user turn: a question and its evidence as (id, text), best ranked first."""
+
+    session: str
+    turn: int
+    question: str
+    documents: tuple[tuple[str, str], ...] = ()
+
+
+def burst(
+    queries: int = 200,
+    regions: int = 50,
+    documents_per_region: int = 10,
+    burst: int = 10,
+    k: int = 5,
+    overlap: float = 0.6,
+    words: int = 158,
+    seed: int = 0,
+) -> list[Query]:
+    """Bursts of queries on one region whose neighbours share exactly `round(k * overlap)` documents.
+
+    The workload of RAGCache++ (section 4, Workload) and CacheWeaver: regions of 10 documents of about 200 tokens,
+    bursts of 10, k = 5, overlap 60 %. The papers leave open how regions are drawn; here every region has its turn
+    before one comes again. The retrieval rank is shuffled for every query.
+    """
+    kept = round(k * overlap)
+    if documents_per_region < 2 * k - kept:
+        raise ValueError(f"regions of {documents_per_region} documents cannot give {k} with only {kept} shared")
+    rng = random.Random(f"burst {seed}")
+    trace: list[Query] = []
+    for region in _turns_of_regions(rng, regions):
+        chosen: list[int] = []
+        for _ in range(min(burst, queries - len(trace))):
+            chosen = _next_documents(rng, chosen, documents_per_region, k, kept)
+            documents = tuple(_region_document(seed, region, number, words) for number in chosen)
+            trace.append(Query(f"q{len(trace)}", 1, question(f"question {seed} {len(trace)}"), documents))
+        if len(trace) >= queries:
+            return trace
+    return trace
+
+
+def conversations(count: int = 20, turns: int = 3, words: int = 40, seed: int = 0) -> list[Query]:
+    """Plain chats without documents, one turn of each before the next turn of any."""
+    return [
+        Query(f"c{session}", turn, f"{prose(f'chat {seed} {session} {turn}', words)} {question(f'{session} {turn}')}")
+        for turn in range(1, turns + 1)
+        for session in range(count)
+    ]
+
+
+def mtrag(
+    path: Path,
+    retriever: str = "elser",
+    query_form: str = "rewrite",
+    k: int = 5,
+    sessions: int | None = None,
+    turns: int | None = None,
+    active: int = 4,
+) -> list[Query]:
+    """MT-RAG's human conversations with what a real retriever ranked for each turn.
+
+    `path` is the folder that holds `rankings.jsonl`, `documents.jsonl.gz` and `tasks.jsonl`, or its parent.
+    `active` sessions are interleaved turn by turn, then come the next; within a session turns stay in order.
+    """
+    folder = path / "mtrag_retrieved" if (path / "mtrag_retrieved").is_dir() else path
+    texts = {row["id"]: row["text"].strip() for row in _rows(folder / "documents.jsonl.gz")}
+    questions = {(row["session"], row["turn"]): row["question"] for row in _rows(folder / "tasks.jsonl")}
+    by_session: dict[str, list[Query]] = {}
+    for row in _rows(folder / "rankings.jsonl"):
+        if (row["retriever"], row["query_form"]) == (retriever, query_form):
+            documents = tuple((name, texts[name]) for name in row["documents"][:k])
+            asked = questions[row["session"], row["turn"]]
+            by_session.setdefault(row["session"], []).append(Query(row["session"], row["turn"], asked, documents))
+    if not by_session:
+        raise ValueError(f"no rankings of retriever {retriever!r} with query form {query_form!r} in {folder}")
+    chats = [sorted(chat, key=lambda query: query.turn)[:turns] for chat in by_session.values()][:sessions]
+    return [query for start in range(0, len(chats), active) for query in _interleaved(chats[start : start + active])]
+
+
+def _turns_of_regions(rng: random.Random, regions: int) -> Iterator[int]:
+    while True:
+        yield from rng.sample(range(regions), regions)
+
+
+def _next_documents(rng: random.Random, previous: Sequence[int], available: int, k: int, kept: int) -> list[int]:
+    if previous:
+        others = [number for number in range(available) if number not in previous]
+        chosen = rng.sample(previous, kept) + rng.sample(others, k - kept)
+    else:
+        chosen = rng.sample(range(available), k)
+    rng.shuffle(chosen)
+    return chosen
+
+
+def _region_document(seed: int, region: int, number: int, words: int) -> tuple[str, str]:
+    return f"r{region}-d{number}", prose(f"document {seed} {region} {number}", words)
+
+
+def _interleaved(chats: Sequence[Sequence[Query]]) -> list[Query]:
+    return [query for turn in zip_longest(*chats) for query in turn if query is not None]
+
+
+def _rows(path: Path) -> Iterator[dict]:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        yield from map(json.loads, lines)

@@ -1,0 +1,319 @@
+"""A model's chat template, rendered so that it stays known which text is the template's and which came from whom."""
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""ChatML, for models that bring no template."""
+
+MAX_CHARACTERS = 1 << 24
+"""What a template may write at most, and the largest string it may make by multiplication."""
+
+# Models write their reasoning between such tags, and templates drop it from earlier turns.
+_REASONING_ENDS = ("</think>", "</seed:think>", "[/THINK]", "<|END_THINKING|>")
+_REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_THINKING\|>)")
+
+Message = Mapping[str, Any]
+"""As OpenAI's API has it: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
+
+
+class TemplateError(ValueError):
+    """The template refuses these messages, or is itself at fault; says which, for whoever sent the messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of the rendered conversation.
+
+    With `message` None it is the template's own text, where special tokens mean what they say. Else it is content of
+    `messages[message]`, where they are only text, whatever a user or a document wrote.
+    """
+
+    text: str
+    message: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """What templates expect differently, though all are made for the same messages."""
+
+    parts: bool = False
+    """Contents are lists of parts, even where they are only text."""
+    text_arguments: bool = False
+    """A tool call's arguments are JSON text (as in the API), and not what it stands for (as in training)."""
+    nones: bool = True
+    """`tools` and `documents` are there when not given, and None."""
+
+    def shown(self, message: Message, content: str) -> dict[str, Any]:
+        shown = {**message, "content": content}
+        if content and self.parts:
+            shown["content"] = [{"type": "text", "text": content}]
+        if message.get("tool_calls") and not self.text_arguments:
+            shown["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+        return shown
+
+
+class ChatTemplate:
+    """A Jinja chat template as models carry it (`tokenizer.chat_template`), with the helpers that templates rely on.
+
+    `bos` and `eos` are the texts of those tokens. Raises TemplateError with the line where the source is not Jinja.
+    """
+
+    def __init__(self, source: str, bos: str, eos: str) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateSyntaxError as error:
+            raise TemplateError(f"line {error.lineno} of the chat template: {error.message}") from None
+        self._tokens = {"bos_token": bos, "eos_token": eos}
+        self._dialect = self._learn_arguments(self._learn_contents())
+
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        /,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **extra: Any,
+    ) -> list[Piece]:
+        """The conversation in order; the pieces joined are what the template renders. `extra` goes to the template.
+
+        Each content is rendered as a placeholder and put in afterwards, in the form in which the template shows the
+        real one: as it is, trimmed, without its reasoning, or quoted for JSON. Where a template does more to it than
+        that, the content stands as it is. Raises TemplateError.
+        """
+        contents = [_text_of(message.get("content"), f"messages[{i}].content") for i, message in enumerate(messages)]
+        # One clock for every rendering of this request.
+        settings = {**extra, "add_generation_prompt": add_generation_prompt, "strftime_now": datetime.now().strftime}
+        if tools:
+            settings["tools"] = tools
+        real = self._render(settings, messages, contents)
+        whole = _Marks(contents)
+        marked = self._render(settings, messages, whole.contents)
+        pieces = whole.cut(marked, real)
+        if pieces is None and any(map(_REASONING_TAG.search, contents)):
+            # The template went by the tags: they have to be there.
+            tagged = _Marks(contents, [message.get("role") == "assistant" for message in messages])
+            pieces = tagged.cut(self._render(settings, messages, tagged.contents), real)
+        return whole.filled(marked) if pieces is None else pieces
+
+    def _render(
+        self,
+        settings: Mapping[str, Any],
+        messages: Sequence[Message],
+        contents: Sequence[str],
+        dialect: _Dialect | None = None,
+    ) -> str:
+        dialect = dialect or self._dialect
+        variables: dict[str, Any] = {"tools": None, "documents": None} if dialect.nones else {}
+        variables |= {**self._tokens, **settings}
+        written, parts = 0, []
+        try:
+            variables["messages"] = [dialect.shown(*pair) for pair in zip(messages, contents, strict=True)]
+            for part in self._template.generate(variables):
+                parts.append(part)
+                written += len(part)
+                if written > MAX_CHARACTERS:
+                    raise TemplateError(f"the chat template writes more than {MAX_CHARACTERS} characters")
+        except TemplateError:
+            raise
+        except Exception as error:  # a template can fail in every way that Python can
+            raise TemplateError(f"the chat template failed: {error or type(error).__name__}") from error
+        return "".join(parts)
+
+    def _learn_contents(self) -> _Dialect:
+        """The first dialect in which the template shows what a user says."""
+        dialects = [_Dialect(parts=parts, nones=nones) for parts in (False, True) for nones in (True, False)]
+        shows = (dialect for dialect in dialects if "needle" in self._try({"role": "user"}, "needle", dialect))
+        return next(shows, _Dialect())
+
+    def _learn_arguments(self, dialect: _Dialect) -> _Dialect:
+        """The same, but with text for a tool call's arguments if only that comes out well."""
+
+        def shown(arguments: object) -> str:
+            call = {"id": "trial0000", "type": "function", "function": {"name": "trial", "arguments": arguments}}
+            return self._try({"role": "assistant", "tool_calls": [call]}, "", replace(dialect, text_arguments=True))
+
+        as_object = shown({"needle": 1})
+        # A dict as Python would print it is nothing that a model was trained on.
+        fits = "needle" in as_object and "{'needle'" not in as_object
+        return replace(dialect, text_arguments=not fits and "needle" in shown('{"needle": 1}'))
+
+    def _try(self, message: Message, content: str, dialect: _Dialect) -> str:
+        settings = {"add_generation_prompt": False, "strftime_now": datetime.now().strftime}
+        try:
+            return self._render(settings, [message], [content], dialect)
+        except TemplateError:
+            return ""
+
+
+class _Marks:
+    """Placeholders for contents, and the way back from what a template made of them."""
+
+    def __init__(self, contents: Sequence[str], tagged: Sequence[bool] | None = None) -> None:
+        """`tagged`: in which messages the reasoning tags stay, and only the text between them is marked."""
+        # Nobody who writes a message can guess it, and no template changes it: digits have no case and need no quotes.
+        self._prefix = str(10**19 + secrets.randbelow(10**19))
+        self._marked: list[tuple[int, str]] = []
+        self.contents = [
+            self._mark_between_tags(message, content) if tagged and tagged[message] else self._mark(message, content)
+            for message, content in enumerate(contents)
+        ]
+
+    def _mark(self, message: int, text: str) -> str:
+        # Templates ask whether there is any content: nothing must stay nothing.
+        if not text.strip():
+            return text
+        self._marked.append((message, text))
+        return f"{self._prefix}{len(self._marked) - 1:06}"
+
+    def _mark_between_tags(self, message: int, content: str) -> str:
+        texts_and_tags = enumerate(_REASONING_TAG.split(content))
+        return "".join(part if index % 2 else self._mark(message, part) for index, part in texts_and_tags)
+
+    def _split(self, rendered: str) -> tuple[str, list[tuple[int, str, str]]]:
+        """The text up to the first placeholder; then for each its message, its content, and the text that follows."""
+        first, *rest = re.split(f"{self._prefix}([0-9]{{6}})", rendered)
+        pairs = zip(rest[::2], rest[1::2], strict=True)
+        return first, [(*self._marked[int(number)], after) for number, after in pairs]
+
+    def cut(self, rendered: str, real: str) -> list[Piece] | None:
+        """`real` cut at the contents, each in the first form that fits with what follows; None if none does."""
+        first, parts = self._split(rendered)
+        if not real.startswith(first):
+            return None
+        pieces, at = [Piece(first, None)], len(first)
+        for message, content, after in parts:
+            form = next((form for form in _forms(content) if real.startswith(form + after, at)), None)
+            if form is None:
+                return None
+            at += len(form) + len(after)
+            pieces += [Piece(form, message), Piece(after, None)]
+        return _without_empty(pieces) if at == len(real) else None
+
+    def filled(self, rendered: str) -> list[Piece]:
+        """The rendering with every content as it is."""
+        first, parts = self._split(rendered)
+        pieces = [Piece(first, None)]
+        for message, content, after in parts:
+            pieces += [Piece(content, message), Piece(after, None)]
+        return _without_empty(pieces)
+
+
+def _without_empty(pieces: list[Piece]) -> list[Piece]:
+    return [piece for piece in pieces if piece.text]
+
+
+def _forms(content: str) -> Iterator[str]:
+    """What templates make of a content, the least change first."""
+    yield from _trims(content)
+    for tag in _REASONING_ENDS:
+        if tag in content:
+            yield from _trims(content.rpartition(tag)[2])
+    yield json.dumps(content, ensure_ascii=False)[1:-1]
+    yield json.dumps(content)[1:-1]
+
+
+def _trims(text: str) -> Iterator[str]:
+    yield text
+    for characters in (None, "\n"):
+        yield text.strip(characters)
+        yield text.lstrip(characters)
+        yield text.rstrip(characters)
+
+
+def _text_of(content: object, where: str) -> str:
+    """A message's content as text: a string, nothing, or OpenAI's list of parts, each on a line of its own."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise TemplateError(f"{where} must be a string or a list of parts")
+    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    kind = f", not of type {part['type']!r}" if isinstance(part, Mapping) and part.get("type", "text") != "text" else ""
+    raise TemplateError(f'{where} must be {{"type": "text", "text": "..."}}{kind}')
+
+
+def _with_parsed_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tool call with its arguments' JSON text read; as it is where that is no object."""
+    function = call.get("function")
+    try:
+        arguments = json.loads(function["arguments"]) if isinstance(function, Mapping) else None
+    except (KeyError, TypeError, ValueError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """No attribute that leads out of the template, no change to what it is given, no string without end."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if _size(operator, left, right) > MAX_CHARACTERS:
+            raise SecurityError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _size(operator: str, left: Any, right: Any) -> int:
+    """How many elements or bits `left * right` or `left ** right` has, roughly."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+    for value, times in ((left, right), (right, left)):
+        if isinstance(value, Sequence) and isinstance(times, int):
+            return len(value) * times
+    return 0
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks answers for training; here it is only what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    extensions = ["jinja2.ext.loopcontrols", _Generation]
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    return environment
+
+
+def _raise(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As the models saw it in training: Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
+    value = list(value) if isinstance(value, Iterator) else value  # what `map` and `select` give
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,63 @@
+"""A llama.cpp context with one unified pool of KV cells for all sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import llama_cpp
+
+from . import log
+from .errors import ModelError
+from .model import Model
+
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSettings:
+    """num_cells: KV cells in the pool. batch, micro_batch: tokens a call, tokens a kernel. threads 0: llama.cpp's choice.
+
+    flash_attention: on, off or auto. cache_type_k, cache_type_v: what the KV is stored as.
+    """
+
+    num_cells: int
+    batch: int = 512
+    micro_batch: int = 512
+    flash_attention: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    threads: int = 0
+    num_sequences: int = MAX_SEQUENCES
+
+
+class Context:
+    """The pool and the graphs over it. One thread at a time may use it."""
+
+    def __init__(self, model: Model, settings: ContextSettings) -> None:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = settings.num_cells
+        params.n_batch = settings.batch
+        params.n_ubatch = min(settings.micro_batch, settings.batch)
+        params.n_seq_max = settings.num_sequences
+        params.kv_unified = True
+        params.swa_full = True  # a sliding window would drop cells that a later prompt may want to reuse
+        params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
+        params.type_k = CACHE_TYPES[settings.cache_type_k]
+        params.type_v = CACHE_TYPES[settings.cache_type_v]
+        if settings.threads:
+            params.n_threads = params.n_threads_batch = settings.threads
+        handle = llama_cpp.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise ModelError(f"cannot make a context of {settings.num_cells} cells: {log.last_complaint()}")
+        self.handle = handle
+        self.memory = llama_cpp.llama_get_memory(handle)
+        self.model = model
+        self.num_cells: int = llama_cpp.llama_n_ctx(handle)
+        self.batch: int = llama_cpp.llama_n_batch(handle)
+
+    def close(self) -> None:
+        if self.handle:
+            llama_cpp.llama_free(self.handle)
+            self.handle = None

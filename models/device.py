@@ -1,0 +1,58 @@
+"""The devices that ggml was built for and found, with their memory."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import llama_cpp
+from llama_cpp._ggml import libggml
+
+KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """name: ggml's ("CUDA0", "CPU"). free, total: bytes of memory, 0 where the backend does not say."""
+
+    name: str
+    description: str
+    kind: str
+    free: int
+    total: int
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind in ("GPU", "integrated GPU")
+
+
+def devices() -> list[Device]:
+    """Every device of this build, GPUs first."""
+    llama_cpp.llama_backend_init()
+    library = libggml
+    library.ggml_backend_dev_count.restype = ctypes.c_size_t
+    library.ggml_backend_dev_get.restype = ctypes.c_void_p
+    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    found = [_device(library.ggml_backend_dev_get(index)) for index in range(library.ggml_backend_dev_count())]
+    return sorted(found, key=lambda device: not device.is_gpu)
+
+
+def _device(handle: int) -> Device:
+    library = libggml
+    pointer = ctypes.c_void_p(handle)
+    for function in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
+        function.restype = ctypes.c_char_p
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    library.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
+    return Device(
+        library.ggml_backend_dev_name(pointer).decode(),
+        library.ggml_backend_dev_description(pointer).decode("utf-8", "replace"),
+        KINDS[library.ggml_backend_dev_type(pointer)],
+        free.value,
+        total.value,
+    )
+
+
+def supports_offload() -> bool:
+    """Whether this build of llama.cpp can put layers on a GPU at all."""
+    return bool(llama_cpp.llama_supports_gpu_offload())

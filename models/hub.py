@@ -1,0 +1,47 @@
+"""Fetches a model from Hugging Face into the cache that llama.cpp and huggingface_hub share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .errors import ModelError
+
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
+
+
+def fetch(name: str, offline: bool = False) -> Path:
+    """The file of `user/repo[:quant]`, downloaded with a progress bar unless it is there. Raises ModelError."""
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise ModelError("-hf needs huggingface_hub: pip install 'slotcache[hf]'") from None
+    repository, _, quantisation = name.partition(":")
+    if repository.count("/") != 1:
+        raise ModelError(f"-hf {name}: expected user/repo or user/repo:quant")
+    try:
+        files = _local_files(hub, repository) if offline else hub.list_repo_files(repository)
+        return Path(hub.hf_hub_download(repository, choose(files, quantisation, name), local_files_only=offline))
+    except ModelError:
+        raise
+    except Exception as error:  # the library has a dozen kinds, for the network and for the repository
+        raise ModelError(f"-hf {name}: {str(error).splitlines()[0]}") from None
+
+
+def choose(files: list[str], quantisation: str, name: str) -> str:
+    """The file to fetch: of the quantisation asked for, else the first of the preferred ones that there is."""
+    models = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
+    for wanted in [quantisation] if quantisation else PREFERRED:
+        pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
+        if found := [file for file in models if pattern.search(file)]:
+            return found[0]
+    if models and not quantisation:
+        return models[0]
+    raise ModelError(f"-hf {name}: no such GGUF file; there are {', '.join(models) or 'none'}")
+
+
+def _local_files(hub, repository: str) -> list[str]:  # type: ignore[no-untyped-def]
+    for cached in hub.scan_cache_dir().repos:
+        if cached.repo_id == repository:
+            return [str(file.file_name) for revision in cached.revisions for file in revision.files]
+    raise ModelError(f"-hf {repository}: not in the local cache, and --offline is on")

@@ -1,0 +1,179 @@
+"""A GGUF model: its weights, its metadata and its vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from . import log
+from .errors import ModelError
+
+ALL_LAYERS = 9999
+TYPE_BYTES = {  # of one number, scales included
+    "f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
+    "iq4_nl": 18 / 32,
+}  # fmt: skip
+GGUF_MAGIC = b"GGUF"
+
+
+class Model:
+    """Weights and vocabulary. Everything but loading is safe from several threads.
+
+    gpu_layers: how many layers go to the GPU; where none is compiled in, the number is ignored.
+    progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
+    repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
+    kernels round differently with the size of the batch, so reuse is then not exact to the bit.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        gpu_layers: int = ALL_LAYERS,
+        progress: Callable[[float], bool] | None = None,
+        vocab_only: bool = False,
+        repack: bool = False,
+    ) -> None:
+        log.capture()
+        llama_cpp.llama_backend_init()
+        self.path = path
+        check_file(path)
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
+        self._progress = llama_cpp.llama_progress_callback(lambda share, _: progress(share) if progress else True)
+        params.progress_callback = self._progress
+        handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not handle:
+            raise ModelError(f"cannot load {path}: {log.last_complaint()}")
+        self.handle = handle
+        self.vocab = llama_cpp.llama_model_get_vocab(handle)
+        self.num_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
+        self.context_train: int = llama_cpp.llama_model_n_ctx_train(handle)
+        self.num_layers: int = llama_cpp.llama_model_n_layer(handle)
+        self._pieces: dict[int, bytes] = {}
+        self._ends = frozenset(t for t in range(self.num_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, t))
+
+    def close(self) -> None:
+        if self.handle:
+            llama_cpp.llama_model_free(self.handle)
+            self.handle = None
+
+    # ---- metadata --------------------------------------------------------------------------------------------------
+
+    @property
+    def description(self) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return llama_cpp.llama_model_size(self.handle)
+
+    @property
+    def num_parameters(self) -> int:
+        return llama_cpp.llama_model_n_params(self.handle)
+
+    def kv_bytes(self, type_k: str, type_v: str) -> int:
+        """Bytes that one token's KV takes in all layers."""
+        heads = llama_cpp.llama_model_n_head_kv(self.handle)
+        architecture = self.metadata("general.architecture")
+        usual = llama_cpp.llama_model_n_embd(self.handle) // max(llama_cpp.llama_model_n_head(self.handle), 1)
+        key = int(self.metadata(f"{architecture}.attention.key_length") or usual)
+        value = int(self.metadata(f"{architecture}.attention.value_length") or usual)
+        return int(self.num_layers * heads * (key * TYPE_BYTES[type_k] + value * TYPE_BYTES[type_v]))
+
+    @property
+    def can_trim(self) -> bool:
+        """Whether any prefix of its KV can be reused: not for recurrent and hybrid models, whose state is one snapshot."""
+        return not (
+            llama_cpp.llama_model_is_recurrent(self.handle) or llama_cpp.llama_model_is_hybrid(self.handle)
+        )
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether it is a causal decoder, which is what this server serves."""
+        return llama_cpp.llama_model_has_decoder(self.handle) and not llama_cpp.llama_model_has_encoder(self.handle)
+
+    def metadata(self, key: str) -> str | None:
+        """A metadata value as text, None where the file has no such key."""
+        size = 1 << 16
+        buffer = ctypes.create_string_buffer(size)
+        needed = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
+        if needed >= size:
+            buffer = ctypes.create_string_buffer(needed + 1)
+            llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, needed + 1)
+        return buffer.value.decode("utf-8", "replace") if needed >= 0 else None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template's Jinja source."""
+        template = llama_cpp.llama_model_chat_template(self.handle, None)
+        return template.decode("utf-8", "replace") if template else None
+
+    # ---- vocabulary ------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
+        """Token ids, int32. special: text of control tokens becomes those tokens. begin: add BOS if the model wants it."""
+        data = text.encode("utf-8", "replace")
+        ids = np.empty(len(data) + 2, np.int32)
+        pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        count = llama_cpp.llama_tokenize(self.vocab, data, len(data), pointer, len(ids), begin, special)
+        if count < 0:  # more tokens than bytes: possible with odd vocabularies only
+            ids = np.empty(-count, np.int32)
+            pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            count = llama_cpp.llama_tokenize(self.vocab, data, len(data), pointer, len(ids), begin, special)
+        return ids[:count].copy()
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one token; control tokens have none. Cached: a token costs a dictionary look-up."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._piece(token, special=False)
+        return piece
+
+    def text_of(self, token: int) -> str:
+        """A token as the vocabulary spells it, control tokens included: "<|im_end|>". Empty for -1."""
+        return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def detokenize(self, tokens: np.ndarray) -> str:
+        return b"".join(self.piece(token) for token in tokens.tolist()).decode("utf-8", "replace")
+
+    def _piece(self, token: int, special: bool) -> bytes:
+        buffer = ctypes.create_string_buffer(256)
+        size = llama_cpp.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
+        if size < 0:
+            buffer = ctypes.create_string_buffer(-size)
+            size = llama_cpp.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
+        return buffer.raw[:size]
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends the generation (any of the model's end-of-generation tokens)."""
+        return token in self._ends
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return self._ends
+
+    @property
+    def bos(self) -> str:
+        return self.text_of(llama_cpp.llama_vocab_bos(self.vocab))
+
+    @property
+    def eos(self) -> str:
+        return self.text_of(llama_cpp.llama_vocab_eos(self.vocab))
+
+
+def check_file(path: Path) -> None:
+    """Raise ModelError with one clear line unless `path` is a readable GGUF file."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"cannot read the model {path}: {error.strerror}") from None
+    if magic != GGUF_MAGIC:
+        raise ModelError(f"{path} is not a GGUF file: it begins with {magic!r}, not with {GGUF_MAGIC!r}")

@@ -1,0 +1,106 @@
+"""Carries out plans on a llama.cpp context: the only code that computes.
+
+The batch is filled through numpy views over its arrays; writing it element by element through ctypes costs 1-2 us a write.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+import llama_cpp
+import numpy as np
+
+from ..slots.plan import Drop, Operation, Plan, Share, Span, Trim
+from .context import Context
+from .errors import NoRoom, RunnerError
+from .sampling import Sampler
+
+ALL = -1
+
+
+class Runner:
+    """Plan in, sampled tokens out. samplers: by request id, for every request that a plan may name."""
+
+    def __init__(self, context: Context, samplers: Mapping[int, Sampler]) -> None:
+        self.context = context
+        self.samplers = samplers
+        self.batch = Batch(context.batch)
+
+    def run(self, plan: Plan) -> list[int]:
+        """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
+
+        Raises NoRoom (operations done, nothing computed) and RunnerError.
+        """
+        for operation in plan.operations:
+            self.apply(operation)
+        if not plan.spans:
+            return []
+        self.batch.fill(plan.spans)
+        result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+        if result == 1:
+            raise NoRoom
+        if result != 0:
+            raise RunnerError(f"llama_decode returned {result} for a batch of {plan.num_tokens} tokens")
+        return self._sample(plan.spans)
+
+    def apply(self, operation: Operation) -> None:
+        memory = self.context.memory
+        match operation:
+            case Share(source, target, start, stop):
+                llama_cpp.llama_memory_seq_cp(memory, source, target, start, stop)
+            case Trim(sequence, start, stop):
+                if not llama_cpp.llama_memory_seq_rm(memory, sequence, start, stop):
+                    raise RunnerError(f"this model's memory cannot be trimmed: {operation}")
+            case Drop(sequence):
+                llama_cpp.llama_memory_seq_rm(memory, sequence, 0, ALL)
+
+    def logits(self, num_rows: int) -> np.ndarray:
+        """The last batch's logits, (rows that asked for them, vocabulary), float32: a view that the next run overwrites."""
+        pointer = llama_cpp.llama_get_logits(self.context.handle)
+        return np.ctypeslib.as_array(pointer, (num_rows, self.context.model.num_vocab))
+
+    def _sample(self, spans: tuple[Span, ...]) -> list[int]:
+        num_rows = sum(span.logits for span in spans)
+        if not num_rows:
+            return []
+        logits = self.logits(num_rows)
+        tokens: list[int] = []
+        last = -1
+        for span in spans:
+            last += len(span.tokens)
+            if span.logits:
+                tokens.append(self.samplers[span.request].choose(logits[len(tokens)], self.context.handle, last))
+        return tokens
+
+
+class Batch:
+    """A llama_batch over arrays of our own, so that numpy can write them. size: most tokens it can hold."""
+
+    def __init__(self, size: int) -> None:
+        self.token = np.zeros(size, np.int32)
+        self.position = np.zeros(size, np.int32)
+        self.sequence = np.zeros(size, np.int32)
+        self.wants_logits = np.zeros(size, np.int8)
+        self._count = np.ones(size, np.int32)
+        self._pointers = np.arange(size, dtype=np.uintp) * self.sequence.itemsize + self.sequence.ctypes.data
+        self._steps = np.arange(size, dtype=np.int32)
+        int32s, int8s = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int8)
+        self.struct = llama_cpp.llama_batch()
+        self.struct.token = self.token.ctypes.data_as(int32s)
+        self.struct.pos = self.position.ctypes.data_as(int32s)
+        self.struct.n_seq_id = self._count.ctypes.data_as(int32s)
+        self.struct.seq_id = self._pointers.ctypes.data_as(ctypes.POINTER(int32s))
+        self.struct.logits = self.wants_logits.ctypes.data_as(int8s)
+
+    def fill(self, spans: tuple[Span, ...]) -> None:
+        start = 0
+        for span in spans:
+            stop = start + len(span.tokens)
+            self.token[start:stop] = span.tokens
+            self.position[start:stop] = self._steps[: stop - start] + span.start
+            self.sequence[start:stop] = span.sequence
+            self.wants_logits[start:stop] = 0
+            self.wants_logits[stop - 1] = span.logits
+            start = stop
+        self.struct.n_tokens = start

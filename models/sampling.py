@@ -1,0 +1,93 @@
+"""How the next token is chosen: llama.cpp's sampler chain, one for each request that does not just take the best."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass, field
+
+import llama_cpp
+import numpy as np
+
+from .model import Model
+
+MIN_KEEP = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The parameters of one request; the defaults are llama-server's. temperature 0: the best token. seed -1: random."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = -1
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    banned: frozenset[int] = frozenset()  # tokens that are never chosen: the ends, with `ignore_eos`
+
+    @property
+    def penalises(self) -> bool:
+        return self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the answer is simply the best token, so that no chain is needed."""
+        return self.temperature <= 0 and not self.logit_bias and not self.penalises
+
+
+class Sampler:
+    """One request's way to choose. Call `close` when the request ends."""
+
+    def __init__(self, model: Model, sampling: Sampling) -> None:
+        self._banned = np.array(sorted(sampling.banned), np.intp)
+        self._chain = None
+        if not sampling.greedy:
+            self._chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+            for link in self._links(model, sampling):
+                llama_cpp.llama_sampler_chain_add(self._chain, link)
+
+    def choose(self, logits: np.ndarray, context: ctypes.c_void_p, index: int) -> int:
+        """The next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
+        if self._chain is not None:
+            return llama_cpp.llama_sampler_sample(self._chain, context, index)  # counts it for the penalties, too
+        if len(self._banned):
+            logits[self._banned] = -np.inf
+        return int(logits.argmax())
+
+    def close(self) -> None:
+        """Free the chain."""
+        if self._chain is not None:
+            llama_cpp.llama_sampler_free(self._chain)
+            self._chain = None
+
+    def _links(self, model: Model, sampling: Sampling) -> list:
+        links = []
+        biases = sampling.logit_bias | dict.fromkeys(sampling.banned, -math.inf)
+        if biases:
+            bias = (llama_cpp.llama_logit_bias * len(biases))(*biases.items())
+            links.append(llama_cpp.llama_sampler_init_logit_bias(model.num_vocab, len(bias), bias))
+        if sampling.penalises:
+            links.append(
+                llama_cpp.llama_sampler_init_penalties(
+                    sampling.repeat_last_n,
+                    sampling.repeat_penalty,
+                    sampling.frequency_penalty,
+                    sampling.presence_penalty,
+                )
+            )
+        if sampling.temperature <= 0:
+            return [*links, llama_cpp.llama_sampler_init_greedy()]
+        if sampling.top_k > 0:
+            links.append(llama_cpp.llama_sampler_init_top_k(sampling.top_k))
+        if sampling.top_p < 1:
+            links.append(llama_cpp.llama_sampler_init_top_p(sampling.top_p, MIN_KEEP))
+        if sampling.min_p > 0:
+            links.append(llama_cpp.llama_sampler_init_min_p(sampling.min_p, MIN_KEEP))
+        links.append(llama_cpp.llama_sampler_init_temp(sampling.temperature))
+        seed = llama_cpp.LLAMA_DEFAULT_SEED if sampling.seed < 0 else sampling.seed & 0xFFFFFFFF
+        return [*links, llama_cpp.llama_sampler_init_dist(seed)]

@@ -1,0 +1,62 @@
+"""From sampled tokens to the text that may be sent: whole characters only, and nothing of a stop string."""
+
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Sequence
+
+
+class TextStream:
+    """Turns one answer's tokens into text as they come.
+
+    `piece` gives a token's bytes. The pushes and `finish()` joined are the answer decoded as UTF-8, invalid bytes as
+    U+FFFD, up to the stop string that begins earliest (of several that begin there, the shortest). However the bytes
+    are split over tokens, the text is the same. Empty stop strings are ignored.
+    """
+
+    __slots__ = ("_decoder", "_held", "_piece", "_stop", "stopped")
+
+    def __init__(self, stop: Sequence[str], piece: Callable[[int], bytes]) -> None:
+        self.stopped: str | None = None
+        """The stop string that ended the answer."""
+        self._stop = tuple(dict.fromkeys(word for word in stop if word))
+        self._piece = piece
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        # Never longer than the longest stop string: this, and not the answer's length, is what a push costs.
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        """The text that became settled with this token; empty once stopped."""
+        return self._settle(self._decoder.decode(self._piece(token)), final=False)
+
+    def finish(self) -> str:
+        """The text still held back. Call it once, after the last token; it may find a stop string, too."""
+        return self._settle(self._decoder.decode(b"", final=True), final=True)
+
+    def _settle(self, text: str, *, final: bool) -> str:
+        if self.stopped is not None:
+            return ""
+        self._held += text
+        hold = len(self._held) if final else self._first_unfinished()
+        found = self._first_stop()
+        if found is not None and found[0] <= hold:
+            # A stop string that may still turn out to begin earlier goes first: then this one waits.
+            start, self.stopped = found
+            settled, self._held = self._held[:start], ""
+        else:
+            settled, self._held = self._held[:hold], self._held[hold:]
+        return settled
+
+    def _first_stop(self) -> tuple[int, str] | None:
+        """Where the earliest whole stop string begins, and which it is."""
+        found = ((self._held.find(word), word) for word in self._stop)
+        return min((hit for hit in found if hit[0] >= 0), key=lambda hit: (hit[0], len(hit[1])), default=None)
+
+    def _first_unfinished(self) -> int:
+        """Where the earliest stop string that is not whole yet may begin; the end of the text if none does."""
+        return min((self._unfinished(word) for word in self._stop), default=len(self._held))
+
+    def _unfinished(self, word: str) -> int:
+        length = len(self._held)
+        for start in range(max(0, length - len(word) + 1), length):
+            if word.startswith(self._held[start:]):
+                return start
+        return length

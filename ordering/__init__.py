@@ -1,0 +1,48 @@
+"""Documents and their order: which of them a cache already holds, and the arrangement that reuses the most of it.
+
+Pure Python, and usable in front of any engine with a prefix cache:
+
+    >>> from slotcache.ordering import KnowledgeTree, arrange, document_text, order_hint, parse_documents
+    >>> tree = KnowledgeTree()
+    >>> def context(retrieved):
+    ...     rank = parse_documents(retrieved)
+    ...     order = [rank[i] for i in arrange([document.key for document in rank], tree).order]
+    ...     tree.insert((document.key, len(document.text) // 4) for document in order)
+    ...     return "".join(map(document_text, order)) + order_hint(order, rank)
+    >>> tides = {"id": "d1", "text": "The moon raises two tides a day."}
+    >>> ports = {"id": "d2", "text": "The port closes at low tide."}
+    >>> context([tides])
+    '[d1]\\nThe moon raises two tides a day.\\n\\n'
+    >>> print(context([ports, tides]))
+    [d1]
+    The moon raises two tides a day.
+    <BLANKLINE>
+    [d2]
+    The port closes at low tide.
+    <BLANKLINE>
+    Documents by relevance: [d2] > [d1]
+    <BLANKLINE>
+    <BLANKLINE>
+"""
+
+from .arrangement import Arrangement, arrange
+from .document import Document, DocumentError, parse_documents
+from .index import Index, RecencyIndex, Step
+from .policy import POLICIES
+from .prompt import document_text, order_hint
+from .tree import KnowledgeTree
+
+__all__ = [
+    "POLICIES",
+    "Arrangement",
+    "Document",
+    "DocumentError",
+    "Index",
+    "KnowledgeTree",
+    "RecencyIndex",
+    "Step",
+    "arrange",
+    "document_text",
+    "order_hint",
+    "parse_documents",
+]

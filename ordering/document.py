@@ -1,0 +1,156 @@
+"""A retrieved document, in every shape that clients send one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from unicodedata import category
+
+MAX_ID = 200  # characters: an id stands in the prompt, in front of the text and again in hints
+
+# OpenAI-style clients, Cohere, and LangChain call it differently.
+TEXT_FIELDS = ("text", "snippet", "content", "page_content")
+UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories; joiners (Cf) stay, several scripts need them
+SHAPES = "a string, {id, text, title} or {id, data: {text, title}}"
+
+
+class DocumentError(ValueError):
+    """A document that cannot be used: what is wrong, where (`documents[3].text`, say), and what would be right."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where} {problem}")
+        self.where = where
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document under its id.
+
+    Id and title are made single lines and the text loses blank ends, so equal documents read the same. `key` identifies
+    the prompt text: 32 hexadecimal digits, equal exactly where id, title and text are.
+    """
+
+    id: str
+    text: str
+    title: str = ""
+    key: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (("id", _line(self.id)), ("text", self.text.strip()), ("title", _line(self.title))):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "key", _digest(self.id, self.title, self.text))
+
+    @classmethod
+    def parse(cls, value: object, where: str = "document") -> Document:
+        """A document from JSON: a string, `{id, text, title}`, `{doc_id, text}` or Cohere's `{id, data}`.
+
+        The text may also be called `content`, `page_content` (LangChain) or `snippet`. Without an id the first 8 digits
+        of the content's hash are the id. Raises DocumentError.
+        """
+        if isinstance(value, str):
+            return cls(_digest("", text := _text(value, where))[:8], text)
+        if not isinstance(value, Mapping):
+            raise DocumentError(where, f"must be {SHAPES}, not {_kind(value)}")
+        fields, inside = _fields(value, where)
+        text = _field_text(fields, inside)
+        title = _title(fields, inside) or _title(value, where)
+        return cls(_id(value, where) or _digest(title, text)[:8], text, title)
+
+
+def parse_documents(values: object, where: str = "documents") -> tuple[Document, ...]:
+    """The documents of a request, in retrieval rank. One that is sent twice keeps its better rank.
+
+    Raises DocumentError for a document that cannot be used, and for one id with two texts.
+    """
+    if not isinstance(values, list | tuple):
+        raise DocumentError(where, f"must be a list of documents, not {_kind(values)}")
+    documents: dict[str, Document] = {}
+    for i, value in enumerate(values):
+        document = Document.parse(value, f"{where}[{i}]")
+        if documents.setdefault(document.id, document).text != document.text:
+            raise DocumentError(f"{where}[{i}].id", f"{document.id!r} has two texts: give each text its own id")
+    return tuple(documents.values())
+
+
+def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str]:
+    """The fields that hold the text: the document's own, or Cohere's `data`, all of it where that names no text."""
+    data = value.get("data")
+    if data is None or any(value.get(name) is not None for name in TEXT_FIELDS):
+        return value, where
+    where = f"{where}.data"
+    if isinstance(data, str):
+        return {"text": _text(data, where)}, where
+    if not isinstance(data, Mapping):
+        raise DocumentError(where, f"must be a string or an object with a text, not {_kind(data)}")
+    if any(data.get(name) is not None for name in TEXT_FIELDS):
+        return data, where
+    lines = (f"{name}: {_shown(field)}" for name, field in data.items() if name != "title" and field is not None)
+    return {"text": "\n".join(lines) or None, "title": data.get("title")}, where
+
+
+def _field_text(fields: Mapping[str, object], where: str) -> str:
+    for name in TEXT_FIELDS:
+        if (text := fields.get(name)) is not None:
+            return _text(text, f"{where}.{name}")
+    raise DocumentError(f"{where}.text", f"is missing: a document is {SHAPES}")
+
+
+def _text(text: object, where: str) -> str:
+    if not isinstance(text, str):
+        raise DocumentError(where, f"must be a string, not {_kind(text)}")
+    if not text.strip():
+        raise DocumentError(where, "is empty: a document needs text, leave it out if it has none")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DocumentError(where, f"has half a character at {error.start} (a lone surrogate): send UTF-8") from None
+    return text.strip()
+
+
+def _title(fields: Mapping[str, object], where: str) -> str:
+    title = fields.get("title")
+    if title is not None and not isinstance(title, str):
+        raise DocumentError(f"{where}.title", f"must be a string, not {_kind(title)}")
+    return _line(title or "")
+
+
+def _id(value: Mapping[str, object], where: str) -> str | None:
+    name = "id" if value.get("id") is not None else "doc_id"
+    given = value.get(name)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise DocumentError(f"{where}.{name}", f"must be a string or an integer, not {_kind(given)}")
+    label = _line(str(given))
+    if not label:
+        raise DocumentError(f"{where}.{name}", "is blank: leave it out to have the content's hash")
+    if len(label) > MAX_ID:
+        raise DocumentError(f"{where}.{name}", f"has {len(label)} characters: shorten it to {MAX_ID}")
+    return label
+
+
+def _line(text: str) -> str:
+    """`text` on one line: line breaks, control characters, lone surrogates and runs of blanks become one space."""
+    if not text.isprintable():
+        text = "".join(" " if category(c) in UNPRINTABLE else c for c in text)
+    return " ".join(text.split())
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _digest(*parts: str) -> str:
+    """Lengths go in too, so that no two lists of parts read the same."""
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode(errors="surrogatepass")
+        digest.update(b"%d:" % len(data) + data)
+    return digest.hexdigest()
+
+
+def _kind(value: object) -> str:
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)

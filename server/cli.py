@@ -1,0 +1,87 @@
+"""The command `slotcache`: serve, doctor, generate, bench."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from .settings import Settings, add_arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; its exit code. 2: what was asked cannot be done, and one line on stderr says why."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["bench"]:  # has its own flags, and must not need a server's
+        from ..bench.cli import main as bench
+
+        return bench(arguments[1:])
+    parser = _parser()
+    chosen = parser.parse_args(arguments, namespace=Settings())
+    _log(getattr(chosen, "verbose", False))
+    return chosen.command(chosen)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="slotcache", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serving = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
+    add_arguments(serving)
+    serving.set_defaults(command=_serve)
+    doctor = commands.add_parser("doctor", help="what this machine has, and what would fit", allow_abbrev=False)
+    add_arguments(doctor)
+    doctor.set_defaults(command=_doctor)
+    generating = commands.add_parser("generate", help="write a model with random weights", allow_abbrev=False)
+    _add_generate(generating)
+    commands.add_parser("bench", help="measure a server over HTTP: slotcache bench --help", add_help=False)
+    return parser
+
+
+def _serve(settings: Settings) -> int:
+    from .serve import serve
+
+    return serve(settings)
+
+
+def _doctor(settings: Settings) -> int:
+    from .doctor import doctor
+
+    return doctor(settings)
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    from ..models.generate import SHAPES
+
+    parser.add_argument("shape", choices=SHAPES, help="a named shape")
+    parser.add_argument("out", type=Path, help="the GGUF file to write")
+    parser.add_argument("--seed", type=int, default=0)
+    for name in ("layers", "width", "heads", "kv_heads", "feed_forward", "vocabulary", "context"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"other than the named shape's {name}")
+    parser.add_argument("--quantisation", help="F32, F16, Q8_0 or Q4_0")
+    parser.set_defaults(command=_generate)
+
+
+def _generate(chosen: argparse.Namespace) -> int:
+    from dataclasses import fields, replace
+
+    from ..models.generate import SHAPES, Shape, generate
+
+    names = [field.name for field in fields(Shape)]
+    changed = {name: value for name in names if (value := getattr(chosen, name, None)) is not None}
+    try:
+        path = generate(chosen.out, replace(SHAPES[chosen.shape], **changed), chosen.seed)
+    except (ValueError, OSError) as error:
+        print(f"slotcache: {error}", file=sys.stderr)
+        return 2
+    print(f"{path}: {path.stat().st_size / 2**20:,.1f} MiB")
+    return 0
+
+
+def _log(verbose: bool) -> None:
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr, level=logging.WARNING)
+    logging.getLogger("slotcache").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""`slotcache doctor`: which devices there are, whether layers can go there, and what would fit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import llama_cpp
+
+from ..models.device import devices, supports_offload
+from ..models.errors import ModelError
+from ..models.model import Model
+from .settings import Settings
+
+RESERVE = 512 << 20  # bytes left for llama.cpp's compute buffers
+
+
+def doctor(settings: Settings) -> int:
+    """Print the report; 2 if a model was named that cannot be read."""
+    print(f"llama-cpp-python {llama_cpp.__version__}")
+    found = devices()
+    for device in found:
+        memory = f"{device.free / 2**30:.1f} of {device.total / 2**30:.1f} GiB free" if device.total else "memory unknown"
+        print(f"  {device.name}: {device.description} ({device.kind}), {memory}")
+    if not supports_offload():
+        print('GPU offload: not in this build. With an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make install')
+    elif not any(device.is_gpu for device in found):
+        print("GPU offload: in this build, but no GPU was found")
+    else:
+        print("GPU offload: yes, all layers by default (-ngl)")
+    if settings.model:
+        try:
+            _fit(settings, max(device.free for device in found if device.is_gpu == any(d.is_gpu for d in found)))
+        except ModelError as error:
+            print(f"slotcache: {error}", file=sys.stderr)
+            return 2
+    return 0
+
+
+def _fit(settings: Settings, free: int) -> None:
+    """What of a model fits in `free` bytes."""
+    path = Path(settings.model).expanduser()
+    model = Model(path, gpu_layers=0)
+    per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
+    print(f"{path.name}: {model.description}, {model.size / 2**30:.2f} GiB, {model.num_layers} layers")
+    print(f"  KV: {per_token:,} bytes a token with -ctk {settings.cache_type_k} -ctv {settings.cache_type_v}")
+    room = free - model.size - RESERVE
+    if room > 0:
+        print(f"  fits whole, with room for {room // per_token:,} cells (-c)")
+    else:
+        layers = max(0, int((free - RESERVE) / model.size * model.num_layers))
+        print(f"  does not fit whole: -ngl {layers} would put {layers} of {model.num_layers} layers there")
+    model.close()

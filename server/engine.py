@@ -1,0 +1,205 @@
+"""The thread that owns the llama context: inbox, plan, run, commit, publish, and round again.
+
+Everything others want of it is a callable in its inbox, run between two steps. What it has to say goes out once a step
+for all streams together, as one call into the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import perf_counter
+from typing import TypeVar
+
+from ..models.errors import NoRoom
+from ..models.model import Model
+from ..models.runner import Runner
+from ..models.sampling import Sampler
+from ..slots.check import check
+from ..slots.plan import Plan
+from ..slots.request import Request
+from ..slots.scheduler import Scheduler
+from .errors import RequestError
+from .generation import End, Event, Failure, Generation
+from .tokens import AnswerMemory
+
+logger = logging.getLogger("slotcache.engine")
+T = TypeVar("T")
+
+
+class Engine:
+    """Runs generations. `submit` and `cancel` are for the event loop's thread, `ask` for any.
+
+    samplers: the runner's, by request id; the engine keeps it. checks: verify the cache's invariants when idle.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        scheduler: Scheduler,
+        runner: Runner,
+        samplers: dict[int, Sampler],
+        answers: AnswerMemory,
+        checks: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.step_seconds = 0.0  # what the last step took, and how much of that was ours and not llama.cpp's
+        self.host_seconds = 0.0
+        self._model, self._runner, self._samplers, self._answers = model, runner, samplers, answers
+        self._checks = checks
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._outbox: list[tuple[Generation, Event]] = []
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = Thread(target=self._live, name="engine", daemon=True)
+
+    # ---- from other threads ----------------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to run; events go to `loop`."""
+        self._loop = loop
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every open generation with a Failure and the thread with it. Returns when it has ended."""
+        if self._thread.is_alive():
+            self._inbox.put(self._stop)
+            self._thread.join()
+
+    def submit(self, generation: Generation) -> None:
+        self._inbox.put(lambda: self._accept(generation))
+
+    def cancel(self, generation: Generation) -> None:
+        """Let go of a generation whose client has gone, by the next step."""
+        self._inbox.put(lambda: self._end(generation))
+
+    def ask(self, question: Callable[[], T]) -> Future[T]:
+        """Run a function between two steps, where nothing changes under it."""
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(question())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._inbox.put(answer)
+        return future
+
+    # ---- the engine's own thread -----------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        while not self._stopping:
+            self._read_inbox()
+            if not self.scheduler.idle:
+                try:
+                    self._step()
+                except Exception:
+                    logger.exception("a step failed; the cache is dropped and running requests with it")
+                    self._fail_running(RequestError("the engine failed while computing this request", status=500))
+            self._publish()
+
+    def _read_inbox(self) -> None:
+        """Do what others asked for; wait for something where there is nothing else to do."""
+        if self.scheduler.idle:
+            if self._checks:
+                check(self.scheduler)
+            self._inbox.get()()
+        try:
+            while True:
+                self._inbox.get_nowait()()
+        except Empty:
+            return
+
+    def _step(self) -> None:
+        began = perf_counter()
+        plan = self.scheduler.plan()
+        self._note_admissions()
+        planned = perf_counter()
+        try:
+            sampled = self._runner.run(plan)
+        except NoRoom:
+            if not self.scheduler.refuse():
+                raise
+            return
+        ran = perf_counter()
+        self._commit(plan, sampled)
+        self.step_seconds = perf_counter() - began
+        self.host_seconds = self.step_seconds - (ran - planned)
+
+    def _commit(self, plan: Plan, sampled: list[int]) -> None:
+        for request, token in self.scheduler.commit(plan, sampled):
+            generation: Generation = request.owner
+            event = generation.push(token, self._model.is_end(token))
+            if isinstance(event, End):
+                self._remember(generation)
+                self._end(generation)
+            if event is not None:
+                self._outbox.append((generation, event))
+        for request in self.scheduler.running:
+            if request.owner.wants_progress and request.num_tokens == request.num_prompt:
+                self._outbox.append((request.owner, request.owner.progress()))
+
+    def _accept(self, generation: Generation) -> None:
+        request = generation.request
+        self._samplers[request.id] = Sampler(self._model, generation.sampling)
+        self.scheduler.submit(request)
+
+    def _note_admissions(self) -> None:
+        now = perf_counter()
+        for request in reversed(self.scheduler.running):
+            if request.owner.admitted:
+                return
+            request.owner.admitted = now
+
+    def _remember(self, generation: Generation) -> None:
+        """Keep the sampled ids of an answer, if they spell exactly the text that was sent."""
+        request = generation.request
+        tokens = request.tokens[request.num_prompt : request.num_tokens]
+        if len(tokens) and self._model.is_end(int(tokens[-1])):
+            tokens = tokens[:-1]
+        text = "".join(generation.parts)
+        if request.cache and text and self._model.detokenize(tokens) == text:
+            self._answers.remember(generation.scope, text, tokens.copy())
+
+    def _end(self, generation: Generation) -> None:
+        """Take a generation out of the engine, once."""
+        if generation.done:
+            return
+        generation.done = True
+        self.scheduler.finish(generation.request)
+        if sampler := self._samplers.pop(generation.request.id, None):
+            sampler.close()
+
+    def _fail(self, requests: list[Request], error: RequestError) -> None:
+        for request in requests:
+            self._end(request.owner)
+            self._outbox.append((request.owner, Failure(error)))
+
+    def _fail_running(self, error: RequestError) -> None:
+        self._fail(self.scheduler.abandon(), error)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        scheduler = self.scheduler
+        self._fail([*scheduler.running, *scheduler.waiting], RequestError("the server is shutting down", status=503))
+
+    def _publish(self) -> None:
+        if not self._outbox:
+            return
+        events, self._outbox = self._outbox, []
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(deliver, events)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            logger.debug("%d events after the loop closed", len(events))
+
+
+def deliver(events: list[tuple[Generation, Event]]) -> None:
+    """Hand events to the streams that wait for them; runs in the event loop."""
+    for generation, event in events:
+        generation.events.put_nowait(event)

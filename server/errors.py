@@ -1,0 +1,51 @@
+"""What the server answers when it cannot do what was asked, in OpenAI's shape.
+
+    RequestError            anything that is answered with a status and {"error": {...}}
+      400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
+      401 authentication_error        no or a wrong API key
+      404 not_found_error             no such route
+      413 invalid_request_error       a body larger than --max-body
+      429 rate_limit_error            the queue is full; Retry-After says when to come back
+      500 server_error                the engine failed
+      503 unavailable_error           loading, or shutting down
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+}
+
+
+class RequestError(Exception):
+    """An answer that is an error. param: the path of the field that is wrong. code: for programs. details: more fields."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        **details: Any,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+        self.retry_after, self.details = retry_after, details
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object, the same for every error there is."""
+        error = {"message": self.message, "type": TYPES.get(self.status, "server_error"), "param": self.param}
+        return {"error": error | {"code": self.code or self.status} | self.details}

@@ -1,0 +1,108 @@
+"""What Prometheus may know: totals and gauges read from the engine when asked, and histograms of latencies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from .engine import Engine
+from .generation import Report
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SMOOTHING = 0.1  # weight of the newest request in the mean time a request takes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The engine's state between two steps; counts, cells and tokens."""
+
+    gauges: dict[str, tuple[str, float]]
+    counters: dict[str, tuple[str, float]]
+    cached_tokens: dict[str, int]
+
+
+class Metrics:
+    """One server's metrics; each server has its own registry."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._snapshot: Snapshot | None = None
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._requests = Counter("slotcache_requests", "Requests by how they ended", ["end"], registry=self._registry)
+        self._ttft = self._histogram("slotcache_ttft_seconds", "From arrival to the first token")
+        self._queue = self._histogram("slotcache_queue_seconds", "From arrival to admission")
+        self._itl = self._histogram("slotcache_itl_seconds", "Mean time between two tokens of a request")
+        self._mean_seconds = 1.0
+
+    def _histogram(self, name: str, help: str) -> Histogram:
+        return Histogram(name, help, buckets=SECONDS, registry=self._registry)
+
+    def finished(self, report: Report, reason: str) -> None:
+        self._requests.labels(reason).inc()
+        self._ttft.observe(report.queue_time + report.prompt_time)
+        self._queue.observe(report.queue_time)
+        if report.num_generated > 1:
+            self._itl.observe(report.generation_time / (report.num_generated - 1))
+        took = report.prompt_time + report.generation_time
+        self._mean_seconds += SMOOTHING * (took - self._mean_seconds)
+
+    def failed(self) -> None:
+        self._requests.labels("error").inc()
+
+    def cancelled(self) -> None:
+        self._requests.labels("cancelled").inc()
+
+    def refused(self) -> None:
+        self._requests.labels("refused").inc()
+
+    def seconds_until_room(self, lanes: int) -> int:
+        """For Retry-After: about how long until one of the lanes is through with a request."""
+        return max(1, ceil(self._mean_seconds / lanes))
+
+    def exposition(self, snapshot: Snapshot) -> bytes:
+        """Everything in Prometheus' text format."""
+        self._snapshot = snapshot
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The snapshot's values; prometheus_client calls this."""
+        if self._snapshot is None:
+            return
+        for name, (help, value) in self._snapshot.gauges.items():
+            yield GaugeMetricFamily(f"slotcache_{name}", help, value)
+        for name, (help, value) in self._snapshot.counters.items():
+            yield CounterMetricFamily(f"slotcache_{name}", help, value)
+        cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
+        for source in ("own", "fork"):
+            cached.add_metric([source], self._snapshot.cached_tokens.get(source, 0))
+        yield cached
+
+    def snapshot(self) -> Snapshot:
+        """Read the engine's state; runs in its thread, between two steps."""
+        scheduler = self._engine.scheduler
+        tree, counters = scheduler.tree, scheduler.counters
+        return Snapshot(
+            gauges={
+                "cells": ("KV cells in the pool", tree.num_cells),
+                "cells_used": ("KV cells in use", scheduler.num_used),
+                "cells_reclaimable": ("KV cells in use that eviction could free now", tree.num_reclaimable),
+                "sequences_parked": ("Histories kept for reuse", len(tree.parked)),
+                "requests_running": ("Requests on a lane", len(scheduler.running)),
+                "requests_waiting": ("Requests in the queue", len(scheduler.waiting)),
+                "step_seconds": ("What the last step took", self._engine.step_seconds),
+                "step_host_seconds": ("What of the last step was spent outside llama.cpp", self._engine.host_seconds),
+            },
+            counters={
+                "steps": ("Steps", counters.steps),
+                "prompt_tokens": ("Prompt tokens computed", counters.prefilled_tokens),
+                "generated_tokens": ("Tokens generated", counters.generated_tokens),
+                "evicted_tokens": ("Tokens evicted from the pool", tree.num_evicted),
+                "preemptions": ("Requests paused because cells ran out", counters.preemptions),
+            },
+            cached_tokens=dict(counters.cached_tokens),
+        )

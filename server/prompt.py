@@ -1,0 +1,186 @@
+"""A prompt as parts: text whose place is fixed, and sets of documents whose order is chosen at admission.
+
+The order is chosen against the prefix tree as it is at that moment, over the whole conversation: an earlier turn's
+documents are placed as they were read then, because all that follows them is cached behind that order only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from ..ordering.arrangement import arrange
+from ..ordering.document import Document
+from ..ordering.index import Step
+from ..ordering.prompt import order_hint
+from ..slots.node import Node
+from ..slots.request import Layout, PlacedDocument
+from ..slots.tree import PrefixTree
+
+Tokenize = Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fixed:
+    """Tokens (int32) that stand where they stand. label: what they are, in words. ends: whether a node ends here."""
+
+    tokens: np.ndarray
+    label: str
+    ends: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DocumentSet:
+    """The documents of one turn in retrieval rank. tokens: of each. hint: tokenises an order hint; None for no hints."""
+
+    documents: tuple[Document, ...]
+    tokens: tuple[np.ndarray, ...]
+    policy: str
+    hint: Tokenize | None
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens it can take: the hint, where there is one, is longest when its ids are one token a byte."""
+        hint = len(order_hint(self.documents[::-1], self.documents).encode()) if self.hint else 0
+        return sum(map(len, self.tokens)) + hint
+
+    def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
+        """What stands behind the documents in this order: int32, empty where nothing moved."""
+        if self.hint is None or list(order) == list(range(len(order))):
+            return np.empty(0, np.int32)
+        return self.hint(order_hint([self.documents[at] for at in order], self.documents))
+
+
+class ChatPrompt:
+    """The parts of a prompt, in order. Satisfies `slots.request.Prompt`."""
+
+    def __init__(self, parts: Sequence[Fixed | DocumentSet]) -> None:
+        self.parts = tuple(parts)
+        self.num_tokens = sum(part.num_tokens for part in parts)
+
+    def arrange(self, tree: PrefixTree, scope: Hashable) -> Layout:
+        """Fix the order of every set of documents by what the tree holds, and join everything."""
+        layout = _LayoutBuilder()
+        node = tree.roots.get(scope)
+        behind: list[np.ndarray] = []  # tokens laid out since the end of `node`
+        for index, part in enumerate(self.parts):
+            if isinstance(part, Fixed):
+                layout.add(part.tokens, part.label, part.ends)
+                behind.append(part.tokens)
+                continue
+            node = node and _follow(tree, node, behind)
+            cached = CachedDocuments(tree, node, part, self.parts[index + 1 :])
+            keys = [document.key for document in part.documents]
+            names = [document.id for document in part.documents]
+            order = arrange(keys, cached, part.policy, names=names).order
+            for at in order:
+                layout.add_document(part.documents[at], part.tokens[at])
+                node = node and node.documents.get(keys[at])
+            hint = part.hint_tokens(order)
+            layout.add(hint, "the order hint", ends=False)
+            behind = [hint]
+        return layout.build()
+
+
+class CachedDocuments:
+    """What the prefix tree knows about one set of documents: an `ordering.Index` whose positions are nodes.
+
+    A document counts as cached where a running request is about to compute it, too: whoever needs it waits and shares.
+    """
+
+    def __init__(
+        self, tree: PrefixTree, origin: Node | None, part: DocumentSet, rest: Sequence[Fixed | DocumentSet]
+    ) -> None:
+        self._tree, self._origin, self._part, self._rest = tree, origin, part, rest
+        self._ranks = {document.key: rank for rank, document in enumerate(part.documents)}
+
+    def start(self) -> Node | None:
+        return self._origin
+
+    def follow(self, position: Node, key: str) -> Step[Node] | None:
+        end = position.documents.get(key)
+        if end is None:
+            return None
+        tokens = end.end - position.end
+        return Step(end, tokens, float(tokens), ahead=inf if end.children else 0.0)
+
+    def beyond(self, position: Node) -> float:
+        """How far the rest of the prompt is cached behind the whole set, placed on the path that ends at `position`."""
+        hint = self._part.hint_tokens(self._order_of(position))
+        return float(_reusable(self._tree, position, hint, self._rest))
+
+    def _order_of(self, position: Node) -> list[int]:
+        """The order in which the set stands on the path that ends at `position`, read backwards."""
+        order: list[int] = []
+        while position is not self._origin:
+            position, key = next(step for step in position.document_of if step[1] in self._ranks)
+            order.append(self._ranks[key])
+        return order[::-1]
+
+
+def _reusable(tree: PrefixTree, node: Node, first: np.ndarray, parts: Sequence[Fixed | DocumentSet]) -> int:
+    """Tokens of `first` and `parts` that are cached behind `node`, sets of documents placed for the most of them."""
+    fixed = list(itertools.takewhile(lambda part: isinstance(part, Fixed), parts))
+    run = np.concatenate([first, *(part.tokens for part in fixed if isinstance(part, Fixed))])
+    match = tree.match_from(node, run)
+    following = parts[len(fixed) :]
+    if not following or match.length < len(run) or match.node.end != node.end + len(run):
+        return match.length
+    documents, rest = following[0], following[1:]
+    assert isinstance(documents, DocumentSet)
+    cached = CachedDocuments(tree, match.node, documents, rest)
+    keys = [document.key for document in documents.documents]
+    found = arrange(keys, cached, documents.policy)
+    if found.reused_documents < len(keys):
+        return match.length + found.reused_tokens
+    end = match.node
+    for at in found.order:
+        end = end.documents[keys[at]]
+    return match.length + found.reused_tokens + int(cached.beyond(end))
+
+
+def _follow(tree: PrefixTree, node: Node, runs: Sequence[np.ndarray]) -> Node | None:
+    """The node that ends exactly where `runs` end behind `node`, if there is one."""
+    if not runs:
+        return node
+    tokens = np.concatenate(runs)
+    match = tree.match_from(node, tokens)
+    return match.node if match.length == len(tokens) and match.node.end == node.end + len(tokens) else None
+
+
+class _LayoutBuilder:
+    """Joins parts and keeps count of where they stand."""
+
+    def __init__(self) -> None:
+        self._tokens: list[np.ndarray] = []
+        self._stops: list[int] = []
+        self._documents: list[PlacedDocument] = []
+        self._segments: list[tuple[int, str]] = []
+        self._length = 0
+
+    def add(self, tokens: np.ndarray, label: str, ends: bool) -> None:
+        if not len(tokens):
+            return
+        self._tokens.append(tokens)
+        self._length += len(tokens)
+        self._segments.append((self._length, label))
+        if ends:
+            self._stops.append(self._length)
+
+    def add_document(self, document: Document, tokens: np.ndarray) -> None:
+        start = self._length
+        self.add(tokens, f"document {document.id}", ends=True)
+        self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
+
+    def build(self) -> Layout:
+        return Layout(
+            np.concatenate(self._tokens), tuple(self._stops), tuple(self._documents), tuple(self._segments)
+        )

@@ -1,0 +1,101 @@
+"""Runs the server: the port is open at once, /health says 503 until the model is loaded, ctrl-C ends it cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from pathlib import Path
+
+import uvicorn
+
+from ..models.errors import ModelError
+from ..models.generate import built_in_model
+from ..models.model import check_file
+from . import service as services
+from .app import Host, make_app
+from .settings import Settings
+
+logger = logging.getLogger("slotcache")
+SWITCH_INTERVAL = 0.0005  # s: the engine must not wait 5 ms for the interpreter after each step
+GRACE = 5  # s that answers already under way have to be written at shutdown
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which tells the engine first when it shuts down, so that every open stream gets its final event."""
+
+    def __init__(self, config: uvicorn.Config, host: Host) -> None:
+        super().__init__(config)
+        self._host = host
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._host.service is not None:
+            await asyncio.to_thread(self._host.service.engine.stop)
+        await super().shutdown(sockets)
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal; the exit code. 2: the model cannot be served."""
+    try:
+        path = model_path(settings)
+        check_file(path)
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        return asyncio.run(_serve(settings, path))
+    except ModelError as error:
+        print(f"slotcache: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0
+
+
+def model_path(settings: Settings) -> Path:
+    """The model's file, fetched or made first where need be. Raises ModelError."""
+    if settings.model:
+        return Path(settings.model).expanduser()
+    if settings.hf_repo:
+        from ..models.hub import fetch
+
+        return fetch(settings.hf_repo, settings.offline)
+    logger.info("no -m: serving the small built-in model, whose words mean nothing")
+    return built_in_model()
+
+
+async def _serve(settings: Settings, path: Path) -> int:
+    host = Host(settings)
+    config = uvicorn.Config(
+        make_app(host),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=settings.verbose,
+        timeout_graceful_shutdown=GRACE,
+    )
+    server = Server(config, host)
+    loading = asyncio.create_task(_load(host, path, server))
+    await server.serve()
+    await loading
+    if host.service is not None:
+        await asyncio.to_thread(host.service.close)
+    return 0
+
+
+async def _load(host: Host, path: Path, server: Server) -> None:
+    """Load in a thread while the port already answers. A model that cannot be served ends the server."""
+    began = time.perf_counter()
+
+    def progress(share: float) -> bool:
+        if sys.stderr.isatty():
+            print(f"\rloading {path.name} {share:4.0%}", end="\n" if share >= 1 else "", file=sys.stderr, flush=True)
+        return not server.should_exit
+
+    try:
+        service = await asyncio.to_thread(services.load, host.settings, path, progress)
+    except BaseException:
+        server.should_exit = True
+        raise
+    services.start(service)
+    host.service = service
+    address = f"http://{host.settings.host}:{host.settings.port}"
+    logger.info("ready on %s after %.1f s", address, time.perf_counter() - began)

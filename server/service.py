@@ -1,0 +1,209 @@
+"""A loaded model with everything that serves it: made once at start, handed to the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..models.chat import DEFAULT_TEMPLATE, ChatTemplate, TemplateError
+from ..models.context import MAX_SEQUENCES, Context, ContextSettings
+from ..models.device import devices
+from ..models.errors import ModelError
+from ..models.model import Model
+from ..models.runner import Runner
+from ..models.sampling import Sampler
+from ..models.text import TextStream
+from ..slots.request import Request
+from ..slots.scheduler import Scheduler
+from ..slots.tree import PrefixTree
+from .builder import PromptBuilder
+from .engine import Engine
+from .errors import RequestError
+from .generation import End, Event, Failure, Generation
+from .metrics import Metrics
+from .prompt import ChatPrompt
+from .settings import Settings
+from .tokens import AnswerMemory
+from .wire import Options
+
+logger = logging.getLogger("slotcache")
+DEFAULT_CONTEXT = 16384  # cells, where the model was trained for more and nobody asked for more
+
+
+@dataclass(slots=True, eq=False)
+class Service:
+    """What the routes work with. open: generations that were accepted and have not had their final event."""
+
+    settings: Settings
+    name: str
+    model: Model
+    context: Context
+    engine: Engine
+    builder: PromptBuilder
+    template: str
+    metrics: Metrics
+    limit: int  # tokens a prompt and its answer may have together
+    open: set[Generation]
+    ids: itertools.count
+
+    def submit(self, prompt: ChatPrompt, options: Options) -> Generation:
+        """Hand a prompt to the engine. Raises RequestError: too long, or the queue is full."""
+        options.check()
+        if prompt.num_tokens >= self.limit:
+            raise RequestError(
+                f"the prompt has {prompt.num_tokens} tokens and the context {self.limit}: "
+                f"shorten it to {self.limit - 1} or start the server with a larger --ctx-size",
+                code="context_length_exceeded",
+                param="messages",
+                n_prompt_tokens=prompt.num_tokens,
+                n_ctx=self.limit,
+            )
+        self._admit_to_queue()
+        generation = self._generation(prompt, options)
+        self.open.add(generation)
+        self.engine.submit(generation)
+        return generation
+
+    async def next_event(self, generation: Generation) -> Event:
+        """The next event of a generation; accounts for it when it is the last one."""
+        event = await generation.events.get()
+        if isinstance(event, End):
+            self.metrics.finished(event.report, event.reason)
+        elif isinstance(event, Failure):
+            self.metrics.failed()
+        if isinstance(event, End | Failure):
+            self.open.discard(generation)
+        return event
+
+    def abandon(self, generation: Generation) -> None:
+        """Whoever waited for this generation has gone. Does nothing when it has had its final event."""
+        if generation in self.open:
+            self.open.discard(generation)
+            self.metrics.cancelled()
+            self.engine.cancel(generation)
+
+    def close(self) -> None:
+        self.engine.stop()
+        self.context.close()
+        self.model.close()
+
+    def _admit_to_queue(self) -> None:
+        room = self.settings.parallel + self.settings.max_queue
+        if len(self.open) >= room:
+            self.metrics.refused()
+            raise RequestError(
+                f"{len(self.open)} requests are running or waiting, which is as many as may: try again later",
+                status=429,
+                code="queue_full",
+                retry_after=self.metrics.seconds_until_room(self.settings.parallel),
+            )
+
+    def _generation(self, prompt: ChatPrompt, options: Options) -> Generation:
+        wanted, room = options.limit(), self.limit - prompt.num_tokens
+        limit = room if wanted < 0 else min(wanted, room)
+        asked = self.settings.cache_prompt if options.cache_prompt is None else options.cache_prompt
+        number = next(self.ids)
+        cache = asked and self.model.can_trim
+        scope = ("shared", options.cache_scope) if cache else ("private", number)
+        request = Request(number, prompt, max(limit, 1), scope, cache)
+        request.owner = Generation(
+            request,
+            options.sampling(self.model.ends, self.model.num_vocab),
+            TextStream(options.stops(), self.model.piece),
+            limit,
+            options.cache_scope,
+            options.return_progress,
+            _why_not(asked, cache),
+        )
+        return request.owner
+
+    def properties(self) -> dict[str, Any]:
+        """`/props`: llama-server's fields, and every setting."""
+        return {
+            "model_path": str(self.model.path),
+            "model_alias": self.name,
+            "total_slots": self.settings.parallel,
+            "default_generation_settings": {"n_ctx": self.limit},
+            "chat_template": self.template,
+            "bos_token": self.model.bos,
+            "eos_token": self.model.eos,
+            "settings": {name: value for name, value in vars(self.settings).items() if name != "api_key"},
+        }
+
+
+def _why_not(asked: bool, cache: bool) -> str | None:
+    if not asked:
+        return "cache_prompt is off"
+    return None if cache else "this model's memory is one state that cannot be cut at a prefix"
+
+
+def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
+    """Load a model and make everything around it, the engine not yet started. Raises ModelError."""
+    model = Model(path, settings.gpu_layers, progress, repack=settings.repack)
+    if not model.can_chat:
+        raise ModelError(f"{path} is not a text generation model: {model.description}")
+    source = _template_source(settings, model)
+    try:
+        template = ChatTemplate(source, model.bos, model.eos)
+    except TemplateError as error:
+        raise ModelError(f"the chat template cannot be used: {error}") from None
+    num_sequences = MAX_SEQUENCES if model.can_trim else 2 * settings.parallel + 1
+    context = Context(model, _context_settings(settings, model, num_sequences))
+    limit = min(context.num_cells, model.context_train or context.num_cells)
+    tree = PrefixTree(context.num_cells, num_sequences)
+    scheduler = Scheduler(tree, settings.parallel, context.batch, settings.prefill_budget)
+    samplers: dict[int, Sampler] = {}
+    answers = AnswerMemory()
+    engine = Engine(model, scheduler, Runner(context, samplers), samplers, answers, settings.check)
+    builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint)
+    logger.info("%s", describe(model, context, settings))
+    name = settings.alias or path.stem
+    metrics = Metrics(engine)
+    return Service(
+        settings, name, model, context, engine, builder, source, metrics, limit, set(), itertools.count(1)
+    )
+
+
+def start(service: Service) -> None:
+    """Start the engine; its events go to the running event loop."""
+    service.engine.start(asyncio.get_running_loop())
+
+
+def describe(model: Model, context: Context, settings: Settings) -> str:
+    """One line: what was loaded, where its layers are, and what a token of KV takes."""
+    gpu = next((device for device in devices() if device.is_gpu), None)
+    on_gpu = min(settings.gpu_layers, model.num_layers + 1) if gpu else 0
+    where = f"{on_gpu} of {model.num_layers + 1} layers on {gpu.description}" if gpu else "all layers on the CPU"
+    per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
+    return (
+        f"{model.path.name}: {model.description}, {model.size / 2**20:,.0f} MiB, {where}; KV {per_token:,} bytes a token, "
+        f"{context.num_cells:,} cells ({context.num_cells * per_token / 2**20:,.0f} MiB), {settings.parallel} lanes"
+    )
+
+
+def _template_source(settings: Settings, model: Model) -> str:
+    if not settings.chat_template_file:
+        return model.chat_template or DEFAULT_TEMPLATE
+    try:
+        return Path(settings.chat_template_file).read_text("utf-8")
+    except OSError as error:
+        raise ModelError(f"cannot read the chat template {settings.chat_template_file}: {error.strerror}") from None
+
+
+def _context_settings(settings: Settings, model: Model, num_sequences: int) -> ContextSettings:
+    num_cells = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    return ContextSettings(
+        num_cells,
+        max(settings.batch_size, settings.parallel),
+        settings.ubatch_size,
+        settings.flash_attn,
+        settings.cache_type_k,
+        settings.cache_type_v,
+        settings.threads,
+        num_sequences,
+    )

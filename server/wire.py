@@ -1,0 +1,135 @@
+"""The bodies of requests, decoded with their types checked. A wrong type is a 400 that names the field."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ..models.sampling import Sampling
+from ..ordering.policy import POLICIES
+from .errors import RequestError
+
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+MAX_SCOPE = 256  # characters: a scope is a name, not a document
+
+
+class StreamOptions(Struct):
+    include_usage: bool = False
+
+
+class Options(Struct):
+    """What chat and text completions have in common: OpenAI's fields, llama-server's, then our own."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: Annotated[float, Meta(ge=0.0)] | None = None
+    top_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    logprobs: bool | int | None = None
+    response_format: dict[str, Any] | None = None
+
+    n_predict: int | None = None
+    top_k: int | None = None
+    min_p: Share | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0.0)] | None = None
+    repeat_last_n: int | None = None
+    ignore_eos: bool = False
+    return_progress: bool = False
+    cache_prompt: bool | None = None
+
+    cache_scope: str = ""
+    document_order: str | None = None
+    order_hint: bool | None = None
+
+    def check(self) -> None:
+        """Refuse what would otherwise be ignored and change the answer. Raises RequestError."""
+        if self.n not in (None, 1):
+            raise RequestError(f"n is {self.n}, but one answer a request is all there is: send it {self.n} times", param="n")
+        if self.logprobs:
+            raise RequestError("logprobs are not supported: leave them out", param="logprobs")
+        if (self.response_format or {}).get("type", "text") != "text":
+            raise RequestError("only response_format {'type': 'text'} is supported", param="response_format")
+        if self.document_order is not None and self.document_order not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise RequestError(f"document_order is {self.document_order!r}: expected one of {known}", param="document_order")
+        if len(self.cache_scope) > MAX_SCOPE:
+            raise RequestError(f"cache_scope is longer than {MAX_SCOPE} characters", param="cache_scope")
+
+    def limit(self) -> int:
+        """The most tokens to generate; -1 where the request does not say, as in llama-server."""
+        for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+            if (value := getattr(self, name)) is not None:
+                if value < -1:
+                    raise RequestError(f"{name} is {value}: expected 0 or more, or -1 for no limit", param=name)
+                return value
+        return -1
+
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def sampling(self, ends: frozenset[int], num_vocab: int) -> Sampling:
+        """The sampling parameters; llama-server's defaults where the request is silent."""
+        names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "seed")
+        given = {name: getattr(self, name) for name in (*names, "presence_penalty", "frequency_penalty")}
+        return Sampling(
+            **{name: value for name, value in given.items() if value is not None},
+            logit_bias=self._biases(num_vocab),
+            banned=ends if self.ignore_eos else frozenset(),
+        )
+
+    def _biases(self, num_vocab: int) -> dict[int, float]:
+        biases = {}
+        for token, bias in (self.logit_bias or {}).items():
+            if not token.isdigit() or int(token) >= num_vocab:
+                raise RequestError(
+                    f"logit_bias names token {token!r}: expected an id from 0 to {num_vocab - 1}", param="logit_bias"
+                )
+            biases[int(token)] = bias
+        return biases
+
+
+class ChatRequest(Options, kw_only=True):
+    """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own."""
+
+    messages: list[dict[str, Any]]
+    documents: list[Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class CompletionRequest(Options, kw_only=True):
+    """`POST /v1/completions` and llama-server's `POST /completion`. prompt: a text or token ids."""
+
+    prompt: str | list[Any]
+
+
+R = TypeVar("R", bound=Struct)
+
+
+def decode(body: bytes, kind: type[R]) -> R:
+    """A body as `kind`. Raises RequestError that says which field is wrong and what it should be."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        where = path.rstrip("`").lstrip(".") or _field_named(message)
+        raise RequestError(f"{where or 'the body'}: {message}", param=where or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not JSON: {error}", code="malformed_json") from None
+
+
+def _field_named(message: str) -> str:
+    found = re.search(r"field `(\w+)`", message)
+    return found[1] if found else ""

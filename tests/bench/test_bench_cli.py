@@ -1,0 +1,173 @@
+"""`slotcache bench` from its command line, against a server that runs already."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slotcache.bench.cli import SCENARIOS, main
+from slotcache.ordering.arrangement import arrange
+from slotcache.ordering.tree import KnowledgeTree
+
+TOKENS = 10
+
+
+class Cache:
+    """Answers like slotcache with an endless cache: documents ordered for the most reuse, use reported truly."""
+
+    def __init__(self, chat_events: Callable[..., list[Any]], policy: str = "auto") -> None:
+        self.chat_events, self.policy = chat_events, policy
+        self.tree = KnowledgeTree()
+
+    async def __call__(self, path: str, body: Any, send: Any) -> None:
+        keys = [document["id"] for document in body.get("documents", ())]
+        arranged = arrange(keys, self.tree, self.policy)
+        order = [keys[i] for i in arranged.order]
+        self.tree.insert([(key, TOKENS) for key in order])
+        used = [
+            {"id": key, "tokens": TOKENS, "cached_tokens": TOKENS * (i < arranged.reused_documents)}
+            for i, key in enumerate(order)
+        ]
+        cached = TOKENS * arranged.reused_documents
+        own = {"lane": 0, "source": "fork", "cached_tokens": cached, "documents": used}
+        prompt = sum(len(message["content"].split()) for message in body["messages"]) + TOKENS * len(keys)
+        for event in self.chat_events(["a", "b", "c"] * 4, prompt=prompt, cached=cached, own=own):
+            await send(event)
+
+
+def test_burst_finds_the_reuse_it_predicts(serve: Any, chat_events: Any, tmp_path: Path, capsys: Any) -> None:
+    server = serve(Cache(chat_events))
+    out = tmp_path / "out.json"
+    assert main(["burst", "--url", server.url, "--queries", "30", "--json", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert "documents reused as predicted in 30 of 30 queries" in printed.out
+    assert "differ from the exhaustive search: 0.00 (at most 0) met" in printed.out
+    assert "30/30" in printed.err
+    value = json.loads(out.read_text())
+    requests = value["data"]["arms"][0]["runs"][0]["requests"]
+    assert len(requests) == 30 and len(requests[0]["documents"]) == 5
+    assert value["machine"]["cores"] >= 1 and value["scenario"] == "burst"
+
+
+def test_burst_lists_the_queries_that_reuse_less(serve: Any, chat_events: Any, capsys: Any) -> None:
+    server = serve(Cache(chat_events, "retrieval"))
+    assert main(["burst", "--url", server.url, "--queries", "20"]) == 0, "a missed bar is a result"
+    printed = capsys.readouterr().out
+    assert "MISSED" in printed and re.search(r"query \d+: predicted [1-5], reported 0, used r", printed)
+
+
+def test_burst_with_many_clients_has_no_prediction(serve: Any, chat_events: Any, capsys: Any) -> None:
+    server = serve(Cache(chat_events))
+    assert main(["burst", "--url", server.url, "--queries", "20", "--concurrency", "8"]) == 0
+    assert "exhaustive search" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scenario", ["conversations", "decode", "cached"])
+def test_every_other_scenario_runs(serve: Any, chat_events: Any, capsys: Any, scenario: str) -> None:
+    assert main([scenario, "--url", serve(Cache(chat_events)).url]) == 0
+    assert f"{scenario}: " in capsys.readouterr().out
+
+
+def test_stall_measures_streams_during_a_prefill(serve: Any, chat_events: Any, capsys: Any) -> None:
+    prefill, paused, gone = asyncio.Event(), asyncio.Semaphore(0), []
+
+    async def handler(path: str, body: Any, send: Any) -> None:
+        role, token, *rest = chat_events(["x"], prompt=len(body["messages"][-1]["content"].split()))
+        if body["max_tokens"] == 4096:
+            for event in [role, *[token] * 10]:
+                await send(event)
+            await prefill.wait()
+            await send(token)
+            paused.release()
+            try:
+                await asyncio.Event().wait()  # it runs on until its client leaves
+            except asyncio.CancelledError:
+                gone.append(True)
+                raise
+        if "prefill" in body["messages"][-1]["content"]:
+            prefill.set()
+            for _ in range(2):
+                await paused.acquire()
+        for event in [role, token, *rest]:
+            await send(event)
+
+    server = serve(handler)
+    assert main(["stall", "--url", server.url, "--prompt-tokens", "500", "--streams", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "longest gap" in printed and "bar 6" in printed and "not measured" not in printed
+    server.stop()
+    assert gone == [True, True], "streams are given up after the prefill"
+
+
+def test_mtrag_without_data_is_skipped_with_a_line(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLOTCACHE_DATA", raising=False)
+    assert main(["mtrag"]) == 0
+    assert "skipped: mtrag needs --data PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["burst", "--model", "/no/model.gguf"], "no model at /no/model.gguf"),
+        (["cached", "--url", "http://127.0.0.1:1"], "ConnectError"),
+        (["burst", "--url", "http://127.0.0.1:1", "-k", "9", "--overlap", "0"], "regions of 10 documents"),
+        (["mtrag", "--data", str(Path(__file__).parent)], "documents.jsonl.gz"),
+    ],
+)
+def test_what_cannot_run_is_one_clear_message(capsys: Any, argv: list[str], message: str) -> None:
+    assert main(argv) == 2
+    printed = capsys.readouterr().err
+    assert message in printed and "Traceback" not in printed
+
+
+HANG = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        with open(sys.argv[2], "w") as pipe:
+            pipe.write(str(os.getpid()))
+        self.rfile.read()  # never answers
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+BENCH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import conftest  # makes the package importable from a bare checkout
+from slotcache.bench import arms, cli
+server, pipe = sys.argv[2:]
+arms.slotcache_command = lambda options, port: [sys.executable, "-c", server, str(port), pipe]
+sys.exit(cli.main(["conversations", "--model", sys.executable]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_no_server_behind(tmp_path: Path, number: signal.Signals) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    arguments = [sys.executable, "-c", BENCH, str(Path(__file__).parents[1]), HANG, str(pipe)]
+    bench = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+    server = int(pipe.read_text())  # there is something to read once a request has arrived
+    bench.send_signal(number)
+    _, said = bench.communicate(timeout=30)
+    assert bench.returncode == 130 and said.endswith("stopped\n") and "Traceback" not in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"], "no log is left"
+
+
+def test_every_scenario_has_help(capsys: Any) -> None:
+    for name in SCENARIOS:
+        with pytest.raises(SystemExit) as raised:
+            main([name, "--help"])
+        assert raised.value.code == 0
+        assert "--max-tokens" in capsys.readouterr().out

@@ -1,0 +1,66 @@
+"""The closed loop: order, history, concurrency."""
+
+import asyncio
+from typing import Any
+
+from slotcache.bench.client import Client
+from slotcache.bench.dialect import ChatDialect
+from slotcache.bench.drive import Run, drive
+from slotcache.bench.trace import Query, conversations
+
+
+def run(url: str, queries: list[Query], concurrency: int) -> Run:
+    async def work() -> Run:
+        async with Client(url, ChatDialect()) as client:
+            return await drive(client, queries, concurrency)
+
+    return asyncio.run(work())
+
+
+def test_turns_of_a_session_follow_each_other_with_real_answers(serve: Any, chat_events: Any) -> None:
+    async def handler(path: str, body: Any, send: Any) -> None:
+        for event in chat_events([f"answer to {len(body['messages'])}"]):
+            await send(event)
+
+    server = serve(handler)
+    queries = conversations(count=3, turns=3)
+    driven = run(server.url, queries, concurrency=8)
+    assert [result.text for result in driven.results] == ["answer to 2"] * 3 + ["answer to 4"] * 3 + ["answer to 6"] * 3
+    last = next(body for _, body in server.requests if body["messages"][-1]["content"] == queries[6].question)
+    assert [message["content"] for message in last["messages"][1:]] == [
+        queries[0].question, "answer to 2", queries[3].question, "answer to 4", queries[6].question,
+    ]  # fmt: skip
+    assert driven.errors == [] and len(driven.answered) == 9
+
+
+def test_so_many_clients_and_no_more(serve: Any, chat_events: Any) -> None:
+    running, most, full = 0, 0, asyncio.Event()
+
+    async def handler(path: str, body: Any, send: Any) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 3:
+            full.set()
+        await asyncio.wait_for(full.wait(), 10)  # only three at once let anyone go on
+        for event in chat_events(["x"]):
+            await send(event)
+        running -= 1
+
+    queries = [Query(f"q{i}", 1, f"{i}?") for i in range(12)]
+    driven = run(serve(handler).url, queries, concurrency=3)
+    assert driven.errors == [] and most == 3
+
+
+def test_one_client_sends_in_order_and_outlives_an_error(serve: Any, chat_events: Any) -> None:
+    async def handler(path: str, body: Any, send: Any) -> Any:
+        if body["messages"][-1]["content"] == "1?":
+            return 400, {"error": {"message": "no"}}
+        for event in chat_events(["x"]):
+            await send(event)
+
+    server = serve(handler)
+    driven = run(server.url, [Query(f"q{i}", 1, f"{i}?") for i in range(4)], concurrency=1)
+    assert [body["messages"][-1]["content"] for _, body in server.requests] == ["0?", "1?", "2?", "3?"]
+    assert driven.errors == ["StreamError: no"] and len(driven.answered) == 3
+    assert driven.seconds >= sum(result.latency for result in driven.results)

@@ -1,0 +1,83 @@
+"""An index written down as a table, and random ones: what the policies are tested against."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+from hypothesis import strategies as st
+from slotcache.ordering import Arrangement, Index, KnowledgeTree, Step
+
+Path = tuple[str, ...]
+
+
+@dataclass
+class PathTable:
+    """Cached paths with (tokens, saved) each; a position is the path that leads there."""
+
+    paths: dict[Path, tuple[int, float]]
+    followed_by: dict[Path, float] = field(default_factory=dict)
+    cached: bool = True
+
+    def start(self) -> Path | None:
+        return () if self.cached else None
+
+    def follow(self, position: Path, key: str) -> Step[Path] | None:
+        value = self.paths.get(path := (*position, key))
+        return None if value is None else Step(path, *value)
+
+    def beyond(self, position: Path) -> float:
+        return self.followed_by.get(position, 0.0)
+
+
+KEYS = "abcdefg"
+documents = st.permutations(KEYS).flatmap(lambda keys: st.integers(1, len(keys)).map(lambda n: keys[:n]))
+served = st.lists(st.permutations("abcdefgx").flatmap(lambda p: st.integers(1, 8).map(lambda n: p[:n])), max_size=12)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> PathTable:
+    """Few distinct values, so that ties are common; a document may be worth more on one path than on another."""
+    prefixes = sorted({tuple(order[:n]) for order in draw(served) for n in range(1, len(order) + 1)})
+    worth = st.sampled_from([(0, 0.0), (100, 0.0), (100, 50.0), (100, 100.0), (200, 100.0)])
+    paths = {prefix: draw(worth) for prefix in prefixes}
+    return PathTable(paths, {path: draw(st.sampled_from([0.0, 50.0, 500.0])) for path in paths})
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> KnowledgeTree:
+    """Trees that have also lost documents, so that their bounds are not tight."""
+    tree = KnowledgeTree(draw(st.integers(5, 40)))
+    tokens = {key: draw(st.sampled_from([0, 100, 200])) for key in "abcdefgx"}
+    for order in draw(served):
+        tree.insert((key, tokens[key]) for key in order)
+        if draw(st.booleans()):
+            tree.forget(order[: draw(st.integers(1, len(order)))])
+    tree.check()
+    return tree
+
+
+indexes = st.one_of(tables(), trees())
+
+
+def saved(index: Index, keys: Sequence[str]) -> float:
+    """Tokens saved by an order: along its cached leading run, and behind it when all of it is cached."""
+    position, total = index.start(), 0.0
+    if position is None:
+        return 0.0
+    for key in keys:
+        if (step := index.follow(position, key)) is None:
+            return total
+        position, total = step.position, total + step.saved
+    return total + index.beyond(position)
+
+
+def best_order(index: Index, keys: Sequence[str], first: int = 0, last: int = 0) -> tuple[int, ...]:
+    """Brute force: the most saved over all orders that the guard allows, then the lexicographically smallest."""
+    size = len(keys)
+    fixed = {*range(min(first, size)), *range(max(0, size - last), size)}
+    orders = (order for order in permutations(range(size)) if all(order[i] == i for i in fixed))
+    return min(orders, key=lambda order: (-saved(index, [keys[i] for i in order]), order))
+
+
+def saved_by(index: Index, keys: Sequence[str], arrangement: Arrangement) -> float:
+    return saved(index, [keys[i] for i in arrangement.order])

@@ -1,0 +1,124 @@
+"""The policies against brute force, on random trees."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slotcache.ordering import POLICIES, Index, KnowledgeTree, Step, arrange
+from slotcache.ordering.tree import Node
+
+from .paths import PathTable, best_order, documents, indexes, saved_by
+
+guards = st.integers(0, 3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents, indexes)
+def test_auto_is_the_best_of_all_orders(keys: Sequence[str], index: Index) -> None:
+    assert arrange(keys, index).order == best_order(index, keys)
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, indexes, guards, guards)
+def test_auto_is_the_best_that_the_guard_allows(keys: Sequence[str], index: Index, first: int, last: int) -> None:
+    arrangement = arrange(keys, index, keep_first=first, keep_last=last)
+    assert arrangement.order == best_order(index, keys, first, last)
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, indexes, st.sampled_from(sorted(POLICIES)), guards, guards)
+def test_every_policy_answers_with_a_permutation(
+    keys: Sequence[str], index: Index, policy: str, first: int, last: int
+) -> None:
+    order = arrange(keys, index, policy, keep_first=first, keep_last=last).order
+    size = len(keys)
+    assert sorted(order) == list(range(size))
+    assert order[:first] == tuple(range(size))[:first]
+    assert order[max(0, size - last) :] == tuple(range(max(0, size - last), size))
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, indexes, st.sampled_from(["auto", "greedy"]))
+def test_what_is_not_reused_keeps_its_rank(keys: Sequence[str], index: Index, policy: str) -> None:
+    arrangement = arrange(keys, index, policy)
+    rest = arrangement.order[arrangement.reused_documents :]
+    assert list(rest) == sorted(rest)
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, indexes, guards, guards)
+def test_no_baseline_beats_auto_and_the_oracle_equals_it(
+    keys: Sequence[str], index: Index, first: int, last: int
+) -> None:
+    made = {policy: arrange(keys, index, policy, keep_first=first, keep_last=last) for policy in POLICIES}
+    worth = {policy: saved_by(index, keys, arrangement) for policy, arrangement in made.items()}
+    assert max(worth.values()) == worth["auto"]
+    assert made["oracle"] == made["auto"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, indexes, st.sampled_from(sorted(POLICIES)))
+def test_reported_reuse_is_what_the_index_holds(keys: Sequence[str], index: Index, policy: str) -> None:
+    arrangement = arrange(keys, index, policy)
+    position, tokens = index.start(), 0
+    for i in arrangement.order[: arrangement.reused_documents]:
+        step = index.follow(position, keys[i])
+        assert step is not None
+        position, tokens = step.position, tokens + step.tokens
+    assert tokens == arrangement.reused_tokens
+    rest = arrangement.order[arrangement.reused_documents :]
+    assert not rest or index.follow(position, keys[rest[0]]) is None
+
+
+def test_retrieval_reports_what_it_happens_to_reuse() -> None:
+    table = PathTable({("a",): (100, 100.0), ("a", "c"): (50, 50.0)})
+    assert arrange("abc", table, "retrieval").reused_tokens == 100
+
+
+def test_sorted_goes_by_name() -> None:
+    tree = KnowledgeTree()
+    assert arrange("cab", tree, "sorted").order == (1, 2, 0)
+    assert arrange("cab", tree, "sorted", names=["d1", "d3", "d2"]).order == (0, 2, 1)
+
+
+def test_recency_puts_the_last_used_first_and_the_unknown_last() -> None:
+    tree = KnowledgeTree()
+    tree.insert([("a", 100), ("b", 100)])
+    tree.insert([("c", 100)])
+    assert arrange("xaybc", tree, "recency").order == (4, 3, 1, 0, 2)
+    assert arrange("xab", PathTable({}), "recency").is_rank, "this index does not know recency"
+
+
+def test_greedy_follows_the_best_ranked_branch() -> None:
+    tree = KnowledgeTree()
+    tree.insert([("A", 100), ("B", 100)])
+    tree.insert([("C", 100), ("D", 100), ("E", 100)])
+    arrangement = arrange("ACDE", tree, "greedy")
+    assert arrangement.is_rank and arrangement.reused_documents == 1
+    assert arrange("ACDE", tree).reused_documents == 3
+
+
+def test_the_oracle_declines_what_it_cannot_try() -> None:
+    tree = KnowledgeTree()
+    with pytest.raises(ValueError, match="takes 8 documents, not 9"):
+        arrange("abcdefghi", tree, "oracle")
+    assert arrange("abcdefghi", tree, "oracle", keep_first=6).is_rank
+
+
+def test_the_search_asks_little_where_the_whole_set_is_cached_in_many_orders() -> None:
+    class Counted(KnowledgeTree):
+        asked = 0
+
+        def follow(self, position: Node, key: str) -> Step[Node] | None:
+            self.asked += 1
+            return super().follow(position, key)
+
+    keys = [f"d{i}" for i in range(50)]
+    tree = Counted(100_000)
+    for start in range(50):
+        for stride in (1, 3, 7, 9, 11, 13, 17, 19):
+            tree.insert((keys[(start + stride * i) % 50], 100) for i in range(50))
+    assert len(tree) > 10_000
+    assert arrange(keys, tree).reused_documents == 50
+    assert tree.asked < 10_000, "one path of 50 lookups per document, and no other branch is entered"
