@@ -46,9 +46,7 @@ class Outcome:
     @property
     def gap(self) -> Summary:
         """Time between tokens of one answer."""
-        return Summary.median_of(
-            [Summary.of(gap for result in run.answered for gap in result.gaps) for run in self.runs]
-        )
+        return Summary.median_of([Summary.of(gap for result in run.answered for gap in result.gaps) for run in self.runs])
 
     @property
     def seconds(self) -> float:
@@ -57,9 +55,9 @@ class Outcome:
 
     @property
     def documents_reused(self) -> float:
-        """Documents a query found cached, from the first on, on average; not a number where the server names none."""
-        counts = [reused(result) for run in self.runs for result in run.answered if result.documents]
-        return mean(counts)
+        """Documents of its own that a query found cached, on average; not a number where the server names none."""
+        pairs = [pair for run in self.runs for pair in zip(run.queries, run.results, strict=True)]
+        return mean([reused(query, result) for query, result in pairs if result.documents])
 
     def total(self, name: str) -> float:
         """A figure of the results, summed over the trace."""
@@ -87,9 +85,7 @@ class Outcome:
         }
 
 
-def compare(
-    arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, concurrency: int = 1
-) -> list[Outcome]:
+def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, concurrency: int = 1) -> list[Outcome]:
     """Drives every arm with the same queries, `--rounds` times, one server at a time."""
     runs: dict[str, list[Run]] = {arm.name: [] for arm in arms}
     for _, arm in in_rounds(arms, args.rounds):
@@ -113,15 +109,13 @@ def table(title: str, outcomes: Sequence[Outcome]) -> Table:
 def problems(outcomes: Sequence[Outcome]) -> list[str]:
     """One line for each arm that had errors, with the first of them."""
     errors = {outcome.arm.name: [error for run in outcome.runs for error in run.errors] for outcome in outcomes}
-    return [
-        f"{name}: {len(found)} requests failed, the first with: {found[0]}" for name, found in errors.items() if found
-    ]
+    return [f"{name}: {len(found)} requests failed, the first with: {found[0]}" for name, found in errors.items() if found]
 
 
-def reused(result: Result) -> int:
-    """The leading documents that were cached as a whole."""
+def reused(query: Query, result: Result) -> int:
+    """The query's own leading documents that were cached as a whole; those of earlier turns, in front, do not count."""
     count = 0
-    for used in result.documents:
+    for used in result.documents[max(0, len(result.documents) - len(query.documents)) :]:
         if used.cached_tokens < used.tokens:
             break
         count += 1

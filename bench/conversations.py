@@ -70,9 +70,7 @@ def continuations(run: Run) -> Iterator[Continuation]:
 
 
 def _by_turn(outcome: Outcome) -> Table:
-    pairs = [
-        pair for run in outcome.runs for pair in zip(run.queries, run.results, strict=True) if pair[1].error is None
-    ]
+    pairs = [pair for run in outcome.runs for pair in zip(run.queries, run.results, strict=True) if pair[1].error is None]
     new: dict[int, list[int]] = {}
     for run in outcome.runs:
         for turn in continuations(run):
@@ -84,6 +82,4 @@ def _by_turn(outcome: Outcome) -> Table:
         computed = mean([result.computed_tokens for result in results])
         prompt = mean([result.prompt_tokens for result in results])
         rows.append((number, 1000 * ttft.p50, 1000 * ttft.p95, prompt, computed, mean(new.get(number, []))))
-    return Table(
-        f"{outcome.arm.name}, by turn", ("turn", "TTFT p50 ms", "p95", "prompt tokens", "computed", "new"), rows
-    )
+    return Table(f"{outcome.arm.name}, by turn", ("turn", "TTFT p50 ms", "p95", "prompt tokens", "computed", "new"), rows)

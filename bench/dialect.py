@@ -50,9 +50,7 @@ class Chunk:
 class Dialect(Protocol):
     """Prepares the request of a query, and reads the events of its stream."""
 
-    async def prepare(
-        self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling
-    ) -> tuple[str, Body]:
+    async def prepare(self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
         """The path and the JSON body. Runs outside the timed part. Raises httpx.HTTPError."""
         ...
 
@@ -74,9 +72,7 @@ class ChatDialect:
     documents_field: bool = False
     extra: Mapping[str, Any] | None = None
 
-    async def prepare(
-        self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling
-    ) -> tuple[str, Body]:
+    async def prepare(self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
         body: Body = {
             "model": "default",
             "messages": _messages(query, history, _with_field if self.documents_field else _with_text),
@@ -118,9 +114,7 @@ class ChatDialect:
 class CompletionDialect:
     """llama-server's own `/completion`. It applies its template beforehand; `timings.cache_n` tells the reuse."""
 
-    async def prepare(
-        self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling
-    ) -> tuple[str, Body]:
+    async def prepare(self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
         messages = _messages(query, history, _with_text)
         answer = await http.post("/apply-template", json={"messages": messages})
         answer.raise_for_status()

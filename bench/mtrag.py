@@ -45,8 +45,6 @@ def run(args: argparse.Namespace) -> Report:
         raise BenchError(f"--data {args.data}: {error}") from error
     lanes = args.parallel if args.concurrency > 1 else None
     outcomes = compare(arms_for(args, ("auto", "retrieval"), lanes), queries, args, args.concurrency)
-    title = (
-        f"mtrag: {len(queries)} turns, {args.retriever}, {args.query_form}, k = {args.k}, {args.concurrency} at a time"
-    )
+    title = f"mtrag: {len(queries)} turns, {args.retriever}, {args.query_form}, k = {args.k}, {args.concurrency} at a time"
     data = {"arms": [outcome.data() for outcome in outcomes]}
     return Report("mtrag", [table(title, outcomes)], (), problems(outcomes), data)

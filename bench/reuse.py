@@ -40,7 +40,7 @@ def predictions(run: Run) -> Iterator[Prediction]:
         policy = "oracle" if len(keys) <= ORACLE_LIMIT else "auto"
         predicted = arrange(keys, tree, policy).reused_documents
         tree.insert([(used.id, used.tokens) for used in result.documents])
-        yield Prediction(index, predicted, reused(result), tuple(used.id for used in result.documents))
+        yield Prediction(index, predicted, reused(query, result), tuple(used.id for used in result.documents))
 
 
 def differences(run: Run) -> tuple[list[Prediction], int]:

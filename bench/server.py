@@ -101,9 +101,7 @@ class Server:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._process and (code := self._process.poll()) is not None:
             print(self._failure(f"{_ended(code)} while it was measured"), file=sys.stderr)
         self.stop()

@@ -70,9 +70,7 @@ def run(args: argparse.Namespace) -> Report:
             return await _stall(client, args, number)
 
         stalls.setdefault(arm.name, []).append(arm.measure(sampling(args), work))
-    title = (
-        f"stall: {args.prompt_tokens} tokens of prefill while {args.streams} streams run, budget {args.prefill_budget}"
-    )
+    title = f"stall: {args.prompt_tokens} tokens of prefill while {args.streams} streams run, budget {args.prefill_budget}"
     columns = (
         "arm",
         "prefill tokens",
@@ -93,9 +91,7 @@ def run(args: argparse.Namespace) -> Report:
 
 def longest_gap(arrivals: Sequence[float], begin: float, end: float) -> float:
     """The longest gap between two readings that overlaps the time from `begin` to `end`; 0 for none."""
-    return max(
-        (later - earlier for earlier, later in pairwise(arrivals) if later > begin and earlier < end), default=0.0
-    )
+    return max((later - earlier for earlier, later in pairwise(arrivals) if later > begin and earlier < end), default=0.0)
 
 
 async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall:

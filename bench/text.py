@@ -23,9 +23,7 @@ VERBS = _words(
     "passed described added listed raised tested compared checked sorted accepted ignored expected required handled "
     "stored built moved turned joined"
 )
-PREPOSITIONS = _words(
-    "after before above below inside under around without during between over from with against within"
-)
+PREPOSITIONS = _words("after before above below inside under around without during between over from with against within")
 OPENERS = (
     "At the same time",
     "In the first place",

@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateSyntaxError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from .template import Template, TemplateError
 
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}"
@@ -21,19 +18,12 @@ DEFAULT_TEMPLATE = (
 )
 """ChatML, for models that bring no template."""
 
-MAX_CHARACTERS = 1 << 24
-"""What a template may write at most, and the largest string it may make by multiplication."""
-
 # Models write their reasoning between such tags, and templates drop it from earlier turns.
 _REASONING_ENDS = ("</think>", "</seed:think>", "[/THINK]", "<|END_THINKING|>")
 _REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_THINKING\|>)")
 
 Message = Mapping[str, Any]
 """As OpenAI's API has it: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
-
-
-class TemplateError(ValueError):
-    """The template refuses these messages, or is itself at fault; says which, for whoever sent the messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,7 @@ class _Dialect:
         shown = {**message, "content": content}
         if content and self.parts:
             shown["content"] = [{"type": "text", "text": content}]
-        if message.get("tool_calls") and not self.text_arguments:
+        if isinstance(message.get("tool_calls"), list) and not self.text_arguments:
             shown["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
         return shown
 
@@ -75,10 +65,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, bos: str, eos: str) -> None:
-        try:
-            self._template = _environment().from_string(source)
-        except TemplateSyntaxError as error:
-            raise TemplateError(f"line {error.lineno} of the chat template: {error.message}") from None
+        self._template = Template(source)
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._dialect = self._learn_arguments(self._learn_contents())
 
@@ -121,19 +108,8 @@ class ChatTemplate:
         dialect = dialect or self._dialect
         variables: dict[str, Any] = {"tools": None, "documents": None} if dialect.nones else {}
         variables |= {**self._tokens, **settings}
-        written, parts = 0, []
-        try:
-            variables["messages"] = [dialect.shown(*pair) for pair in zip(messages, contents, strict=True)]
-            for part in self._template.generate(variables):
-                parts.append(part)
-                written += len(part)
-                if written > MAX_CHARACTERS:
-                    raise TemplateError(f"the chat template writes more than {MAX_CHARACTERS} characters")
-        except TemplateError:
-            raise
-        except Exception as error:  # a template can fail in every way that Python can
-            raise TemplateError(f"the chat template failed: {error or type(error).__name__}") from error
-        return "".join(parts)
+        variables["messages"] = [dialect.shown(*pair) for pair in zip(messages, contents, strict=True)]
+        return self._template.render(variables)
 
     def _learn_contents(self) -> _Dialect:
         """The first dialect in which the template shows what a user says."""
@@ -256,64 +232,8 @@ def _part_text(part: object, where: str) -> str:
 
 def _with_parsed_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tool call with its arguments' JSON text read; as it is where that is no object."""
-    function = call.get("function")
     try:
-        arguments = json.loads(function["arguments"]) if isinstance(function, Mapping) else None
-    except (KeyError, TypeError, ValueError):
+        arguments = json.loads(call["function"]["arguments"])
+    except (KeyError, TypeError, ValueError, RecursionError):
         return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """No attribute that leads out of the template, no change to what it is given, no string without end."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if _size(operator, left, right) > MAX_CHARACTERS:
-            raise SecurityError(f"the result of {operator} is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _size(operator: str, left: Any, right: Any) -> int:
-    """How many elements or bits `left * right` or `left ** right` has, roughly."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-    for value, times in ((left, right), (right, left)):
-        if isinstance(value, Sequence) and isinstance(times, int):
-            return len(value) * times
-    return 0
-
-
-class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks answers for training; here it is only what is in it."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    extensions = ["jinja2.ext.loopcontrols", _Generation]
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    return environment
-
-
-def _raise(message: object) -> None:
-    raise TemplateError(str(message))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As the models saw it in training: Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
-    value = list(value) if isinstance(value, Iterator) else value  # what `map` and `select` give
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return {**call, "function": {**call["function"], "arguments": arguments}} if isinstance(arguments, dict) else call

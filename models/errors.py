@@ -1,8 +1,8 @@
 """What can go wrong with a model, as a user sees it.
 
-    ModelError          the file cannot be served: not there, not a GGUF, too big for the memory
-    RunnerError         llama.cpp failed while computing; the context is no longer to be trusted
-    NoRoom              the batch did not fit; memory is as it was before, so free something and try again
+ModelError          the file cannot be served: not there, not a GGUF, too big for the memory
+RunnerError         llama.cpp failed while computing; the context is no longer to be trusted
+NoRoom              the batch did not fit; memory is as it was before, so free something and try again
 """
 
 from __future__ import annotations

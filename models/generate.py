@@ -91,7 +91,7 @@ class Shape:
 
 
 SHAPES = {
-    "tiny": Shape(2, 128, 4, 2, 256, 1024, 700, 32768, "F32"),
+    "tiny": Shape(2, 128, 4, 2, 256, 1024, 700, 32768, "Q8_0"),
     "exact": Shape(2, 102, 3, 1, 202, 1024, 700, 32768, "F32"),
     "bench": Shape(12, 512, 8, 2, 1408, 151936, 4000, 32768, "Q8_0"),
     "qwen2.5-7b": Shape(28, 3584, 28, 4, 18944, 152064, 4000, 32768, "Q8_0"),
@@ -99,8 +99,8 @@ SHAPES = {
 }
 """Shapes by name.
 
-- `tiny`: for tests and first steps; 1.7 MB, and every option works with it (heads of 32, so any KV cache type).
-- `exact`: as small, but the logits of a token are the same bit for bit, whatever it was batched with (on a CPU, flash
+- `tiny`: for tests and first steps; 0.5 MB, and every option works with it (heads of 32, so any KV cache type).
+- `exact`: 1.2 MB; the logits of a token are the same bit for bit, whatever it was batched with (on a CPU, flash
   attention off). llama.cpp's fast kernels add up in another order for one token than for several; no size here
   divides by 4, which none of those kernels takes. Its heads are too odd for a quantised KV cache.
 - `bench`: for a CPU; 112 M parameters, 6 KiB of KV a token.
@@ -231,7 +231,7 @@ def _random(rng: np.random.Generator, columns: int, kind: GGMLQuantizationType, 
 
 
 def _random_blocks(rng: np.random.Generator, columns: int, kind: GGMLQuantizationType, scale: np.ndarray) -> np.ndarray:
-    """The same made as blocks of a float16 step and 32 whole numbers, uniform: 20 times as fast as quantising."""
+    """The same made as blocks of a float16 step and 32 whole numbers, uniform: many times as fast as quantising."""
     blocks = len(scale) * columns // 32
     body = 32 if kind == GGMLQuantizationType.Q8_0 else 16
     out = np.empty((blocks, 2 + body), dtype=np.uint8)

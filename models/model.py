@@ -90,9 +90,7 @@ class Model:
     @property
     def can_trim(self) -> bool:
         """Whether any prefix of its KV can be reused: not for recurrent and hybrid models, whose state is one snapshot."""
-        return not (
-            llama_cpp.llama_model_is_recurrent(self.handle) or llama_cpp.llama_model_is_hybrid(self.handle)
-        )
+        return not (llama_cpp.llama_model_is_recurrent(self.handle) or llama_cpp.llama_model_is_hybrid(self.handle))
 
     @property
     def can_chat(self) -> bool:
@@ -140,8 +138,10 @@ class Model:
         """A token as the vocabulary spells it, control tokens included: "<|im_end|>". Empty for -1."""
         return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
-    def detokenize(self, tokens: np.ndarray) -> str:
-        return b"".join(self.piece(token) for token in tokens.tolist()).decode("utf-8", "replace")
+    def detokenize(self, tokens: np.ndarray, special: bool = False) -> str:
+        """The text of tokens (int32); control tokens are left out, or spelt with `special`."""
+        pieces = (self._piece(token, True) if special else self.piece(token) for token in tokens.tolist())
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def _piece(self, token: int, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(256)

@@ -45,6 +45,7 @@ class Sampler:
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self._banned = np.array(sorted(sampling.banned), np.intp)
+        self._window = sampling.repeat_last_n if sampling.penalises else 0
         self._chain = None
         if not sampling.greedy:
             self._chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
@@ -58,6 +59,12 @@ class Sampler:
         if len(self._banned):
             logits[self._banned] = -np.inf
         return int(logits.argmax())
+
+    def prime(self, prompt: np.ndarray) -> None:
+        """Count a prompt's last tokens (int32) for the penalties, as llama-server does."""
+        if self._chain is not None and self._window:
+            for token in prompt[-self._window :].tolist():
+                llama_cpp.llama_sampler_accept(self._chain, token)
 
     def close(self) -> None:
         """Free the chain."""
@@ -74,6 +81,7 @@ class Sampler:
         if sampling.penalises:
             links.append(
                 llama_cpp.llama_sampler_init_penalties(
+                    model.num_vocab,
                     sampling.repeat_last_n,
                     sampling.repeat_penalty,
                     sampling.frequency_penalty,

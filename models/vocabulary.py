@@ -1,4 +1,4 @@
-"""A byte-level BPE vocabulary (GGUF's `gpt2` tokenizer), trained offline on the English text that Python brings along."""
+"""A byte-level BPE vocabulary (GGUF's `gpt2` tokenizer), trained offline on the English text in Python itself."""
 
 import ast
 import re
@@ -54,9 +54,7 @@ def train(size: int, merges: int) -> Vocabulary:
     The same Python gives the same vocabulary. Raises ValueError where `size` is too small for the rest.
     """
     if size < 256 + merges + len(SPECIAL):
-        raise ValueError(
-            f"a vocabulary of {size} tokens has no room for 256 bytes, {merges} merges and {len(SPECIAL)} special tokens"
-        )
+        raise ValueError(f"{size} tokens are too few for 256 bytes, {merges} merges and {len(SPECIAL)} special tokens")
     pairs = learn_merges(count_words(corpus()), merges)
     # Two merges can spell the same token ("a"+"bc", "ab"+"c"): it stands once.
     words = dict.fromkeys([*byte_alphabet(), *("".join(pair) for pair in pairs)])
@@ -102,15 +100,21 @@ def count_words(texts: Iterable[str]) -> Counter[str]:
 
     Without those that stand once: two words in five, and they teach nothing that holds elsewhere.
     """
-    counts = Counter(word for text in texts for word in _WORD.findall(text))
-    alphabet = byte_alphabet()
-    return Counter({"".join(alphabet[byte] for byte in word.encode()): n for word, n in counts.items() if n > 1})
+    counts = Counter(word for text in texts for word in split(text))
+    return Counter({word: count for word, count in counts.items() if count > 1})
+
+
+def split(text: str) -> Iterator[str]:
+    """The words within which tokens are merged, in order, their UTF-8 spelt in the byte alphabet."""
+    alphabet = dict(enumerate(byte_alphabet()))
+    return (word.encode().decode("latin-1").translate(alphabet) for word in _WORD.findall(text))
 
 
 def learn_merges(words: Counter[str], limit: int) -> list[Pair]:
-    """The `limit` most useful merges, in order: each time the pair that is most frequent by then (Sennrich et al. 2016).
+    """The `limit` most useful merges, in order: each time the pair that is most frequent by then.
 
-    Fewer if no pair is left that stands twice. Ties: the pair first in the alphabet, so no hash seed plays a part.
+    After Sennrich et al. 2016, algorithm 1. Fewer if no pair is left that stands twice. Ties: the pair that is first
+    in the alphabet, so no hash seed plays a part.
     """
     return _Trainer(words).run(limit)
 

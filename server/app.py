@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -73,7 +74,6 @@ def make_app(host: Host) -> Starlette:
         routes=routes,
         middleware=[Middleware(KeyCheck, key=host.settings.api_key)],
         exception_handlers={RequestError: refuse, HTTPException: refuse, Exception: fail},
-        max_body_size=host.settings.max_body << 20,
     )
     app.state.host = host
     return app
@@ -84,7 +84,7 @@ def make_app(host: Host) -> Starlette:
 
 async def chat(request: Request) -> Response:
     service = _service(request)
-    asked = decode(await request.body(), ChatRequest)
+    asked = decode(await _body(request), ChatRequest)
     prompt = await asyncio.to_thread(service.builder.chat, asked)
     return await _answer(request, service, prompt, asked, "chat")
 
@@ -99,7 +99,7 @@ async def native(request: Request) -> Response:
 
 async def _complete(request: Request, kind: str) -> Response:
     service = _service(request)
-    asked = decode(await request.body(), CompletionRequest)
+    asked = decode(await _body(request), CompletionRequest)
     prompt = await asyncio.to_thread(service.builder.text, asked.prompt)
     return await _answer(request, service, prompt, asked, kind)
 
@@ -175,30 +175,28 @@ class DetokenizeRequest(msgspec.Struct):
 
 async def tokenize(request: Request) -> Response:
     model = _service(request).model
-    asked = decode(await request.body(), TokenizeRequest)
+    asked = decode(await _body(request), TokenizeRequest)
     tokens = await asyncio.to_thread(model.tokenize, asked.content, asked.parse_special, asked.add_special)
     return Json({"tokens": tokens.tolist()})
 
 
 async def detokenize(request: Request) -> Response:
     model = _service(request).model
-    asked = decode(await request.body(), DetokenizeRequest)
+    asked = decode(await _body(request), DetokenizeRequest)
     if unknown := next((token for token in asked.tokens if token >= model.num_vocab), None):
         raise RequestError(f"tokens: {unknown} is not below {model.num_vocab}", param="tokens")
-    data = b"".join(model.piece(token) for token in asked.tokens)
-    return Json({"content": data.decode("utf-8", "replace")})
+    return Json({"content": model.detokenize(np.array(asked.tokens, np.int32))})
 
 
 async def apply_template(request: Request) -> Response:
     """What a chat would be as one prompt, its documents in the order they would have now."""
     service = _service(request)
-    asked = decode(await request.body(), ChatRequest)
+    asked = decode(await _body(request), ChatRequest)
     prompt = await asyncio.to_thread(service.builder.chat, asked)
     tree = service.engine.scheduler.tree
     scope = ("shared", asked.cache_scope)
     layout = await asyncio.wrap_future(service.engine.ask(lambda: prompt.arrange(tree, scope)))
-    pieces = (service.model.text_of(token) for token in layout.tokens.tolist())
-    return Json({"prompt": "".join(pieces), "n_tokens": len(layout.tokens)})
+    return Json({"prompt": service.model.detokenize(layout.tokens, special=True), "n_tokens": len(layout.tokens)})
 
 
 # ---- state -----------------------------------------------------------------------------------------------------------
@@ -282,8 +280,8 @@ def refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError):
         return _refusal(error)
     assert isinstance(error, HTTPException)
-    what = {404: f"no such route: {request.url.path}", 413: "the body is larger than --max-body allows"}
-    return _refusal(RequestError(what.get(error.status_code, error.detail), status=error.status_code))
+    message = f"no such route: {request.url.path}" if error.status_code == 404 else error.detail
+    return _refusal(RequestError(message, status=error.status_code))
 
 
 def fail(request: Request, error: Exception) -> Response:
@@ -292,6 +290,17 @@ def fail(request: Request, error: Exception) -> Response:
 
 def _refusal(error: RequestError) -> Response:
     return Json(error.body(), status_code=error.status, headers=error.headers)
+
+
+async def _body(request: Request) -> bytes:
+    """The body, read no further than it may be long. Raises RequestError 413."""
+    most = request.app.state.host.settings.max_body << 20
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise RequestError(f"the body is larger than {most:,} bytes, the server's --max-body", status=413)
+    return bytes(body)
 
 
 def _service(request: Request) -> Service:

@@ -35,9 +35,7 @@ class PromptBuilder:
     def chat(self, request: ChatRequest) -> ChatPrompt:
         """The parts of a chat with documents. Raises RequestError."""
         documents = _documents(request)
-        messages = [
-            {name: value for name, value in message.items() if name != "documents"} for message in request.messages
-        ]
+        messages = [{name: value for name, value in message.items() if name != "documents"} for message in request.messages]
         try:
             pieces = self._template.pieces(messages, tools=request.tools, **request.chat_template_kwargs)
         except TemplateError as error:

@@ -71,7 +71,9 @@ class Engine:
             self._thread.join()
 
     def submit(self, generation: Generation) -> None:
-        self._inbox.put(lambda: self._accept(generation))
+        """Queue a generation. What may fail, fails here, in the caller's thread."""
+        sampler = Sampler(self._model, generation.sampling)
+        self._inbox.put(lambda: self._accept(generation, sampler))
 
     def cancel(self, generation: Generation) -> None:
         """Let go of a generation whose client has gone, by the next step."""
@@ -144,17 +146,18 @@ class Engine:
             if request.owner.wants_progress and request.num_tokens == request.num_prompt:
                 self._outbox.append((request.owner, request.owner.progress()))
 
-    def _accept(self, generation: Generation) -> None:
-        request = generation.request
-        self._samplers[request.id] = Sampler(self._model, generation.sampling)
-        self.scheduler.submit(request)
+    def _accept(self, generation: Generation, sampler: Sampler) -> None:
+        self._samplers[generation.request.id] = sampler
+        self.scheduler.submit(generation.request)
 
     def _note_admissions(self) -> None:
+        """Requests that the last plan admitted: the newest ones that run."""
         now = perf_counter()
         for request in reversed(self.scheduler.running):
             if request.owner.admitted:
                 return
             request.owner.admitted = now
+            self._samplers[request.id].prime(request.tokens[: request.num_prompt])
 
     def _remember(self, generation: Generation) -> None:
         """Keep the sampled ids of an answer, if they spell exactly the text that was sent."""

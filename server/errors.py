@@ -1,13 +1,13 @@
 """What the server answers when it cannot do what was asked, in OpenAI's shape.
 
-    RequestError            anything that is answered with a status and {"error": {...}}
-      400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
-      401 authentication_error        no or a wrong API key
-      404 not_found_error             no such route
-      413 invalid_request_error       a body larger than --max-body
-      429 rate_limit_error            the queue is full; Retry-After says when to come back
-      500 server_error                the engine failed
-      503 unavailable_error           loading, or shutting down
+RequestError            anything that is answered with a status and {"error": {...}}
+  400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
+  401 authentication_error        no or a wrong API key
+  404 not_found_error             no such route
+  413 invalid_request_error       a body larger than --max-body
+  429 rate_limit_error            the queue is full; Retry-After says when to come back
+  500 server_error                the engine failed
+  503 unavailable_error           loading, or shutting down
 """
 
 from __future__ import annotations

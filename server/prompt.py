@@ -181,6 +181,4 @@ class _LayoutBuilder:
         self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
 
     def build(self) -> Layout:
-        return Layout(
-            np.concatenate(self._tokens), tuple(self._stops), tuple(self._documents), tuple(self._segments)
-        )
+        return Layout(np.concatenate(self._tokens), tuple(self._stops), tuple(self._documents), tuple(self._segments))

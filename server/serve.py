@@ -42,7 +42,8 @@ def serve(settings: Settings) -> int:
         path = model_path(settings)
         check_file(path)
         sys.setswitchinterval(SWITCH_INTERVAL)
-        return asyncio.run(_serve(settings, path))
+        asyncio.run(run(*make_server(settings), path))
+        return 0
     except ModelError as error:
         print(f"slotcache: {error}", file=sys.stderr)
         return 2
@@ -62,7 +63,8 @@ def model_path(settings: Settings) -> Path:
     return built_in_model()
 
 
-async def _serve(settings: Settings, path: Path) -> int:
+def make_server(settings: Settings) -> tuple[Server, Host]:
+    """A server that is not running yet, and its host."""
     host = Host(settings)
     config = uvicorn.Config(
         make_app(host),
@@ -72,13 +74,16 @@ async def _serve(settings: Settings, path: Path) -> int:
         access_log=settings.verbose,
         timeout_graceful_shutdown=GRACE,
     )
-    server = Server(config, host)
+    return Server(config, host), host
+
+
+async def run(server: Server, host: Host, path: Path) -> None:
+    """Serve the model at `path` until the server is told to exit. Raises ModelError."""
     loading = asyncio.create_task(_load(host, path, server))
     await server.serve()
     await loading
     if host.service is not None:
         await asyncio.to_thread(host.service.close)
-    return 0
 
 
 async def _load(host: Host, path: Path, server: Server) -> None:

@@ -59,14 +59,13 @@ class Service:
                 f"the prompt has {prompt.num_tokens} tokens and the context {self.limit}: "
                 f"shorten it to {self.limit - 1} or start the server with a larger --ctx-size",
                 code="context_length_exceeded",
-                param="messages",
                 n_prompt_tokens=prompt.num_tokens,
                 n_ctx=self.limit,
             )
         self._admit_to_queue()
         generation = self._generation(prompt, options)
-        self.open.add(generation)
         self.engine.submit(generation)
+        self.open.add(generation)
         return generation
 
     async def next_event(self, generation: Generation) -> Event:
@@ -164,9 +163,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
     metrics = Metrics(engine)
-    return Service(
-        settings, name, model, context, engine, builder, source, metrics, limit, set(), itertools.count(1)
-    )
+    return Service(settings, name, model, context, engine, builder, source, metrics, limit, set(), itertools.count(1))
 
 
 def start(service: Service) -> None:

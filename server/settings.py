@@ -42,6 +42,7 @@ def parse_switch(text: str) -> bool:
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
+# fmt: off
 SETTINGS = (
     Setting("model", ("-m", "--model"), "", "the GGUF file to serve; without one, a small built-in model"),
     Setting("hf_repo", ("-hf", "--hf-repo"), "", "a Hugging Face repository, user/repo[:quant], to fetch the model from"),
@@ -70,6 +71,7 @@ SETTINGS = (
     Setting("check", ("--check",), False, "check the cache's invariants whenever the server is idle"),
     Setting("verbose", ("-v", "--verbose"), False, "log every step of llama.cpp's start"),
 )
+# fmt: on
 
 
 class Settings(argparse.Namespace):

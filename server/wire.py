@@ -44,7 +44,7 @@ class Options(Struct):
     top_k: int | None = None
     min_p: Share | None = None
     repeat_penalty: Annotated[float, Meta(gt=0.0)] | None = None
-    repeat_last_n: int | None = None
+    repeat_last_n: Annotated[int, Meta(ge=0, le=65536)] | None = None
     ignore_eos: bool = False
     return_progress: bool = False
     cache_prompt: bool | None = None

@@ -7,7 +7,8 @@ ADR 007 (a slot's history outlives its request).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence as Seq
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np

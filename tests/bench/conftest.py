@@ -58,9 +58,7 @@ class FakeServer:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             path = head.split()[1]
-            length = next(
-                int(line.split(":")[1]) for line in head.splitlines() if line.lower().startswith("content-length")
-            )
+            length = next(int(line.split(":")[1]) for line in head.splitlines() if line.lower().startswith("content-length"))
             body = json.loads(await reader.readexactly(length))
             self.requests.append((path, body))
             handling = asyncio.create_task(self._handle(path, body, writer))

@@ -22,9 +22,15 @@ def used(*documents: tuple[str, int]) -> Result:
 
 
 def test_only_whole_leading_documents_count_as_reused() -> None:
-    assert reused(used(("a", 10), ("b", 10), ("c", 4), ("d", 10))) == 2
-    assert reused(used(("a", 0))) == 0
-    assert reused(Result(0.0, 1.0)) == 0
+    (four,) = trace_of("dabc")
+    assert reused(four, used(("a", 10), ("b", 10), ("c", 4), ("d", 10))) == 2
+    assert reused(four, used(("a", 0), ("b", 10), ("c", 10), ("d", 10))) == 0
+    assert reused(Query("s", 1, "?"), used(("a", 10))) == 0
+
+
+def test_documents_of_earlier_turns_are_not_counted() -> None:
+    (two,) = trace_of("cd")
+    assert reused(two, used(("a", 10), ("b", 10), ("d", 10), ("c", 0))) == 1
 
 
 def trace_of(*sets: str) -> tuple[Query, ...]:

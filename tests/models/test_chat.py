@@ -1,11 +1,12 @@
 """The pieces of a conversation against what Jinja alone makes of the same template and messages."""
 
+from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from slotcache.models.chat import DEFAULT_TEMPLATE, ChatTemplate, Piece, TemplateError
 
 LLAMA = """\
@@ -66,6 +67,7 @@ GEMMA = """\
 TEMPLATES = {"chatml": DEFAULT_TEMPLATE, "llama": LLAMA, "qwen": QWEN, "gemma": GEMMA}
 
 
+@cache
 def chat(source: str) -> ChatTemplate:
     return ChatTemplate(source, bos="<s>", eos="</s>")
 
@@ -80,10 +82,13 @@ def joined(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
+@cache
+def jinja(source: str) -> Template:
+    return Environment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+
+
 def by_jinja(source: str, messages: list[dict[str, Any]]) -> str:
-    environment = Environment(trim_blocks=True, lstrip_blocks=True)
-    variables = {"messages": messages, "tools": None, "add_generation_prompt": True, "bos_token": "<s>"}
-    return environment.from_string(source).render(variables)
+    return jinja(source).render(messages=messages, tools=None, add_generation_prompt=True, bos_token="<s>")
 
 
 def test_chatml_piece_by_piece() -> None:
@@ -123,12 +128,16 @@ def test_the_pieces_joined_are_what_the_template_renders(source: str, contents: 
     messages = said(*contents)
     pieces = chat(source).pieces(messages)
     assert joined(pieces) == by_jinja(source, messages)
-    assert all(piece.message is not None for piece in pieces if "a" == piece.text.strip())
+    assert all(piece.message is not None for piece in pieces if piece.text.strip() == "a")
 
 
 def test_trimmed_contents_are_the_messages_own() -> None:
     pieces = chat(GEMMA).pieces(said("\n one \n", "two", "  three"))
-    assert [piece for piece in pieces if piece.message is not None] == [Piece("one", 0), Piece("two", 1), Piece("three", 2)]
+    assert [piece for piece in pieces if piece.message is not None] == [
+        Piece("one", 0),
+        Piece("two", 1),
+        Piece("three", 2),
+    ]
 
 
 def test_reasoning_of_earlier_turns_is_dropped_as_the_template_drops_it() -> None:
@@ -190,7 +199,10 @@ def test_parts_of_text_are_joined() -> None:
 @pytest.mark.parametrize(
     ("content", "where"),
     [
-        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}], r"messages\[2\]\.content\[1\] .*image_url"),
+        (
+            [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}],
+            r"messages\[2\]\.content\[1\] .*image_url",
+        ),
         ([{"type": "text"}], r"messages\[2\]\.content\[0\]"),
         (["a"], r"messages\[2\]\.content\[0\]"),
         (7, r"messages\[2\]\.content must be"),
@@ -221,8 +233,9 @@ def test_tool_calls_with_arguments_as_the_template_wants_them() -> None:
         assert '<tool_call>{"city": "Paris"}</tool_call>' in joined(pieces)
 
 
-def test_arguments_that_are_no_json_are_passed_on() -> None:
-    assert '<tool_call>"{oops"</tool_call>' in joined(chat(QWEN).pieces([*said("q"), call("{oops")]))
+@pytest.mark.parametrize("arguments", ["{oops", "[" * 5000, "7"], ids=["broken", "deep", "number"])
+def test_arguments_that_are_no_object_are_passed_on(arguments: str) -> None:
+    assert f'<tool_call>"{arguments}"</tool_call>' in joined(chat(QWEN).pieces([*said("q"), call(arguments)]))
 
 
 def test_tools_and_further_settings_reach_the_template() -> None:

@@ -48,9 +48,7 @@ def test_what_is_not_reused_keeps_its_rank(keys: Sequence[str], index: Index, po
 
 @settings(max_examples=100, deadline=None)
 @given(documents, indexes, guards, guards)
-def test_no_baseline_beats_auto_and_the_oracle_equals_it(
-    keys: Sequence[str], index: Index, first: int, last: int
-) -> None:
+def test_no_baseline_beats_auto_and_the_oracle_equals_it(keys: Sequence[str], index: Index, first: int, last: int) -> None:
     made = {policy: arrange(keys, index, policy, keep_first=first, keep_last=last) for policy in POLICIES}
     worth = {policy: saved_by(index, keys, arrangement) for policy, arrangement in made.items()}
     assert max(worth.values()) == worth["auto"]

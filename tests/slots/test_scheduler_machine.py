@@ -1,8 +1,6 @@
 """A hypothesis state machine: tree and scheduler against a simple model of memory, over random lives of requests."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -13,8 +11,7 @@ from slotcache.slots.request import Layout, PlacedDocument, Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
 
-sys.path.insert(0, str(Path(__file__).parent))
-from memory import Memory, next_token  # noqa: E402
+from .memory import Memory, next_token
 
 CONTEXT = 48
 
@@ -108,9 +105,7 @@ class Lives(RuleBasedStateMachine):
         check(self.scheduler)
         for request in self.scheduler.running:
             held = self.memory.cells.get(request.sequence.id, {})
-            assert request.computed == 0 or held[request.computed - 1] == tuple(
-                request.tokens[: request.computed].tolist()
-            )
+            assert request.computed == 0 or held[request.computed - 1] == tuple(request.tokens[: request.computed].tolist())
 
     def end(self, request):
         self.open.remove(request)

@@ -1,0 +1,217 @@
+"""Reuse never changes a result.
+
+On the CPU without flash attention, logits after reuse equal those of a fresh prefill bit for bit, as long as each token's
+KV stands at a cell congruent to its position modulo 32: llama.cpp's kernels sum over cells in vectors of that width, so
+any other place rounds differently (see README, "Exactness"). `same` is for such places; where several streams share the
+pool, `close` compares every token with a fresh prefill of all that came before it.
+"""
+
+import numpy as np
+import pytest
+from slotcache.models.model import Model
+
+from .lab import Lab
+
+TEXT = (
+    "The river rises in the hills above the town and runs for nine miles before it meets the sea. "
+    "In spring the ferry crosses every hour, and in winter only when the wind allows. "
+)
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    model = Model(tiny)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def lab(model):
+    lab = Lab(model)
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def words(model):
+    """Several hundred tokens of text, the same each time."""
+    return model.tokenize(TEXT * 8)
+
+
+def fresh(model, tokens, limit):
+    """The same request on an empty cache, its prompt computed in one go where it fits one batch."""
+    lab = Lab(model, batch=512, budget=512)
+    answer = lab.run(tokens, limit=limit)
+    lab.close()
+    assert answer.request.cached == 0
+    return answer
+
+
+def same(answer, reference):
+    assert answer.tokens == reference.tokens
+    for row, expected in zip(answer.logits, reference.logits, strict=True):
+        assert np.array_equal(row, expected)
+
+
+def close(model, answer, samples=4):
+    """Every sampled row is within rounding of a fresh prefill of the same tokens; a foreign cell would be far off."""
+    request = answer.request
+    for at in np.linspace(0, len(answer.tokens) - 1, min(samples, len(answer.tokens))).astype(int):
+        expected = fresh(model, request.tokens[: request.num_prompt + at], 1).logits[0]
+        assert np.abs(answer.logits[at] - expected).max() < 0.1 * np.abs(expected).max()
+
+
+def aligned(lab, near):
+    """The largest length up to `near` where a fork's own tokens start at a cell congruent to their position."""
+    return near - (near - lab.scheduler.num_used) % 32
+
+
+def test_a_fork_is_exact_and_leaves_its_donor_exact(model, lab, words):
+    first = lab.run(words[:300], limit=4)
+    cut = aligned(lab, 250)
+    other = np.concatenate([words[:cut], words[50:120]])
+    forked = lab.run(other, limit=4)
+    assert forked.request.source == "fork" and forked.request.cached == cut
+    same(forked, fresh(model, other, 4))
+    whole = np.concatenate([words[:300], first.tokens, words[:40]])
+    continued = lab.run(whole, limit=4)
+    assert continued.request.source == "own" and continued.request.cached == 303
+    close(model, continued)
+
+
+def test_continuing_in_place_is_exact(model, lab, words):
+    first = lab.run(words[:300], limit=4)
+    whole = np.concatenate([words[:300], first.tokens, words[:40]])
+    second = lab.run(whole, limit=6)
+    assert second.request.source == "own" and second.request.cached == 303
+    same(second, fresh(model, whole, 6))
+
+
+def test_a_fork_inside_a_run_is_exact(model, lab, words):
+    lab.run(words[:300], limit=2)
+    for near in (40, 100, 157, 299):
+        cut = aligned(lab, near)
+        other = np.concatenate([words[:cut], words[cut + 3 : cut + 90]])
+        forked = lab.run(other, limit=3)
+        assert forked.request.cached == cut
+        same(forked, fresh(model, other, 3))
+
+
+def test_a_fork_anywhere_is_within_rounding(model, lab, words):
+    lab.run(words[:300], limit=2)
+    for cut in (1, 33, 158, 299):
+        other = np.concatenate([words[:cut], words[cut + 3 : cut + 90]])
+        forked = lab.run(other, limit=3)
+        assert forked.request.cached >= cut
+        close(model, forked)
+
+
+def test_a_prompt_that_is_fully_cached_computes_one_token(model, lab, words):
+    cold = lab.run(words[:200], limit=3)
+    prefilled = lab.scheduler.counters.prefilled_tokens
+    warm = lab.run(words[:200], limit=3)
+    assert warm.request.cached == 199
+    assert lab.scheduler.counters.prefilled_tokens == prefilled + 1
+    close(model, warm)
+    close(model, cold)
+
+
+def test_a_fork_from_a_busy_request_is_exact(model, lab, words):
+    busy = lab.submit(words[:260], limit=30)
+    while len(busy.tokens) < 5:
+        lab.step()
+    other = np.concatenate([words[:180], words[:60]])
+    forked = lab.submit(other, limit=3)
+    lab.finish()
+    assert forked.request.source == "fork" and forked.request.cached >= 180
+    close(model, forked)
+    close(model, busy, samples=8)
+
+
+def test_a_donor_in_the_middle_of_its_prefill_gives_what_it_has(model, words):
+    lab = Lab(model, batch=64)
+    donor = lab.submit(words[:300], limit=2)
+    lab.step()
+    lab.step()
+    assert donor.request.computed == 128
+    other = np.concatenate([words[:120], words[200:260]])
+    early = lab.submit(other, limit=2)
+    lab.finish()
+    assert early.request.cached == 120
+    close(model, early)
+    close(model, donor)
+    lab.close()
+
+
+def test_identical_prompts_that_arrive_together_are_computed_once(model, lab, words):
+    answers = [lab.submit(words[:300], limit=3) for _ in range(4)]
+    lab.finish()
+    assert lab.scheduler.counters.prefilled_tokens == 300 + 3  # and the last token of each that waited
+    for answer in answers:
+        close(model, answer)
+
+
+def test_eviction_and_reuse_of_what_is_left_is_exact(model, words):
+    lab = Lab(model, num_cells=512)
+    lab.run(words[:300], limit=2, stops=[100, 200])
+    lab.run(words[20:330], limit=2)  # does not fit beside the first: its last runs leave
+    assert lab.scheduler.tree.num_evicted > 0
+    again = lab.run(words[:300], limit=2, stops=[100, 200])
+    assert 0 < again.request.cached < 299
+    close(model, again)
+    lab.close()
+
+
+def test_a_preempted_request_resumes_exactly(model, words):
+    lab = Lab(model, num_cells=512, lanes=2)
+    answers = [lab.submit(words[start : start + 200], limit=120) for start in (0, 7)]
+    lab.finish()
+    assert lab.scheduler.counters.preemptions > 0
+    assert [len(answer.tokens) for answer in answers] == [120, 120]
+    for answer in answers:
+        close(model, answer, samples=20)
+    lab.close()
+
+
+def test_requests_that_join_and_leave_do_not_disturb_each_other(model, lab, words):
+    rng = np.random.default_rng(0)
+    answers = []
+    for _ in range(24):
+        start, cut = int(rng.integers(0, 40)) // 20 * 20, int(rng.integers(20, 240))
+        answers.append(lab.submit(words[start : start + cut], limit=int(rng.integers(1, 12))))
+        for _ in range(int(rng.integers(0, 6))):
+            lab.step()
+    lab.finish()
+    for answer in answers[::3]:
+        close(model, answer)
+
+
+def test_without_cache_prompt_nothing_is_read_and_nothing_left(model, lab, words):
+    cached = lab.run(words[:200], limit=3)
+    private = lab.run(words[:200], limit=3, cache=False)
+    assert private.request.cached == 0 and private.request.source == "none"
+    close(model, private)
+    close(model, cached)
+    used = lab.scheduler.num_used
+    lab.run(words[5:150], limit=3, cache=False)
+    assert lab.scheduler.num_used == used
+
+
+def test_scopes_share_nothing(model, lab, words):
+    first = lab.run(words[:200], limit=3, scope="x")
+    second = lab.run(words[:200], limit=3, scope="y")
+    assert second.request.cached == 0 and first.request.cached == 0
+    close(model, second)
+
+
+def test_with_flash_attention_reuse_is_close(model, words):
+    lab = Lab(model, flash="on")
+    lab.run(words[:300], limit=1)
+    other = np.concatenate([words[:200], words[50:120]])
+    forked = lab.run(other, limit=1)
+    plain = Lab(model, flash="on", batch=512)
+    expected = plain.run(other, limit=1).logits[0]
+    assert forked.request.cached >= 200
+    assert np.abs(forked.logits[0] - expected).max() < 0.2 * np.abs(expected).max()
+    lab.close()
+    plain.close()

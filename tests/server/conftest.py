@@ -1,0 +1,78 @@
+"""Real servers on real ports, in threads of this process."""
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import openai
+import pytest
+from slotcache.server.serve import make_server, run
+from slotcache.server.settings import defaults
+
+DEADLINE = 30.0  # s to load, or to stop
+
+
+@dataclass
+class Running:
+    """A server that is up. service: its inside, to look at what no route shows."""
+
+    url: str
+    http: httpx.Client
+    openai: openai.OpenAI
+    host: object
+
+    @property
+    def service(self):
+        return self.host.service
+
+    def chat(self, content="What is it?", **fields):
+        """One chat completion, greedy and short unless told otherwise; the decoded answer."""
+        messages = fields.pop("messages", None) or [{"role": "user", "content": content}]
+        body = {"messages": messages, "max_tokens": 4, "temperature": 0, "cache_prompt": True, "ignore_eos": True}
+        answer = self.http.post("/v1/chat/completions", json=body | fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def metric(self, name, **labels):
+        wanted = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
+        lines = self.http.get("/metrics").text.splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.split(" ")[0] == wanted), 0.0)
+
+
+@contextmanager
+def running(model, **changed):
+    """A server of `model` with some settings changed, stopped at the end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = defaults(**({"port": port, "ctx_size": 8192, "flash_attn": "off", "check": True, "threads": 1} | changed))
+    server, host = make_server(settings)
+    thread = threading.Thread(target=lambda: asyncio.run(run(server, host, model)))
+    thread.start()
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=url, timeout=60) as http, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        try:
+            until(lambda: host.service is not None)
+            yield Running(url, http, client, host)
+        finally:
+            server.should_exit = True
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
+
+
+def until(condition, deadline=DEADLINE):
+    """Wait for something that another thread brings about."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def server(tiny):
+    with running(tiny) as up:
+        yield up

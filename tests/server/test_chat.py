@@ -1,0 +1,204 @@
+"""Chat with documents over a real port, with the real client; what was reused is asserted where a user sees it."""
+
+import pytest
+
+from .conftest import running
+
+DOCUMENTS = [
+    {"id": f"d{number}", "text": f"Document number {number} tells of the {name} and its long history. " * 3}
+    for number, name in enumerate(["river", "tower", "market", "ferry", "bridge", "harbour"])
+]
+SYSTEM = {"role": "system", "content": "Answer from the documents, briefly, and say when they do not tell."}
+
+
+def ask(server, numbers, question="What is it?", **fields):
+    documents = [DOCUMENTS[number] for number in numbers]
+    messages = [SYSTEM, {"role": "user", "content": question}]
+    return server.chat(messages=messages, documents=documents, **fields)
+
+
+def used(answer):
+    return [document["id"] for document in answer["slotcache"]["documents"]]
+
+
+def test_the_openai_client_streams_a_chat_with_documents(server):
+    stream = server.openai.chat.completions.create(
+        model="tiny",
+        messages=[SYSTEM, {"role": "user", "content": "Where does the ferry go?"}],
+        max_tokens=8,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"documents": DOCUMENTS[:3], "cache_prompt": True, "ignore_eos": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    usage = chunks[-1].usage
+    assert usage.completion_tokens == 8 and usage.prompt_tokens > 50
+    assert [document["id"] for document in chunks[-1].slotcache["documents"]] == ["d0", "d1", "d2"]
+
+
+def test_streamed_and_whole_answers_are_the_same(server):
+    fields = {"model": "tiny", "messages": [{"role": "user", "content": "Say it."}], "temperature": 0, "max_tokens": 20}
+    whole = server.openai.chat.completions.create(**fields)
+    stream = server.openai.chat.completions.create(**fields, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == whole.choices[0].message.content
+
+
+def test_documents_are_ordered_by_what_is_cached(server):
+    first = ask(server, [0, 1, 2], cache_scope="order")
+    assert used(first) == ["d0", "d1", "d2"] and first["slotcache"]["source"] == "none"
+    second = ask(server, [3, 1, 0, 2], cache_scope="order")
+    assert used(second) == ["d0", "d1", "d2", "d3"]
+    reused = [document["cached_tokens"] == document["tokens"] for document in second["slotcache"]["documents"]]
+    assert reused == [True, True, True, False]
+    assert second["slotcache"]["source"] == "fork"
+    assert second["slotcache"]["miss"]["why"] == "document d3 is not cached here"
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == second["timings"]["cache_n"]
+
+
+def test_retrieval_order_can_be_asked_for(server):
+    ask(server, [0, 1, 2], cache_scope="rank")
+    answer = ask(server, [2, 1, 0], cache_scope="rank", document_order="retrieval")
+    assert used(answer) == ["d2", "d1", "d0"]
+    assert answer["slotcache"]["documents"][0]["cached_tokens"] < answer["slotcache"]["documents"][0]["tokens"]
+
+
+def test_the_order_hint_says_the_ranking_and_breaks_no_prefix(server):
+    ask(server, [0, 1, 2], cache_scope="hint")
+    body = {"messages": [{"role": "user", "content": "Q"}], "documents": [DOCUMENTS[n] for n in (2, 0, 1)]}
+    scoped = body | {"cache_scope": "hint-2"}
+    first = server.http.post("/apply-template", json=scoped).json()["prompt"]
+    assert "relevance" not in first
+    server.chat(messages=body["messages"], documents=[DOCUMENTS[n] for n in (0, 1, 2)], cache_scope="hint-2")
+    moved = server.http.post("/apply-template", json=scoped).json()["prompt"]
+    assert "Documents by relevance: [d2] > [d0] > [d1]" in moved
+    assert moved.index("[d1]") < moved.index("Documents by relevance") < moved.index("Q<|im_end|>")
+    silent = server.http.post("/apply-template", json=scoped | {"order_hint": False}).json()["prompt"]
+    assert "relevance" not in silent
+
+
+def test_a_conversation_computes_only_its_new_tokens(server):
+    messages = [SYSTEM, {"role": "user", "content": "Tell me of the river."}]
+    scope = "turns"
+    answer = server.chat(messages=messages, cache_scope=scope)
+    for question in ("And the tower?", "And the market?"):
+        held = answer["usage"]["total_tokens"] - 1  # the last token that was sampled has no KV
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": question}]
+        answer = server.chat(messages=messages, cache_scope=scope)
+        assert answer["slotcache"]["source"] == "own"
+        assert answer["slotcache"]["cached_tokens"] == held
+
+
+def test_documents_of_earlier_turns_stay_where_they_stood(server):
+    scope = "history"
+    server.chat(
+        messages=[SYSTEM, {"role": "user", "content": "?", "documents": [DOCUMENTS[n] for n in (1, 0)]}],
+        cache_scope=scope,
+    )
+    first = {"role": "user", "content": "Where is it?", "documents": [DOCUMENTS[n] for n in (0, 1, 2)]}
+    answer = server.chat(messages=[SYSTEM, first], cache_scope=scope)
+    assert used(answer) == ["d1", "d0", "d2"]
+    second = {"role": "user", "content": "And then?", "documents": [DOCUMENTS[n] for n in (4, 3)]}
+    messages = [SYSTEM, first, answer["choices"][0]["message"], second]
+    following = server.chat(messages=messages, cache_scope=scope)
+    assert used(following) == ["d1", "d0", "d2", "d4", "d3"]
+    assert following["slotcache"]["source"] == "own"
+    assert following["slotcache"]["cached_tokens"] == answer["usage"]["total_tokens"] - 1
+
+
+def test_two_conversations_alternate_and_keep_their_history(tiny):
+    with running(tiny, parallel=1) as server:
+        histories = [[SYSTEM, {"role": "user", "content": f"I am {name}."}] for name in ("Ada", "Bob")]
+        held = [0, 0]
+        for turn in range(3):
+            for who, messages in enumerate(histories):
+                answer = server.chat(messages=messages)
+                assert turn == 0 or answer["slotcache"]["cached_tokens"] == held[who]
+                held[who] = answer["usage"]["total_tokens"] - 1
+                messages += [answer["choices"][0]["message"], {"role": "user", "content": f"Turn {turn}."}]
+
+
+def test_twenty_conversations_on_four_lanes(tiny):
+    with running(tiny, ctx_size=8192) as server:
+        histories = [[SYSTEM, {"role": "user", "content": f"Conversation {n}."}] for n in range(20)]
+        held = [0] * 20
+        for turn in range(3):
+            for who, messages in enumerate(histories):
+                answer = server.chat(messages=messages)
+                if turn:
+                    new = answer["usage"]["prompt_tokens"] - held[who]
+                    assert answer["timings"]["prompt_n"] == new
+                held[who] = answer["usage"]["total_tokens"] - 1
+                messages += [answer["choices"][0]["message"], {"role": "user", "content": f"Turn {turn}."}]
+
+
+def test_a_regenerated_answer_computes_one_token(server):
+    server.chat("The same again?", cache_scope="again")
+    again = server.chat("The same again?", cache_scope="again")
+    assert again["timings"]["prompt_n"] == 1 and again["slotcache"]["miss"] is None
+
+
+def test_cache_prompt_is_opt_in(server):
+    first = ask(server, [0, 1], cache_prompt=False)
+    ask(server, [0, 1], cache_scope="")
+    used_cells = server.metric("slotcache_cells_used")
+    third = ask(server, [1, 0], cache_prompt=False)
+    for answer in (first, third):
+        assert answer["timings"]["cache_n"] == 0 and answer["slotcache"]["source"] == "none"
+        assert answer["slotcache"]["miss"]["why"] == "cache_prompt is off"
+    assert server.metric("slotcache_cells_used") == used_cells
+    assert used(third) == ["d1", "d0"]
+
+
+def test_scopes_never_meet(server):
+    ask(server, [0, 1, 2], cache_scope="mine")
+    other = ask(server, [2, 1, 0], cache_scope="yours")
+    assert other["timings"]["cache_n"] == 0 and used(other) == ["d2", "d1", "d0"]
+    assert "Document number" not in server.http.get("/slots").text
+
+
+def test_control_tokens_in_user_text_stay_text(server):
+    plain = server.chat("Say it.", max_tokens=1)["usage"]["prompt_tokens"]
+    smuggled = server.chat("<|im_end|>", max_tokens=1)["usage"]["prompt_tokens"]
+    ids = server.http.post("/tokenize", json={"content": "<|im_end|>", "parse_special": False}).json()["tokens"]
+    question = server.http.post("/tokenize", json={"content": "Say it.", "parse_special": False}).json()["tokens"]
+    assert len(ids) > 1
+    assert smuggled - plain == len(ids) - len(question)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_a_seed_makes_an_answer_repeatable(server, temperature):
+    answers = {
+        server.chat("Go on.", temperature=temperature, seed=7, max_tokens=12)["choices"][0]["message"]["content"]
+        for _ in range(3)
+    }
+    assert len(answers) == 1
+
+
+def test_sampling_options_change_the_answer(server):
+    greedy = server.chat("Go on.", max_tokens=16)["choices"][0]["message"]["content"]
+    first = server.http.post("/tokenize", json={"content": greedy}).json()["tokens"][0]
+    biased = server.chat("Go on.", max_tokens=16, logit_bias={str(first): -100.0})
+    assert biased["choices"][0]["message"]["content"] != greedy
+    penalised = server.chat(greedy, max_tokens=60, repeat_penalty=50.0, repeat_last_n=1000)
+    plain = server.chat(greedy, max_tokens=60)
+    assert penalised["choices"][0]["message"]["content"] != plain["choices"][0]["message"]["content"]
+
+
+def test_a_stop_string_ends_the_answer_before_it(server):
+    whole = server.chat("Go on.", max_tokens=16)["choices"][0]["message"]["content"]
+    stop = whole[5:8]
+    answer = server.chat("Go on.", max_tokens=16, stop=[stop])
+    assert answer["choices"][0]["message"]["content"] == whole[: whole.index(stop)]
+    assert answer["choices"][0]["finish_reason"] == "stop" and answer["stopping_word"] == stop
+
+
+def test_reuse_does_not_change_greedy_text(server):
+    for numbers in ([0, 1, 2], [2, 0, 4], [1, 0, 5]):
+        cached = ask(server, numbers, document_order="retrieval", max_tokens=24, cache_scope="text")
+        plain = ask(server, numbers, document_order="retrieval", max_tokens=24, cache_prompt=False)
+        assert cached["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
