@@ -29,7 +29,7 @@ class ContextSettings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     threads: int = 0
-    num_sequences: int = MAX_SEQUENCES
+    num_sequences: int = MAX_SEQUENCES  # ids 0 to num_sequences - 2 for the tree, the last one is the scratch sequence
 
 
 class Context:
@@ -54,6 +54,7 @@ class Context:
         self.handle = handle
         self.memory = llama_cpp.llama_get_memory(handle)
         self.model = model
+        self.scratch = settings.num_sequences - 1  # the sequence through which ranges are saved and restored
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
         self.batch: int = llama_cpp.llama_n_batch(handle)
 

@@ -11,12 +11,16 @@ from collections.abc import Mapping
 import llama_cpp
 import numpy as np
 
-from ..slots.plan import Drop, Operation, Plan, Share, Span, Trim
+from ..slots.host import Blob
+from ..slots.plan import Drop, Operation, Plan, Restore, Save, Share, Span, Trim
 from .context import Context
 from .errors import NoRoom, RunnerError
 from .sampling import Sampler
+from .state import cut, is_known
 
 ALL = -1
+WARM_UP = 4  # tokens
+BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Runner:
@@ -44,6 +48,21 @@ class Runner:
             raise RunnerError(f"llama_decode returned {result} for a batch of {plan.num_tokens} tokens")
         return self._sample(plan.spans)
 
+    def warm_up(self) -> bool:
+        """Compute a little, so that the first request finds everything in place; whether KV can be moved to host memory."""
+        tokens = np.zeros(WARM_UP, np.int32)
+        blob = Blob(0, WARM_UP)
+        self.batch.fill((Span(0, 0, 0, tokens, logits=True),))
+        result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+        if result != 0:
+            raise RunnerError(f"the first llama_decode returned {result}")
+        can_move = self.context.model.can_trim
+        if can_move:
+            self._save(0, blob)
+            can_move = blob.data is not None and is_known(blob.data)
+        self.apply(Drop(0))
+        return can_move
+
     def apply(self, operation: Operation) -> None:
         memory = self.context.memory
         match operation:
@@ -54,6 +73,33 @@ class Runner:
                     raise RunnerError(f"this model's memory cannot be trimmed: {operation}")
             case Drop(sequence):
                 llama_cpp.llama_memory_seq_rm(memory, sequence, 0, ALL)
+            case Save(sequence, blob):
+                self._save(sequence, blob)
+            case Restore(blob, sequence, start, stop):
+                self._restore(blob, sequence, start, stop)
+
+    def _save(self, sequence: int, blob: Blob) -> None:
+        """Through the scratch sequence, which holds just the range: saving is for whole sequences."""
+        context, scratch = self.context.handle, self.context.scratch
+        llama_cpp.llama_memory_seq_cp(self.context.memory, sequence, scratch, blob.start, blob.stop)
+        size = llama_cpp.llama_state_seq_get_size(context, scratch)
+        blob.data = np.empty(size, np.uint8)
+        written = llama_cpp.llama_state_seq_get_data(context, blob.data.ctypes.data_as(BYTES), size, scratch)
+        llama_cpp.llama_memory_seq_rm(self.context.memory, scratch, 0, ALL)
+        if written != size:
+            raise RunnerError(f"saving {len(blob)} tokens wrote {written} of {size} bytes")
+
+    def _restore(self, blob: Blob, sequence: int, start: int, stop: int) -> None:
+        context, scratch = self.context.handle, self.context.scratch
+        if blob.data is None:
+            raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")
+        whole = (start, stop) == (blob.start, blob.stop)
+        data = blob.data if whole else cut(blob.data, start, stop)
+        read = llama_cpp.llama_state_seq_set_data(context, data.ctypes.data_as(BYTES), len(data), scratch)
+        llama_cpp.llama_memory_seq_cp(self.context.memory, scratch, sequence, start, stop)
+        llama_cpp.llama_memory_seq_rm(self.context.memory, scratch, 0, ALL)
+        if read != len(data):
+            raise RunnerError(f"restoring {stop - start} tokens read {read} of {len(data)} bytes")
 
     def logits(self, num_rows: int) -> np.ndarray:
         """The last batch's logits, (rows that asked for them, vocabulary), float32: a view that the next run overwrites."""

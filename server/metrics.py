@@ -26,10 +26,11 @@ class Snapshot:
 
 
 class Metrics:
-    """One server's metrics; each server has its own registry."""
+    """One server's metrics; each server has its own registry. token_bytes: what one token's KV takes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, token_bytes: int) -> None:
         self._engine = engine
+        self._token_bytes = token_bytes
         self._snapshot: Snapshot | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -78,7 +79,7 @@ class Metrics:
         for name, (help, value) in self._snapshot.counters.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
-        for source in ("own", "fork"):
+        for source in ("own", "fork", "host"):
             cached.add_metric([source], self._snapshot.cached_tokens.get(source, 0))
         yield cached
 
@@ -91,6 +92,8 @@ class Metrics:
                 "cells": ("KV cells in the pool", tree.num_cells),
                 "cells_used": ("KV cells in use", scheduler.num_used),
                 "cells_reclaimable": ("KV cells in use that eviction could free now", tree.num_reclaimable),
+                "host_bytes": ("Idle KV in host memory", tree.host.num_tokens * self._token_bytes),
+                "host_budget_bytes": ("Host memory that idle KV may take", tree.host.max_tokens * self._token_bytes),
                 "sequences_parked": ("Histories kept for reuse", len(tree.parked)),
                 "requests_running": ("Requests on a lane", len(scheduler.running)),
                 "requests_waiting": ("Requests in the queue", len(scheduler.waiting)),
@@ -101,7 +104,9 @@ class Metrics:
                 "steps": ("Steps", counters.steps),
                 "prompt_tokens": ("Prompt tokens computed", counters.prefilled_tokens),
                 "generated_tokens": ("Tokens generated", counters.generated_tokens),
-                "evicted_tokens": ("Tokens evicted from the pool", tree.num_evicted),
+                "evicted_tokens": ("Tokens that left the device", tree.num_evicted),
+                "saved_tokens": ("Tokens copied to host memory", tree.host.num_saved),
+                "restored_tokens": ("Tokens brought back from host memory", tree.host.num_restored),
                 "preemptions": ("Requests paused because cells ran out", counters.preemptions),
             },
             cached_tokens=dict(counters.cached_tokens),

@@ -22,6 +22,7 @@ from ..slots.request import Layout, PlacedDocument
 from ..slots.tree import PrefixTree
 
 Tokenize = Callable[[str], np.ndarray]
+RESTORE_COST = 0.01  # of prefilling the same tokens: 0.4 ms against 170 ms for 200 tokens of a 114 M model on 2 cores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +111,9 @@ class CachedDocuments:
         if end is None:
             return None
         tokens = end.end - position.end
-        return Step(end, tokens, float(tokens), ahead=inf if end.children else 0.0)
+        in_host_memory_only = end.blob is not None and not end.ready
+        saved = tokens * (1 - RESTORE_COST) if in_host_memory_only else float(tokens)
+        return Step(end, tokens, saved, ahead=inf if end.children else 0.0)
 
     def beyond(self, position: Node) -> float:
         """How far the rest of the prompt is cached behind the whole set, placed on the path that ends at `position`."""

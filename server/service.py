@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..models.model import Model
 from ..models.runner import Runner
 from ..models.sampling import Sampler
 from ..models.text import TextStream
+from ..slots.host import HostTier
 from ..slots.request import Request
 from ..slots.scheduler import Scheduler
 from ..slots.tree import PrefixTree
@@ -138,7 +140,7 @@ class Service:
 def _why_not(asked: bool, cache: bool) -> str | None:
     if not asked:
         return "cache_prompt is off"
-    return None if cache else "this model's memory is one state that cannot be cut at a prefix"
+    return None if cache else "this model keeps no KV that can be cut at a prefix"
 
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
@@ -151,18 +153,20 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         template = ChatTemplate(source, model.bos, model.eos)
     except TemplateError as error:
         raise ModelError(f"the chat template cannot be used: {error}") from None
-    num_sequences = MAX_SEQUENCES if model.can_trim else 2 * settings.parallel + 1
+    num_sequences = MAX_SEQUENCES if model.can_trim else 2 * settings.parallel + 2
     context = Context(model, _context_settings(settings, model, num_sequences))
     limit = min(context.num_cells, model.context_train or context.num_cells)
-    tree = PrefixTree(context.num_cells, num_sequences)
-    scheduler = Scheduler(tree, settings.parallel, context.batch, settings.prefill_budget)
     samplers: dict[int, Sampler] = {}
+    runner = Runner(context, samplers)
+    host = HostTier(_host_tokens(settings, model) if runner.warm_up() else 0)
+    tree = PrefixTree(context.num_cells, context.scratch, host)
+    scheduler = Scheduler(tree, settings.parallel, context.batch, settings.prefill_budget, settings.idle_cells)
     answers = AnswerMemory()
-    engine = Engine(model, scheduler, Runner(context, samplers), samplers, answers, settings.check)
+    engine = Engine(model, scheduler, runner, samplers, answers, settings.check)
     builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
-    metrics = Metrics(engine)
+    metrics = Metrics(engine, _token_bytes(settings, model))
     return Service(settings, name, model, context, engine, builder, source, metrics, limit, set(), itertools.count(1))
 
 
@@ -176,7 +180,7 @@ def describe(model: Model, context: Context, settings: Settings) -> str:
     gpu = next((device for device in devices() if device.is_gpu), None)
     on_gpu = min(settings.gpu_layers, model.num_layers + 1) if gpu else 0
     where = f"{on_gpu} of {model.num_layers + 1} layers on {gpu.description}" if gpu else "all layers on the CPU"
-    per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
+    per_token = _token_bytes(settings, model)
     return (
         f"{model.path.name}: {model.description}, {model.size / 2**20:,.0f} MiB, {where}; KV {per_token:,} bytes a token, "
         f"{context.num_cells:,} cells ({context.num_cells * per_token / 2**20:,.0f} MiB), {settings.parallel} lanes"
@@ -192,6 +196,16 @@ def _template_source(settings: Settings, model: Model) -> str:
         raise ModelError(f"cannot read the chat template {settings.chat_template_file}: {error.strerror}") from None
 
 
+def _token_bytes(settings: Settings, model: Model) -> int:
+    return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
+
+
+def _host_tokens(settings: Settings, model: Model) -> int:
+    """Tokens that the host tier may hold: --cache-ram, but never more than half of the memory that is free now."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(settings.cache_ram << 20, free // 2) // _token_bytes(settings, model)
+
+
 def _context_settings(settings: Settings, model: Model, num_sequences: int) -> ContextSettings:
     num_cells = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     return ContextSettings(
@@ -201,6 +215,6 @@ def _context_settings(settings: Settings, model: Model, num_sequences: int) -> C
         settings.flash_attn,
         settings.cache_type_k,
         settings.cache_type_v,
-        settings.threads,
+        settings.threads or len(os.sched_getaffinity(0)),
         num_sequences,
     )

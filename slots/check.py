@@ -11,7 +11,7 @@ def check_tree(tree: PrefixTree) -> None:
     nodes = [node for root in tree.roots.values() for node in descendants(root)]
     sequences = {sequence for node in nodes for sequence in node.sequences} | set(tree.parked.values())
     assert tree.num_ready == sum(node.ready for node in nodes)
-    assert tree.num_pending == sum(len(node.tokens) - node.ready for node in nodes)
+    assert tree.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.pins)
     assert tree.num_pinned == sum(node.ready for node in nodes if node.pins)
     assert 0 <= tree.num_ready <= tree.num_cells
     for node in nodes:
@@ -20,12 +20,19 @@ def check_tree(tree: PrefixTree) -> None:
         assert node.parent.end == node.start
         held = [min(sequence.length, node.end) - node.start for sequence in node.sequences]
         assert node.ready == max(held, default=0) and min(held, default=1) > 0
-        assert node.pins or node.complete, "a run that nobody will compute"
+        assert node.pins or node.complete or (node.blob and not node.ready), "a run that nobody will compute"
         assert node.ready == 0 or node.parent.complete
+        assert (node.blob is not None) == (node in tree.host.nodes)
+        if node.blob is not None:
+            assert node.blob.start <= node.start and node.end <= node.blob.stop
         for key, end in node.documents.items():
             assert (node, key) in end.document_of and node in path(end)
         for origin, key in node.document_of:
             assert origin.documents[key] is node
+    blobs = {node.blob for node in nodes if node.blob is not None}
+    assert tree.host.nodes <= set(nodes)
+    assert tree.host.num_tokens == sum(len(blob) for blob in blobs) <= tree.host.max_tokens
+    assert all(blob.users == sum(node.blob is blob for node in nodes) for blob in blobs)
     ids = [sequence.id for sequence in sequences]
     assert len(ids) == len(set(ids)) and not set(ids) & set(tree._free_ids)
     for tip, sequence in tree.parked.items():

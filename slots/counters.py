@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Counters:
-    """Totals. cached_tokens: prompt tokens not computed again, by where they came from (own, fork)."""
+    """Totals. cached_tokens: prompt tokens not computed again, by where they came from (own, fork, host)."""
 
     steps: int = 0
     prefilled_tokens: int = 0

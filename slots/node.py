@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .host import Blob
 
 
 @dataclass(slots=True, eq=False)
@@ -14,6 +18,7 @@ class Node:
         tokens   |---------- run ----------|
         KV       |---- ready ----|.pending.|      ready: somebody has computed it, so it is in a cell exactly once;
                  start                    end     pending: a running request has claimed it and will compute it
+        blob     |------- all of it -------|      in host memory, if it was ever moved there
 
     sequences: who holds KV of this run. pins: running requests whose path goes through (pinned runs are not evicted).
     documents: where a document that follows this run ends, by the document's key. document_of: the inverse of that, with
@@ -28,6 +33,7 @@ class Node:
     sequences: set[Sequence] = field(default_factory=set, repr=False)
     pins: int = 0
     last_use: int = 0
+    blob: Blob | None = field(default=None, repr=False)
     documents: dict[str, Node] = field(default_factory=dict, repr=False)
     document_of: set[tuple[Node, str]] = field(default_factory=set, repr=False)
 

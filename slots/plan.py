@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .host import Blob
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -33,7 +35,25 @@ class Drop:
     sequence: int
 
 
-Operation = Share | Trim | Drop
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy the KV of `sequence` at positions [blob.start, blob.stop) to host memory, into `blob`."""
+
+    sequence: int
+    blob: Blob
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Give `sequence` new cells at positions [start, stop) with the KV that `blob` holds of them."""
+
+    blob: Blob
+    sequence: int
+    start: int
+    stop: int
+
+
+Operation = Share | Trim | Drop | Save | Restore
 
 
 @dataclass(frozen=True, slots=True, eq=False)

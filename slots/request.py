@@ -74,8 +74,8 @@ class Request:
 
     sequence: Sequence | None = None
     lane: int = -1
-    source: str = "none"
     cached: int = 0  # prompt tokens it did not have to compute, at its first admission and by catching up
+    sources: dict[str, int] = field(default_factory=dict)  # those tokens by where they came from: own, fork, host
     num_preempted: int = 0
 
     def lay_out(self, layout: Layout) -> None:
@@ -88,6 +88,12 @@ class Request:
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
+
+    @property
+    def source(self) -> str:
+        """Where most of its cached tokens came from: own, fork, host or none."""
+        most = max(self.sources, key=lambda source: self.sources[source], default="none")
+        return most if self.sources.get(most) else "none"
 
     @property
     def decoding(self) -> bool:

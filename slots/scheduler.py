@@ -32,14 +32,18 @@ class Scheduler:
     """Owns who waits and who runs. Not thread-safe: one thread calls it.
 
     batch_size: most tokens a step may compute. prefill_budget: most prompt tokens a step may compute while other
-    requests are generating.
+    requests are generating. idle_cells: most cells that may hold what no running request needs, where there is a host tier
+    to move it to: every step attends over the whole pool, so idle KV slows what runs.
     """
 
-    def __init__(self, tree: PrefixTree, num_lanes: int, batch_size: int = 512, prefill_budget: int = 256) -> None:
+    def __init__(
+        self, tree: PrefixTree, num_lanes: int, batch_size: int = 512, prefill_budget: int = 256, idle_cells: int = 0
+    ) -> None:
         self.tree = tree
         self.lanes = [Lane(id) for id in range(num_lanes)]
         self.batch_size = batch_size
         self.prefill_budget = prefill_budget
+        self.idle_cells = idle_cells
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
@@ -200,7 +204,7 @@ class Scheduler:
         match = self.tree.match(request.scope, request.tokens[: request.num_tokens])
         reclaimable = self.tree.num_reclaimable - match.evictable
         promised = self.tree.num_pending + len(self.running)
-        return request.num_tokens - match.length + promised < self._num_free + reclaimable
+        return request.num_tokens - match.covered + promised < self._num_free + reclaimable
 
     def _start(self, request: Request, idle: list[Lane]) -> None:
         layout = request.layout
@@ -208,10 +212,12 @@ class Scheduler:
         stops = [*layout.stops, request.num_tokens]
         documents = [(document.key, document.start, document.stop) for document in layout.documents]
         claim = self.tree.claim(request.scope, request.tokens[: request.num_tokens], stops, documents)
-        request.sequence, request.computed, request.claimed = claim.sequence, claim.cached, request.num_tokens
-        if request.num_preempted == 0:
-            request.source = claim.source
-            self._count_cached(request, claim.source, claim.cached)
+        request.sequence, request.claimed = claim.sequence, request.num_tokens
+        self._count_cached(request, claim.source, claim.cached)
+        self._spill_idle()
+        if (needed := self.tree.restorable(claim.sequence)) and self._reserve(needed):
+            self._count_cached(request, "host", self.tree.restore(claim.sequence))
+        request.computed = claim.sequence.length
         lane = self._choose_lane(claim.sequence.id, idle)
         lane.request, lane.sequence_id, lane.last_use = request, claim.sequence.id, self._steps
         request.lane = lane.id
@@ -226,13 +232,18 @@ class Scheduler:
         if request.num_preempted:
             return  # its prompt has been counted
         request.cached += tokens
-        if request.source == "none" and tokens:
-            request.source = source
+        request.sources[source] = request.sources.get(source, 0) + tokens
         self.counters.cached_tokens[source] = self.counters.cached_tokens.get(source, 0) + tokens
 
     @property
     def _num_free(self) -> int:
         return self.tree.num_cells - self.num_used
+
+    def _spill_idle(self) -> None:
+        """Move idle KV to host memory until no more of it than `idle_cells` slows the others."""
+        while self.tree.host.max_tokens and self.tree.num_reclaimable > self.idle_cells:
+            if not self.tree.evict():
+                return
 
     def _reserve(self, num_cells: int) -> bool:
         """Make room for `num_cells` more tokens by evicting what nobody is using."""

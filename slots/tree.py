@@ -7,14 +7,16 @@ ADR 007 (a slot's history outlives its request).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .host import HostTier
 from .node import Node, Sequence
-from .plan import Drop, Operation, Share, Trim
+from .plan import Drop, Operation, Restore, Save, Share, Trim
 
 NO_TOKENS = np.empty(0, np.int32)
 
@@ -23,14 +25,15 @@ NO_TOKENS = np.empty(0, np.int32)
 class Match:
     """How much of a prompt is known: `length` tokens are in the tree, of which the first `ready` have KV.
 
-    `node` is where the match ends; `ready_node` where its computed part ends; `evictable` counts the ready tokens of the
-    match that nothing pins, so they would no longer be reclaimable once claimed.
+    `node` is where the match ends; `ready_node` where its computed part ends. `covered` counts the tokens that have cells
+    or are promised some; `evictable` those of them that nothing pins, so that claiming the match makes them unreclaimable.
     """
 
     node: Node
     length: int
     ready_node: Node
     ready: int
+    covered: int
     evictable: int
 
 
@@ -48,18 +51,20 @@ class OutOfSequences(RuntimeError):
 
 
 class PrefixTree:
-    """Asks are `match` and the counters; acts are `claim`, `advance`, `catch_up`, `release`, `evict`, `forget`.
+    """Asks are `match` and the counters; acts are `claim`, `restore`, `advance`, `catch_up`, `release`, `evict`, `forget`.
 
     Acts decide memory operations; the scheduler takes them with `take_operations()` into the next plan, where they run
     before anything is computed. num_cells: KV cells in the pool. num_sequences: sequence ids, at least 2 * lanes + 1.
+    host: where evicted runs go; without one they are lost.
     """
 
-    def __init__(self, num_cells: int, num_sequences: int = 256) -> None:
+    def __init__(self, num_cells: int, num_sequences: int = 256, host: HostTier | None = None) -> None:
         self.num_cells = num_cells
         self.num_ready = 0  # cells in use: every ready token is in exactly one
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_pinned = 0  # ready cells that running requests need
-        self.num_evicted = 0  # tokens that left, ever
+        self.num_evicted = 0  # tokens that left the device, ever
+        self.host = host or HostTier()
         self.roots: dict[Hashable, Node] = {}
         self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
         self._free_ids = list(range(num_sequences))[::-1]
@@ -76,7 +81,7 @@ class PrefixTree:
     def match_from(self, origin: Node, tokens: np.ndarray) -> Match:
         """Like `match`, for tokens that follow the end of `origin`; lengths count from there."""
         node = ready_node = origin
-        length = ready = evictable = 0
+        length = ready = covered = evictable = 0
         while length < len(tokens):
             child = node.children.get(int(tokens[length]))
             if child is None:
@@ -86,10 +91,11 @@ class PrefixTree:
             if usable := min(common, child.ready):
                 ready, ready_node = length + usable, child
                 evictable += 0 if child.pins else usable
+            covered += common if child.pins else usable
             length += common
             if common < len(child.tokens):
                 break
-        return Match(node, length, ready_node, ready, evictable)
+        return Match(node, length, ready_node, ready, covered, evictable)
 
     @property
     def num_reclaimable(self) -> int:
@@ -128,6 +134,22 @@ class PrefixTree:
         if cached:
             self._share(sequence, cached)
         return Claim(sequence, cached, "fork" if cached else "none")
+
+    def restorable(self, sequence: Sequence) -> int:
+        """How many tokens, and so free cells, `restore` would bring back."""
+        return sum(restore.stop - restore.start for restore, _ in self._restores(sequence))
+
+    def restore(self, sequence: Sequence) -> int:
+        """Bring back from host memory what follows on the sequence's path, up to its last token; how many tokens."""
+        before = sequence.length
+        for restore, nodes in self._restores(sequence):
+            self._operations.append(restore)
+            for node in nodes:
+                self._count_ready(node, min(node.end, restore.stop) - node.start)
+                node.sequences.add(sequence)
+            sequence.length = restore.stop
+        self.host.num_restored += sequence.length - before
+        return sequence.length - before
 
     def catch_up(self, sequence: Sequence) -> int:
         """Share what others have computed on this sequence's path since; how many tokens that was."""
@@ -173,13 +195,13 @@ class PrefixTree:
         self._park(sequence)
 
     def evict(self) -> bool:
-        """Free the least recently used leaf; False when running requests need everything that is left."""
-        leaves = (node for node in self.parked if not node.children and not node.pins)
+        """Free the least recently used leaf's cells; False when running requests need everything that is left."""
+        leaves = (node for node in self.parked if not node.pins and not any(c.ready for c in node.children.values()))
         leaf = min(leaves, key=lambda node: node.last_use, default=None)
         if leaf is None:
             return False
         self.num_evicted += leaf.ready
-        self._remove(leaf)
+        self._leave_device(leaf)
         return True
 
     def forget(self, scope: Hashable) -> None:
@@ -193,7 +215,7 @@ class PrefixTree:
             self._drop(sequence)
         for node in nodes:
             self._count_ready(node, -node.ready)
-            self.num_pending -= len(node.tokens)
+            self.host.drop(node)
 
     def take_operations(self) -> tuple[Operation, ...]:
         """The memory operations decided since the last call, in the order they must run."""
@@ -266,7 +288,6 @@ class PrefixTree:
             if child is None:
                 child = Node(np.array(tokens[start:], np.int32), node.end, node)
                 node.children[int(tokens[start])] = child
-                self.num_pending += len(child.tokens)
             common = common_prefix(child.tokens, tokens[start:])
             node = self._split(child, common) if common < len(child.tokens) else child
             start += common
@@ -282,6 +303,7 @@ class PrefixTree:
         upper.parent.children[int(upper.tokens[0])] = upper  # type: ignore[union-attr]
         lower.tokens, lower.start, lower.parent = lower.tokens[at:], lower.start + at, upper
         lower.ready -= upper.ready
+        self.host.split(upper, lower)
         lower.sequences = {sequence for sequence in lower.sequences if sequence.length > lower.start}
         # A parked sequence that ends in the upper part has its tip there now; active tips are always at a run's end.
         parked = self.parked.get(lower)
@@ -293,49 +315,97 @@ class PrefixTree:
 
     def _pin(self, node: Node) -> None:
         node.last_use = self._clock
-        self.num_pinned += 0 if node.pins else node.ready
+        if not node.pins:
+            self.num_pinned += node.ready
+            self.num_pending += len(node.tokens) - node.ready
         node.pins += 1
 
     def _unpin(self, node: Node) -> None:
         node.last_use = self._clock
         node.pins -= 1
-        self.num_pinned -= 0 if node.pins else node.ready
+        if not node.pins:
+            self.num_pinned -= node.ready
+            self.num_pending -= len(node.tokens) - node.ready
 
     def _count_ready(self, node: Node, change: int) -> None:
         """`change` tokens of the run became ready (or, negative, stopped being so)."""
         node.ready += change
         self.num_ready += change
-        self.num_pending -= change
-        self.num_pinned += change if node.pins else 0
+        if node.pins:
+            self.num_pinned += change
+            self.num_pending -= change
 
     def _prune(self, sequence: Sequence) -> None:
         """Take away what nobody has computed and nobody will: the rest of a cancelled request's path."""
         while (node := sequence.tip).parent and not node.pins and not node.children and not node.complete:
             if node.ready:
-                self.num_pending -= len(node.tokens) - node.ready
                 node.tokens = node.tokens[: node.ready]
                 self._unlink_document(node)
                 break
-            self.num_pending -= len(node.tokens)
+            if node.blob is not None:
+                break
             self._unlink(node)
             sequence.tip = node.parent
         while sequence.tip.parent and sequence.tip.start >= sequence.length:
             sequence.tip = sequence.tip.parent
 
-    def _remove(self, leaf: Node) -> None:
-        """Free a parked leaf; its sequence lives on at the parent if nobody else holds that."""
+    def _leave_device(self, leaf: Node) -> None:
+        """Free a parked leaf's cells, saved if the host tier takes it; its sequence lives on at the parent if needed."""
         sequence = self.parked.pop(leaf)
         parent = leaf.parent
         assert parent is not None and leaf.sequences == {sequence}
+        saved = self._save(leaf, sequence)
         self._count_ready(leaf, -leaf.ready)
-        self.num_pending -= len(leaf.tokens)
-        self._unlink(leaf)
         leaf.sequences.clear()
+        if not saved:
+            self._unlink_all(leaf)
         sequence.tip = parent
         self._operations.append(Trim(sequence.id, leaf.start, sequence.length))
         sequence.length = leaf.start
         self._drop_covered(parent)
         self._park(sequence)
+
+    def _save(self, leaf: Node, sequence: Sequence) -> bool:
+        """See that a leaf has a copy in host memory; False where the tier has no room for it."""
+        if leaf.blob is not None:
+            return True
+        host, size = self.host, len(leaf.tokens)
+        if size > host.max_tokens:
+            return False
+        while host.num_tokens + size > host.max_tokens:
+            oldest = host.oldest_leaf()
+            if oldest is None:
+                return False
+            host.drop(oldest)
+            if not oldest.ready:
+                self._unlink_all(oldest)
+        self._operations.append(Save(sequence.id, host.keep(leaf)))
+        return True
+
+    def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
+        """What would bring back the host part of a path that follows what the sequence holds, one for each blob."""
+        found: list[tuple[Restore, list[Node]]] = []
+        last = sequence.tip.end - 1
+        behind = itertools.takewhile(lambda node: node.end > sequence.length, path(sequence.tip))
+        for node in reversed(list(behind)):
+            start = found[-1][0].stop if found else sequence.length
+            if node.ready or node.blob is None or node.start != start or start >= last:
+                break
+            stop = min(node.end, last)
+            if found and found[-1][0].blob is node.blob:
+                restore, nodes = found.pop()
+                found.append((replace(restore, stop=stop), [*nodes, node]))
+            else:
+                found.append((Restore(node.blob, sequence.id, start, stop), [node]))
+        return found
+
+    def _unlink_all(self, node: Node) -> None:
+        """Take a node out of the tree with whatever is only in host memory behind it."""
+        for below in reversed(list(descendants(node))):
+            self.host.drop(below)
+            self._unlink(below)
+        self.host.drop(node)
+        self._unlink(node)
 
     def _unlink(self, node: Node) -> None:
         parent = node.parent

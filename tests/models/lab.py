@@ -8,6 +8,7 @@ from slotcache.models.model import Model
 from slotcache.models.runner import Runner
 from slotcache.models.sampling import Sampler, Sampling
 from slotcache.slots.check import check
+from slotcache.slots.host import HostTier
 from slotcache.slots.request import Layout, Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
@@ -34,9 +35,9 @@ class Answer:
 
 
 class Lab:
-    def __init__(self, model: Model, num_cells=2048, lanes=4, batch=256, budget=64, sequences=64, flash="off"):
+    def __init__(self, model: Model, num_cells=2048, lanes=4, batch=256, budget=64, sequences=64, flash="off", host=0):
         self.context = Context(model, ContextSettings(num_cells, batch, batch, flash, threads=1, num_sequences=sequences))
-        self.scheduler = Scheduler(PrefixTree(num_cells, sequences), lanes, batch, budget)
+        self.scheduler = Scheduler(PrefixTree(num_cells, sequences - 1, HostTier(host)), lanes, batch, budget)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}
         self.runner = Runner(self.context, self.samplers)

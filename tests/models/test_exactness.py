@@ -162,6 +162,38 @@ def test_eviction_and_reuse_of_what_is_left_is_exact(model, words):
     lab.close()
 
 
+def test_with_a_host_tier_one_request_at_a_time_is_exact_wherever_it_forks(model, words):
+    """Idle KV leaves the device before a request starts, so every token stands where a fresh prefill would put it."""
+    lab = Lab(model, host=100_000)
+    lab.run(words[:300], limit=9)
+    rng = np.random.default_rng(3)
+    for _ in range(12):
+        cut = int(rng.integers(1, 300))
+        other = np.concatenate([words[:cut], words[rng.integers(0, 300) :][:90]])
+        forked = lab.run(other, limit=5)
+        assert forked.request.cached >= cut
+        same(forked, fresh(model, other, 5))
+    assert lab.scheduler.tree.host.num_restored > 500
+    lab.close()
+
+
+def test_every_node_survives_host_memory(model, words):
+    lab = Lab(model, host=100_000)
+    first = lab.run(words[:300], limit=3, stops=[40, 100, 101, 250])
+    lab.run(words[7:60], limit=2)  # sends everything else to host memory
+    assert lab.scheduler.tree.num_ready == 54
+    for cut in (30, 40, 70, 100, 101, 200, 250, 299):
+        other = np.concatenate([words[:cut], words[310:340]])
+        restored = lab.run(other, limit=2)
+        assert restored.request.cached >= cut
+        same(restored, fresh(model, other, 2))
+        lab.run(words[7:60], limit=2)
+    again = lab.run(words[:300], limit=3)
+    assert again.request.cached == 299 and again.request.source == "host"
+    assert again.tokens == first.tokens
+    lab.close()
+
+
 def test_a_preempted_request_resumes_exactly(model, words):
     lab = Lab(model, num_cells=512, lanes=2)
     answers = [lab.submit(words[start : start + 200], limit=120) for start in (0, 7)]

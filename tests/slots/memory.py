@@ -4,7 +4,7 @@ It carries out plans like the real one and fails where the real one would give a
 not hold exactly its own earlier tokens, a position held twice, a pool that overflows.
 """
 
-from slotcache.slots.plan import Drop, Operation, Plan, Share, Span, Trim
+from slotcache.slots.plan import Drop, Operation, Plan, Restore, Save, Share, Span, Trim
 
 
 class Memory:
@@ -36,6 +36,18 @@ class Memory:
             case Drop(sequence):
                 for position in self.cells.pop(sequence, {}):
                     del self.identities[sequence, position]
+
+            case Save(sequence, blob):
+                assert blob.data is None, "saved twice"
+                blob.data = [self.cells[sequence][position] for position in range(blob.start, blob.stop)]
+            case Restore(blob, sequence, start, stop):
+                assert self.num_used + stop - start <= self.num_cells, "no room for a restore"
+                mine = self.cells.setdefault(sequence, {})
+                for position in range(start, stop):
+                    assert position not in mine, "a position would be held twice"
+                    mine[position] = blob.data[position - blob.start]
+                    self.identities[sequence, position] = self.next_cell
+                    self.next_cell += 1
 
     def compute(self, span: Span) -> int | None:
         mine = self.cells.setdefault(span.sequence, {})

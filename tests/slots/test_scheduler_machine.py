@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slotcache.slots.check import check
+from slotcache.slots.host import HostTier
 from slotcache.slots.request import Layout, PlacedDocument, Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
@@ -41,11 +42,13 @@ class Lives(RuleBasedStateMachine):
         batch=st.integers(4, 40),
         budget=st.integers(1, 16),
         spare_ids=st.integers(1, 6),
+        host=st.sampled_from([0, 0, 20, 60, 1000]),
+        idle=st.sampled_from([0, 0, 10, 1000]),
     )
-    def start(self, lanes, extra, batch, budget, spare_ids):
+    def start(self, lanes, extra, batch, budget, spare_ids, host, idle):
         self.memory = Memory(CONTEXT + extra)
-        tree = PrefixTree(CONTEXT + extra, 2 * lanes + spare_ids)
-        self.scheduler = Scheduler(tree, lanes, max(batch, lanes), budget)
+        tree = PrefixTree(CONTEXT + extra, 2 * lanes + spare_ids, HostTier(host))
+        self.scheduler = Scheduler(tree, lanes, max(batch, lanes), budget, idle)
         self.ids = itertools.count()
         self.open: list[Request] = []
         self.histories: list[list[int]] = [[]]
@@ -134,6 +137,9 @@ class Lives(RuleBasedStateMachine):
             check(self.scheduler)
         self.memory.run(self.scheduler.plan())
         tree = self.scheduler.tree
+        for scope in list(tree.roots):
+            tree.forget(scope)
+        assert tree.host.num_tokens == 0 and not tree.host.nodes
         assert tree.num_ready == tree.num_pending == tree.num_pinned == 0 and not tree.roots and not tree.parked
         assert self.memory.num_used == 0 and not any(self.memory.cells.values())
         assert len(tree._free_ids) == len(set(tree._free_ids))
