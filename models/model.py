@@ -78,14 +78,26 @@ class Model:
     def num_parameters(self) -> int:
         return llama_cpp.llama_model_n_params(self.handle)
 
+    @property
+    def num_layer_parameters(self) -> int:
+        """Weights that every token passes through: all but the embedding."""
+        return max(self.num_parameters - self.num_vocab * llama_cpp.llama_model_n_embd(self.handle), 1)
+
+    @property
+    def attention_width(self) -> int:
+        """Numbers in all heads of all layers: what attention to one cell costs."""
+        return self.num_layers * llama_cpp.llama_model_n_head(self.handle) * self._head_size("key")
+
+    def _head_size(self, what: str) -> int:
+        """Width of one head's key or value."""
+        usual = llama_cpp.llama_model_n_embd(self.handle) // max(llama_cpp.llama_model_n_head(self.handle), 1)
+        return int(self.metadata(f"{self.metadata('general.architecture')}.attention.{what}_length") or usual)
+
     def kv_bytes(self, type_k: str, type_v: str) -> int:
         """Bytes that one token's KV takes in all layers."""
         heads = llama_cpp.llama_model_n_head_kv(self.handle)
-        architecture = self.metadata("general.architecture")
-        usual = llama_cpp.llama_model_n_embd(self.handle) // max(llama_cpp.llama_model_n_head(self.handle), 1)
-        key = int(self.metadata(f"{architecture}.attention.key_length") or usual)
-        value = int(self.metadata(f"{architecture}.attention.value_length") or usual)
-        return int(self.num_layers * heads * (key * TYPE_BYTES[type_k] + value * TYPE_BYTES[type_v]))
+        key, value = self._head_size("key") * TYPE_BYTES[type_k], self._head_size("value") * TYPE_BYTES[type_v]
+        return int(self.num_layers * heads * (key + value))
 
     @property
     def can_trim(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..slots.host import Blob
 from ..slots.plan import Drop, Operation, Plan, Restore, Save, Share, Span, Trim
-from .context import Context
+from .context import TILE, Context
 from .errors import NoRoom, RunnerError
 from .sampling import Sampler
 from .state import cut, is_known
@@ -29,7 +29,7 @@ class Runner:
     def __init__(self, context: Context, samplers: Mapping[int, Sampler]) -> None:
         self.context = context
         self.samplers = samplers
-        self.batch = Batch(context.batch)
+        self.batch = Batch(max(context.batch, TILE))
 
     def run(self, plan: Plan) -> list[int]:
         """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
@@ -41,12 +41,24 @@ class Runner:
         if not plan.spans:
             return []
         self.batch.fill(plan.spans)
+        padded = self._pad(plan)
         result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+        if padded:
+            self.apply(Drop(self.context.scratch))
         if result == 1:
             raise NoRoom
         if result != 0:
             raise RunnerError(f"llama_decode returned {result} for a batch of {plan.num_tokens} tokens")
         return self._sample(plan.spans)
+
+    def _pad(self, plan: Plan) -> bool:
+        """Fill a small batch up to a tile of the attention kernel with tokens of no meaning, where that is faster."""
+        size = plan.num_tokens
+        longest = max(span.stop for span in plan.spans)
+        if size >= TILE or plan.num_spare < TILE - size or not self.context.pays_to_pad(size, longest):
+            return False
+        self.batch.pad(size, TILE, self.context.scratch)
+        return True
 
     def warm_up(self) -> bool:
         """Compute a little, so that the first request finds everything in place; whether KV can be moved to host memory."""
@@ -150,3 +162,11 @@ class Batch:
             self.wants_logits[stop - 1] = span.logits
             start = stop
         self.struct.n_tokens = start
+
+    def pad(self, start: int, stop: int, sequence: int) -> None:
+        """Fill rows [start, stop) with tokens of `sequence`, from its position 0, without logits."""
+        self.token[start:stop] = 0
+        self.position[start:stop] = self._steps[: stop - start]
+        self.sequence[start:stop] = sequence
+        self.wants_logits[start:stop] = 0
+        self.struct.n_tokens = stop

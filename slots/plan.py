@@ -76,10 +76,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: carry out `operations` in order, then compute `spans` as one batch of at most `batch_size` tokens."""
+    """One step: carry out `operations` in order, then compute `spans` as one batch of at most `batch_size` tokens.
+
+    num_spare: cells that are still free beside the batch's own, for the runner to use while it runs.
+    """
 
     operations: tuple[Operation, ...] = ()
     spans: tuple[Span, ...] = ()
+    num_spare: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -15,6 +15,7 @@ from .plan import Plan, Span
 from .request import Request
 from .tree import PrefixTree, common_prefix
 
+MIN_CHUNK = 64  # tokens: computing fewer takes about as long
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
@@ -89,7 +90,8 @@ class Scheduler:
             if spans or not self.running:
                 break
             self._preempt(self.running[-1])  # everybody wants cells and has none: the youngest gives up its own
-        return Plan(self.tree.take_operations(), tuple(spans))
+        spare = self._num_free - sum(len(span.tokens) for span in spans)
+        return Plan(self.tree.take_operations(), tuple(spans), spare)
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Request, int]]:
         """Take over what a plan computed. sampled: one token for each span that asked for logits, in order.
@@ -146,7 +148,7 @@ class Scheduler:
             if self._waits_for(request, leaders):
                 continue
             leaders.append(request)
-            size = min(request.num_tokens - request.computed, room)
+            size = _chunk(request.num_tokens - request.computed, room)
             planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
             if size <= 0:
                 continue
@@ -273,3 +275,9 @@ class Scheduler:
         self.running.remove(request)
         self.lanes[request.lane].request = None
         request.sequence = None
+
+
+def _chunk(left: int, room: int) -> int:
+    """How many of the `left` tokens to compute now: all that fit, but not so that next to nothing is left over."""
+    rest = left - room
+    return room - (MIN_CHUNK - rest) if 0 < rest < MIN_CHUNK < room else min(left, room)
