@@ -5,6 +5,7 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,18 +33,26 @@ class Arm:
 
     def measure(self, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
         """Starts the server, does `work` with a client of it, stops the server."""
+        with self.up() as url:
+            return asyncio.run(self.work(url, sampling, work))
+
+    @contextmanager
+    def up(self) -> Iterator[str]:
+        """The server's URL while it runs."""
         if self.command is None:
-            return asyncio.run(self._work(self.url, sampling, work))
+            yield self.url
+            return
         port = free_port()
         with Server(self.command(port), port) as server:
-            return asyncio.run(self._work(server.url, sampling, work))
+            yield server.url
 
     def describe(self) -> dict[str, Any]:
         """The arm as JSON values."""
         server = {"url": self.url} if self.command is None else {"command": shlex.join(self.command(0))}
         return {"name": self.name, "dialect": repr(self.dialect), **server}
 
-    async def _work(self, url: str, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
+    async def work(self, url: str, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Does `work` with a client of the server at `url`, which has been asked something before."""
         async with Client(url, self.dialect, sampling) as client:
             if (warm := await client.ask(WARM_UP)).error:
                 raise BenchError(f"{self.name} at {url}: {warm.error}")

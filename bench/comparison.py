@@ -1,7 +1,9 @@
 """Arms driven with one trace, and the figures they are compared by."""
 
 import argparse
+import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +88,14 @@ class Outcome:
 
 
 def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, concurrency: int = 1) -> list[Outcome]:
-    """Drives every arm with the same queries, `--rounds` times, one server at a time."""
+    """Drives every arm with the same queries, `--rounds` times.
+
+    One client at a time: all servers are up, and the arms take turns query by query. Under load, where an arm needs the
+    whole machine for the whole trace: one server at a time.
+    """
+    if concurrency == 1 and len(arms) > 1:
+        rounds = [asyncio.run(_taking_turns(arms, queries, args)) for _ in range(args.rounds)]
+        return [Outcome(arm, tuple(runs[at] for runs in rounds)) for at, arm in enumerate(arms)]
     runs: dict[str, list[Run]] = {arm.name: [] for arm in arms}
     for _, arm in in_rounds(arms, args.rounds):
         with Progress(arm.name, len(queries)) as progress:
@@ -99,6 +108,24 @@ def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namesp
 
             runs[arm.name].append(arm.measure(sampling(args), work))
     return [Outcome(arm, tuple(runs[arm.name])) for arm in arms]
+
+
+async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace) -> list[Run]:
+    """One run of each arm."""
+    turn = asyncio.Lock()
+    with ExitStack() as servers, Progress("all arms in turn", len(arms) * len(queries)) as progress:
+        urls = [servers.enter_context(arm.up()) for arm in arms]
+
+        async def one(arm: Arm, url: str) -> Run:
+            def told(_: int, result: Result) -> None:
+                progress.step(result.error or f"{arm.name}: TTFT {1000 * result.ttft:.0f} ms")
+
+            async def work(client: Client) -> Run:
+                return await drive(client, queries, 1, told, turn)
+
+            return await arm.work(url, sampling(args), work)
+
+        return list(await asyncio.gather(*(one(arm, url) for arm, url in zip(arms, urls, strict=True))))
 
 
 def table(title: str, outcomes: Sequence[Outcome]) -> Table:

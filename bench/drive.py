@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import httpx
 
@@ -68,21 +70,25 @@ async def drive(
     queries: Sequence[Query],
     concurrency: int = 1,
     on_result: Callable[[int, Result], None] | None = None,
+    turn: AbstractAsyncContextManager[Any] | None = None,
 ) -> Run:
     """Sends `queries` in order through `concurrency` clients.
 
-    Turns of one session follow each other, with the answers the server really gave as history.
+    Turns of one session follow each other, with the answers the server really gave as history. With a `turn` (a lock
+    that several drives share), a query is under way only while it is held: arms take turns query by query, and a
+    machine whose speed drifts slows them all alike. The seconds are then those of the queries alone.
     """
     line, results = _Line(queries), [Result(0.0, 0.0, error="not sent")] * len(queries)
     prepared = await _prepare_openings(client, queries)
 
     async def work() -> None:
         while (index := await line.take()) is not None:
-            request = prepared.pop(index, None)
-            if request is not None:
-                result = await client.send(request)
-            else:
-                result = await client.ask(queries[index], line.history.get(queries[index].session, ()))
+            async with turn or nullcontext():
+                request = prepared.pop(index, None)
+                if request is not None:
+                    result = await client.send(request)
+                else:
+                    result = await client.ask(queries[index], line.history.get(queries[index].session, ()))
             results[index] = result
             if on_result:
                 on_result(index, result)
@@ -92,7 +98,8 @@ async def drive(
     async with asyncio.TaskGroup() as clients:
         for _ in range(concurrency):
             clients.create_task(work())
-    return Run(tuple(queries), tuple(results), perf_counter() - started)
+    seconds = perf_counter() - started if turn is None else sum(result.latency for result in results)
+    return Run(tuple(queries), tuple(results), seconds)
 
 
 async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, httpx.Request]:

@@ -24,4 +24,4 @@ def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
     """
     if [document.id for document in order] == [document.id for document in rank]:
         return ""
-    return f"Documents by relevance: {' > '.join(f'[{document.id}]' for document in rank)}\n\n"
+    return f"By relevance: {' > '.join(document.id for document in rank)}\n\n"

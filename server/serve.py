@@ -42,7 +42,9 @@ def serve(settings: Settings) -> int:
         path = model_path(settings)
         check_file(path)
         sys.setswitchinterval(SWITCH_INTERVAL)
-        asyncio.run(run(*make_server(settings), path))
+        server, host = make_server(settings)
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(run(server, host, path))
         return 0
     except ModelError as error:
         print(f"slotcache: {error}", file=sys.stderr)

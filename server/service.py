@@ -158,8 +158,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     limit = min(context.num_cells, model.context_train or context.num_cells)
     samplers: dict[int, Sampler] = {}
     runner = Runner(context, samplers)
-    host = HostTier(_host_tokens(settings, model) if runner.warm_up() else 0)
-    tree = PrefixTree(context.num_cells, context.scratch, host)
+    tree = PrefixTree(context.num_cells, context.scratch, HostTier(_host_tokens(settings, model)))
     scheduler = Scheduler(tree, settings.parallel, context.batch, settings.prefill_budget, settings.idle_cells)
     answers = AnswerMemory()
     engine = Engine(model, scheduler, runner, samplers, answers, settings.check)

@@ -70,6 +70,7 @@ class Request:
     num_prompt: int = 0
     num_tokens: int = 0
     computed: int = 0
+    started_at: int = 0  # what was computed already when it was admitted
     claimed: int = 0  # tokens whose path is in the tree; what is computed beyond is the private tail
 
     sequence: Sequence | None = None

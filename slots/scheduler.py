@@ -7,6 +7,7 @@ from whatever of it is still in the tree. The oldest running request always make
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from .request import Request
 from .tree import PrefixTree, common_prefix
 
 MIN_CHUNK = 64  # tokens: computing fewer takes about as long
+TOLERANCE = 1.5  # how much longer than at its fastest a step of the prefill budget may take
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
@@ -33,8 +35,9 @@ class Scheduler:
     """Owns who waits and who runs. Not thread-safe: one thread calls it.
 
     batch_size: most tokens a step may compute. prefill_budget: most prompt tokens a step may compute while other
-    requests are generating. idle_cells: most cells that may hold what no running request needs, where there is a host tier
-    to move it to: every step attends over the whole pool, so idle KV slows what runs.
+    requests are generating, at the speed of a short context (see `observe`). idle_cells: most cells that may hold what
+    no running request needs, where there is a host tier to move it to: every step attends over the whole pool, so idle
+    KV slows what runs.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class Scheduler:
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
         self._steps = 0
+        self._fastest = math.inf  # seconds a prompt token took in the fastest step so far
+        self._slowdown = 1.0  # how much longer it took in the last one
         self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
         self._in_flight: list[Request] = []  # of the last plan, in span order
 
@@ -113,6 +118,14 @@ class Scheduler:
         self.counters.steps += 1
         return progress
 
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """A plan took so long. Tokens deep in a long prompt take several times as long as its first ones: the budget
+        shrinks with that, so that what it really bounds is how long running streams wait."""
+        if plan.num_tokens >= MIN_CHUNK:
+            each = seconds / plan.num_tokens
+            self._fastest = min(self._fastest, each)
+            self._slowdown = each / self._fastest
+
     def refuse(self) -> bool:
         """The runner had no room for the plan's batch: free something. False if nothing can be."""
         if not self.tree.evict():
@@ -140,7 +153,9 @@ class Scheduler:
 
     def _prefill_spans(self, room: int, protect: bool) -> list[Span]:
         """Spans for requests that are behind, in order of admission. protect: others are generating, keep the budget."""
-        room = min(room, self.prefill_budget) if protect else room
+        if protect:
+            slower = int(self.prefill_budget * min(1.0, TOLERANCE / self._slowdown))
+            room = min(room, self.prefill_budget, max(MIN_CHUNK, slower))
         spans: list[Span] = []
         leaders: list[Request] = []
         for request in [request for request in self.running if not request.decoding]:
@@ -174,11 +189,12 @@ class Scheduler:
             self._count_cached(request, "fork", gained)
 
     def _waits_for(self, request: Request, leaders: list[Request]) -> bool:
-        """Whether somebody before it is about to compute at least MIN_SHARED of the tokens it needs next."""
+        """Whether somebody before it is about to compute what it needs next, MIN_SHARED tokens or more since it started."""
         for leader in leaders:
             if leader.scope == request.scope and leader.computed == request.computed:
                 shared = common_prefix(leader.tokens[: leader.num_tokens], request.tokens[: request.num_tokens])
-                if min(shared, request.num_tokens - 1) - request.computed >= MIN_SHARED:
+                shared = min(shared, request.num_tokens - 1)
+                if shared > request.computed and shared - request.started_at >= MIN_SHARED:
                     return True
         return False
 
@@ -219,7 +235,7 @@ class Scheduler:
         self._spill_idle()
         if (needed := self.tree.restorable(claim.sequence)) and self._reserve(needed):
             self._count_cached(request, "host", self.tree.restore(claim.sequence))
-        request.computed = claim.sequence.length
+        request.computed = request.started_at = claim.sequence.length
         lane = self._choose_lane(claim.sequence.id, idle)
         lane.request, lane.sequence_id, lane.last_use = request, claim.sequence.id, self._steps
         request.lane = lane.id

@@ -18,7 +18,7 @@ def test_different_documents_part_at_the_label() -> None:
 
 
 def test_the_hint_says_the_rank_when_the_order_differs() -> None:
-    assert order_hint([SEA, PORT, MOON], [MOON, SEA, PORT]) == "Documents by relevance: [d3] > [d1] > [d2]\n\n"
+    assert order_hint([SEA, PORT, MOON], [MOON, SEA, PORT]) == "By relevance: d3 > d1 > d2\n\n"
 
 
 def test_no_hint_when_the_order_is_the_rank() -> None:

@@ -75,8 +75,8 @@ def test_the_order_hint_says_the_ranking_and_breaks_no_prefix(server):
     assert "relevance" not in first
     server.chat(messages=body["messages"], documents=[DOCUMENTS[n] for n in (0, 1, 2)], cache_scope="hint-2")
     moved = server.http.post("/apply-template", json=scoped).json()["prompt"]
-    assert "Documents by relevance: [d2] > [d0] > [d1]" in moved
-    assert moved.index("[d1]") < moved.index("Documents by relevance") < moved.index("Q<|im_end|>")
+    assert "By relevance: d2 > d0 > d1" in moved
+    assert moved.index("[d1]") < moved.index("By relevance") < moved.index("Q<|im_end|>")
     silent = server.http.post("/apply-template", json=scoped | {"order_hint": False}).json()["prompt"]
     assert "relevance" not in silent
 

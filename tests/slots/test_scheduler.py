@@ -1,0 +1,192 @@
+"""Decisions of the scheduler that a user would notice, each against a memory that fails on a wrong plan."""
+
+import numpy as np
+import pytest
+from slotcache.slots.check import check
+from slotcache.slots.host import HostTier
+from slotcache.slots.plan import Restore, Save
+from slotcache.slots.request import Layout, Request
+from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.tree import PrefixTree
+
+from .memory import Memory
+
+
+class Fixed:
+    def __init__(self, tokens, stops=()):
+        self.layout = Layout(np.array(tokens, np.int32), tuple(stops))
+        self.num_tokens = len(self.layout.tokens)
+
+    def arrange(self, tree, scope):
+        return self.layout
+
+
+class World:
+    """A scheduler over a model of memory; requests are numbered as they come."""
+
+    def __init__(self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0):
+        self.memory = Memory(cells)
+        self.scheduler = Scheduler(PrefixTree(cells, 2 * lanes + 8, HostTier(host)), lanes, batch, budget, idle)
+        self.requests = []
+        self.plans = []
+
+    def submit(self, tokens, limit=2, stops=()):
+        request = Request(len(self.requests), Fixed(tokens, stops), limit, "")
+        self.requests.append(request)
+        self.scheduler.submit(request)
+        return request
+
+    def step(self):
+        plan = self.scheduler.plan()
+        self.plans.append(plan)
+        for request, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+            if request.num_tokens == request.num_prompt + request.limit:
+                self.scheduler.finish(request)
+        check(self.scheduler)
+        return plan
+
+    def finish(self):
+        while not self.scheduler.idle:
+            self.step()
+
+    def run(self, tokens, **options):
+        request = self.submit(tokens, **options)
+        self.finish()
+        return request
+
+
+def computed(plan, request):
+    return sum(len(span.tokens) for span in plan.spans if span.request == request.id)
+
+
+def test_decode_comes_first_and_prefill_keeps_its_budget():
+    world = World()
+    running = world.submit(range(20), limit=50)
+    world.step()
+    arriving = world.submit(range(500, 800), limit=2)
+    for _ in range(3):
+        plan = world.step()
+        assert plan.spans[0].request == running.id and computed(plan, running) == 1
+        assert computed(plan, arriving) == 32
+    world.finish()
+
+
+def test_without_streams_prefill_fills_the_batch():
+    world = World()
+    request = world.submit(range(300))
+    assert computed(world.step(), request) == 128
+
+
+def test_nothing_small_is_left_over():
+    world = World()
+    request = world.submit(range(150))
+    sizes = [computed(world.step(), request) for _ in range(2)]
+    assert sizes == [86, 64]
+
+
+def test_the_budget_shrinks_with_what_a_token_takes():
+    world = World(budget=128)
+    world.submit(range(20), limit=60)
+    world.step()
+    arriving = world.submit(range(500, 900))
+    plan = world.step()
+    world.scheduler.observe(plan, 0.1)
+    assert computed(plan, arriving) == 127
+    world.scheduler.observe(plan, 0.3)  # three times as slow: twice what is tolerated
+    assert computed(world.step(), arriving) == 64
+
+
+def test_a_request_waits_for_32_tokens_that_another_is_computing():
+    world = World()
+    first = world.submit(range(200))
+    second = world.submit([*range(150), 999, 998])
+    plan = world.step()
+    assert computed(plan, first) == 128 and computed(plan, second) == 0
+    world.finish()
+    assert second.cached == 150 and second.source == "fork"
+    assert world.scheduler.counters.prefilled_tokens == 200 + 2
+
+
+def test_fewer_than_32_shared_tokens_are_not_waited_for():
+    world = World()
+    first = world.submit(range(60))
+    second = world.submit([*range(20), 999, 998])
+    plan = world.step()
+    assert computed(plan, first) == 60 and computed(plan, second) == 22
+    world.finish()
+
+
+def test_a_lane_that_holds_the_whole_history_is_continued_and_others_are_forked():
+    world = World(lanes=3)
+    first = world.run(range(50))
+    world.run(range(100, 140))
+    history = first.tokens[: first.num_tokens - 1].tolist()
+    follower = world.run([*history, 7, 8])
+    assert follower.source == "own" and follower.lane == first.lane
+    forked = world.run([*range(30), 9, 9])
+    assert forked.source == "fork" and forked.lane != first.lane
+    again = follower.tokens[: follower.num_tokens - 1].tolist()
+    assert world.run([*again, 5]).cached == len(again)
+
+
+def test_the_deepest_prefix_wins():
+    world = World()
+    world.run(range(8))
+    world.run([0, 1, 2, 50, 51])
+    assert world.run(range(10)).cached == 8
+
+
+def test_a_request_that_does_not_fit_waits_and_none_fails():
+    world = World(cells=100, lanes=4)
+    requests = [world.submit(range(start, start + 60), limit=20) for start in (0, 100, 200, 300)]
+    world.finish()
+    assert all(request.num_tokens == 80 for request in requests)
+
+
+def test_the_youngest_is_preempted_and_resumes():
+    world = World(cells=100, lanes=2)
+    old, young = world.submit(range(40), limit=50), world.submit(range(100, 140), limit=50)
+    world.finish()
+    assert (old.num_preempted, young.num_preempted) == (0, 1)
+    assert old.num_tokens == young.num_tokens == 90
+
+
+def test_idle_kv_goes_to_host_memory_once_and_comes_back():
+    world = World(host=1000)
+    world.run(range(100), stops=[50])
+    world.run(range(200, 300))
+    restored = world.run([*range(100), 7])
+    assert restored.cached == 100 and restored.sources["host"] == 100
+    world.run(range(200, 300))
+    world.run([*range(100), 8])
+    saves = [op for plan in world.plans for op in plan.operations if isinstance(op, Save) and op.blob.start == 0]
+    restores = [op for plan in world.plans for op in plan.operations if isinstance(op, Restore)]
+    assert len(saves) == 2  # the two prompts' first runs, once each
+    assert len(restores) >= 3
+
+
+def test_idle_kv_stays_where_there_is_no_host_tier():
+    world = World()
+    world.run(range(100))
+    world.run(range(200, 300))
+    assert world.scheduler.tree.num_ready == 202
+
+
+@pytest.mark.parametrize("most", [60, 150])
+def test_the_host_budget_holds_and_the_oldest_goes(most):
+    world = World(host=most)
+    for start in range(0, 1000, 100):
+        world.run(range(start, start + 50))
+        assert world.scheduler.tree.host.num_tokens <= most
+    assert world.run([*range(800, 850), 7]).cached == 50
+    assert world.run([*range(50), 7]).cached == 0
+
+
+def test_cancelling_leaves_what_was_computed():
+    world = World()
+    request = world.submit(range(300))
+    world.step()
+    world.scheduler.finish(request)
+    check(world.scheduler)
+    assert world.scheduler.tree.num_ready == 128 and world.scheduler.tree.num_pending == 0
+    assert world.run([*range(128), 9]).cached == 128
