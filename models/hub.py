@@ -21,7 +21,9 @@ def fetch(name: str, offline: bool = False) -> Path:
         raise ModelError(f"-hf {name}: expected user/repo or user/repo:quant")
     try:
         files = _local_files(hub, repository) if offline else hub.list_repo_files(repository)
-        return Path(hub.hf_hub_download(repository, choose(files, quantisation, name), local_files_only=offline))
+        parts = with_all_parts(files, choose(files, quantisation, name))
+        paths = [hub.hf_hub_download(repository, part, local_files_only=offline) for part in parts]
+        return Path(paths[0])
     except ModelError:
         raise
     except Exception as error:  # the library has a dozen kinds, for the network and for the repository
@@ -38,6 +40,12 @@ def choose(files: list[str], quantisation: str, name: str) -> str:
     if models and not quantisation:
         return models[0]
     raise ModelError(f"-hf {name}: no such GGUF file; there are {', '.join(models) or 'none'}")
+
+
+def with_all_parts(files: list[str], first: str) -> list[str]:
+    """A model's file, or all of them where it is split ("...-00001-of-00003.gguf"); llama.cpp loads the rest by itself."""
+    found = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", first)
+    return sorted(file for file in files if found and file.startswith(found[1]) and found[2] in file) or [first]
 
 
 def _local_files(hub, repository: str) -> list[str]:  # type: ignore[no-untyped-def]

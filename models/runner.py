@@ -75,6 +75,10 @@ class Runner:
         self.apply(Drop(0))
         return can_move
 
+    def clear(self) -> None:
+        """Free every cell."""
+        llama_cpp.llama_memory_clear(self.context.memory, True)
+
     def apply(self, operation: Operation) -> None:
         memory = self.context.memory
         match operation:

@@ -28,8 +28,6 @@ class PromptBuilder:
     def text(self, prompt: str | list[Any]) -> ChatPrompt:
         """A prompt that is text, control tokens included, or token ids. Raises RequestError."""
         tokens = self._ids(prompt) if isinstance(prompt, list) else self._model.tokenize(prompt, special=True, begin=True)
-        if not len(tokens):
-            raise RequestError("the prompt is empty: expected at least one token", param="prompt")
         return ChatPrompt([Fixed(tokens, "the prompt")])
 
     def chat(self, request: ChatRequest) -> ChatPrompt:

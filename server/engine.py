@@ -49,6 +49,7 @@ class Engine:
         self.scheduler = scheduler
         self.step_seconds = 0.0  # what the last step took, and how much of that was ours and not llama.cpp's
         self.host_seconds = 0.0
+        self.num_failed_steps = 0
         self._model, self._runner, self._samplers, self._answers = model, runner, samplers, answers
         self._checks = checks
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -100,13 +101,15 @@ class Engine:
         if not self._runner.warm_up():
             self.scheduler.tree.host.max_tokens = 0
         while not self._stopping:
-            self._read_inbox()
-            if not self.scheduler.idle:
-                try:
+            try:
+                self._read_inbox()
+                if not self.scheduler.idle:
                     self._step()
-                except Exception:
-                    logger.exception("a step failed; the cache is dropped and running requests with it")
-                    self._fail_running(RequestError("the engine failed while computing this request", status=500))
+            except Exception:
+                self.num_failed_steps += 1
+                logger.exception("a step failed; what ran ends with an error, and the cache is dropped")
+                self._fail(self.scheduler.abandon(), RequestError("the engine failed while computing this", status=500))
+                self._runner.clear()
             self._publish()
 
     def _read_inbox(self) -> None:
@@ -187,9 +190,6 @@ class Engine:
         for request in requests:
             self._end(request.owner)
             self._outbox.append((request.owner, Failure(error)))
-
-    def _fail_running(self, error: RequestError) -> None:
-        self._fail(self.scheduler.abandon(), error)
 
     def _stop(self) -> None:
         self._stopping = True

@@ -102,6 +102,7 @@ class Metrics:
             },
             counters={
                 "steps": ("Steps", counters.steps),
+                "failed_steps": ("Steps that failed", self._engine.num_failed_steps),
                 "prompt_tokens": ("Prompt tokens computed", counters.prefilled_tokens),
                 "generated_tokens": ("Tokens generated", counters.generated_tokens),
                 "evicted_tokens": ("Tokens that left the device", tree.num_evicted),

@@ -135,12 +135,16 @@ class Scheduler:
         return True
 
     def abandon(self) -> list[Request]:
-        """The runner failed and its memory cannot be trusted: let go of everything. Returns who was running."""
+        """The runner failed: forget everything that has KV, since nobody knows any more. Returns who was running.
+
+        The runner's memory must be cleared as well; operations that were decided and not run are void.
+        """
         failed = list(self.running)
         for request in failed:
             self.finish(request)
-        while self.tree.evict():
-            pass
+        for scope in list(self.tree.roots):
+            self.tree.forget(scope)
+        self.tree.take_operations()
         return failed
 
     # ---- spans -----------------------------------------------------------------------------------------------------

@@ -44,8 +44,16 @@ class Running:
 
 
 @contextmanager
-def running(model, **changed):
-    """A server of `model` with some settings changed, stopped at the end."""
+def running(model, failed_steps=0, **changed):
+    """A server of `model` with some settings changed, stopped at the end. failed_steps: broken invariants count, too."""
+    with _running(model, **changed) as up:
+        engine = up.service.engine
+        yield up
+    assert engine.num_failed_steps == failed_steps
+
+
+@contextmanager
+def _running(model, **changed):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

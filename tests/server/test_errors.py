@@ -89,6 +89,12 @@ def test_an_answer_ends_where_the_context_does(server):
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+def test_an_empty_prompt(server):
+    for prompt in ("", []):
+        answer = server.http.post("/v1/completions", json={"prompt": prompt})
+        assert answer.status_code == 400 and "empty" in answer.json()["error"]["message"]
+
+
 def test_unknown_routes_and_methods(server):
     missing = server.http.get("/v1/nothing")
     assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
@@ -168,11 +174,12 @@ def test_shutting_down_ends_every_stream(tiny):
 
 
 def test_a_step_that_fails_ends_what_runs_and_the_server_goes_on(tiny, monkeypatch):
-    with running(tiny, parallel=1) as server:
+    with running(tiny, failed_steps=1, parallel=1) as server:
         runner = server.service.engine._runner
         run = runner.run
         monkeypatch.setattr(runner, "run", lambda plan: 1 / 0)
         failed = server.http.post(CHAT, json={"messages": USER})
         assert failed.status_code == 500 and failed.json()["error"]["type"] == "server_error"
         monkeypatch.setattr(runner, "run", run)
-        assert server.chat()["usage"]["completion_tokens"] == 4
+        assert server.chat()["timings"]["cache_n"] == 0
+        assert server.chat()["timings"]["prompt_n"] == 1
