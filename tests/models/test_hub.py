@@ -19,7 +19,7 @@ def test_the_preferred_one_is_taken_otherwise():
 
 
 def test_what_there_is_is_named_when_nothing_fits():
-    with pytest.raises(ModelError, match="there are m-Q4_K_M):
+    with pytest.raises(ModelError, match="there are m-Q4_K_M"):
         choose(FILES, "Q6_K", "user/repo:Q6_K")
     with pytest.raises(ModelError, match="there are none"):
         choose(["README.md"], "", "user/repo")
