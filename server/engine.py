@@ -113,8 +113,10 @@ class Engine:
             self._publish()
 
     def _read_inbox(self) -> None:
-        """Do what others asked for; wait for something where there is nothing else to do."""
+        """Do what others asked for; with nothing to compute, use the time and then wait."""
         if self.scheduler.idle:
+            while self._inbox.empty() and (work := self.scheduler.plan_idle_work()):
+                self._runner.run(work)
             if self._checks:
                 check(self.scheduler)
             self._inbox.get()()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .radix import descendants, path
 from .scheduler import Scheduler
-from .tree import PrefixTree, descendants, path
+from .tree import PrefixTree
 
 
 def check_tree(tree: PrefixTree) -> None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from .counters import Counters
 from .plan import Plan, Span
+from .radix import common_prefix
 from .request import Request
-from .tree import PrefixTree, common_prefix
+from .tree import PrefixTree
 
 MIN_CHUNK = 64  # tokens: computing fewer takes about as long
 TOLERANCE = 1.5  # how much longer than at its fastest a step of the prefill budget may take
@@ -97,6 +98,10 @@ class Scheduler:
             self._preempt(self.running[-1])  # everybody wants cells and has none: the youngest gives up its own
         spare = self._num_free - sum(len(span.tokens) for span in spans)
         return Plan(self.tree.take_operations(), tuple(spans), spare)
+
+    def plan_idle_work(self) -> Plan | None:
+        """A small step for when there is nothing to compute: one idle run is copied to host memory. None: all is done."""
+        return Plan(self.tree.take_operations()) if self.tree.save_ahead() else None
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Request, int]]:
         """Take over what a plan computed. sampled: one token for each span that asked for logits, in order.

@@ -8,7 +8,7 @@ ADR 007 (a slot's history outlives its request).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -17,24 +17,7 @@ import numpy as np
 from .host import HostTier
 from .node import Node, Sequence
 from .plan import Drop, Operation, Restore, Save, Share, Trim
-
-NO_TOKENS = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """How much of a prompt is known: `length` tokens are in the tree, of which the first `ready` have KV.
-
-    `node` is where the match ends; `ready_node` where its computed part ends. `covered` counts the tokens that have cells
-    or are promised some; `evictable` those of them that nothing pins, so that claiming the match makes them unreclaimable.
-    """
-
-    node: Node
-    length: int
-    ready_node: Node
-    ready: int
-    covered: int
-    evictable: int
+from .radix import NO_TOKENS, Match, RadixTree, descendants, path
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +33,7 @@ class OutOfSequences(RuntimeError):
     """Every sequence id is in use by a running request: a programmer's error (more lanes than the tree was made for)."""
 
 
-class PrefixTree:
+class PrefixTree(RadixTree):
     """Asks are `match` and the counters; acts are `claim`, `restore`, `advance`, `catch_up`, `release`, `evict`, `forget`.
 
     Acts decide memory operations; the scheduler takes them with `take_operations()` into the next plan, where they run
@@ -59,43 +42,18 @@ class PrefixTree:
     """
 
     def __init__(self, num_cells: int, num_sequences: int = 256, host: HostTier | None = None) -> None:
+        super().__init__()
         self.num_cells = num_cells
         self.num_ready = 0  # cells in use: every ready token is in exactly one
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_pinned = 0  # ready cells that running requests need
         self.num_evicted = 0  # tokens that left the device, ever
         self.host = host or HostTier()
-        self.roots: dict[Hashable, Node] = {}
         self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
-        self._clock = 0
 
     # ---- ask -------------------------------------------------------------------------------------------------------
-
-    def match(self, scope: Hashable, tokens: np.ndarray) -> Match:
-        """The longest known prefix of `tokens` (int32) in `scope`, to the token, inside a run too. Changes nothing."""
-        root = self.roots.get(scope) or Node(NO_TOKENS, 0, None)
-        return self.match_from(root, tokens)
-
-    def match_from(self, origin: Node, tokens: np.ndarray) -> Match:
-        """Like `match`, for tokens that follow the end of `origin`; lengths count from there."""
-        node = ready_node = origin
-        length = ready = covered = evictable = 0
-        while length < len(tokens):
-            child = node.children.get(int(tokens[length]))
-            if child is None:
-                break
-            node = child
-            common = common_prefix(child.tokens, tokens[length:])
-            if usable := min(common, child.ready):
-                ready, ready_node = length + usable, child
-                evictable += 0 if child.pins else usable
-            covered += common if child.pins else usable
-            length += common
-            if common < len(child.tokens):
-                break
-        return Match(node, length, ready_node, ready, covered, evictable)
 
     @property
     def num_reclaimable(self) -> int:
@@ -204,6 +162,18 @@ class PrefixTree:
         self._leave_device(leaf)
         return True
 
+    def save_ahead(self) -> bool:
+        """Copy one idle run to host memory while there is time, so that it can leave the device for nothing later.
+
+        False when every idle run has a copy or the budget has no room; nothing is dropped for it.
+        """
+        for sequence in self.parked.values():
+            for node in path(sequence.tip):
+                fits = self.host.num_tokens + len(node.tokens) <= self.host.max_tokens
+                if fits and node.blob is None and sequence.length >= node.end:
+                    return self._save(node, sequence)
+        return False
+
     def forget(self, scope: Hashable) -> None:
         """Drop a scope and all it holds. None of its requests may be running."""
         root = self.roots.pop(scope, None)
@@ -271,40 +241,9 @@ class PrefixTree:
 
     # ---- nodes -----------------------------------------------------------------------------------------------------
 
-    def _insert(self, root: Node, tokens: np.ndarray, stops: Seq[int]) -> dict[int, Node]:
-        """Make nodes end at every stop and at the end of `tokens`; the node that ends at each position."""
-        ends = {0: root}
-        node, start = root, 0
-        for stop in [*(stop for stop in stops if 0 < stop < len(tokens)), len(tokens)]:
-            node = self._descend(node, tokens[start:stop])
-            ends[stop], start = node, stop
-        return ends
-
-    def _descend(self, node: Node, tokens: np.ndarray) -> Node:
-        """The node that ends exactly where `tokens` end below `node`, splitting and adding as needed."""
-        start = 0
-        while start < len(tokens):
-            child = node.children.get(int(tokens[start]))
-            if child is None:
-                child = Node(np.array(tokens[start:], np.int32), node.end, node)
-                node.children[int(tokens[start])] = child
-            common = common_prefix(child.tokens, tokens[start:])
-            node = self._split(child, common) if common < len(child.tokens) else child
-            start += common
-            node.last_use = self._clock
-        return node
-
     def _split(self, lower: Node, at: int) -> Node:
-        """Cut a run in two. The lower part stays the same object: whoever refers to where a run ends stays right."""
-        assert lower.parent is not None
-        upper = Node(lower.tokens[:at], lower.start, lower.parent, {int(lower.tokens[at]): lower})
-        upper.ready, upper.pins, upper.last_use = min(lower.ready, at), lower.pins, lower.last_use
-        upper.sequences = set(lower.sequences)
-        upper.parent.children[int(upper.tokens[0])] = upper  # type: ignore[union-attr]
-        lower.tokens, lower.start, lower.parent = lower.tokens[at:], lower.start + at, upper
-        lower.ready -= upper.ready
+        upper = super()._split(lower, at)
         self.host.split(upper, lower)
-        lower.sequences = {sequence for sequence in lower.sequences if sequence.length > lower.start}
         # A parked sequence that ends in the upper part has its tip there now; active tips are always at a run's end.
         parked = self.parked.get(lower)
         if parked and parked.length <= upper.end:
@@ -365,11 +304,11 @@ class PrefixTree:
         self._drop_covered(parent)
         self._park(sequence)
 
-    def _save(self, leaf: Node, sequence: Sequence) -> bool:
-        """See that a leaf has a copy in host memory; False where the tier has no room for it."""
-        if leaf.blob is not None:
+    def _save(self, node: Node, sequence: Sequence) -> bool:
+        """See that a run has a copy in host memory; False where the tier has no room for it."""
+        if node.blob is not None:
             return True
-        host, size = self.host, len(leaf.tokens)
+        host, size = self.host, len(node.tokens)
         if size > host.max_tokens:
             return False
         while host.num_tokens + size > host.max_tokens:
@@ -379,7 +318,7 @@ class PrefixTree:
             host.drop(oldest)
             if not oldest.ready:
                 self._unlink_all(oldest)
-        self._operations.append(Save(sequence.id, host.keep(leaf)))
+        self._operations.append(Save(sequence.id, host.keep(node)))
         return True
 
     def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
@@ -406,41 +345,3 @@ class PrefixTree:
             self._unlink(below)
         self.host.drop(node)
         self._unlink(node)
-
-    def _unlink(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        del parent.children[int(node.tokens[0])]
-        self._unlink_document(node)
-        if parent.parent is None and not parent.children:
-            self.roots = {scope: root for scope, root in self.roots.items() if root is not parent}
-
-    def _unlink_document(self, node: Node) -> None:
-        for origin, key in node.document_of:
-            del origin.documents[key]
-        node.document_of.clear()
-
-
-def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """How many leading tokens two int32 arrays share."""
-    size = min(len(a), len(b))
-    differs = a[:size] != b[:size]
-    at = int(differs.argmax()) if size else 0
-    return at if size and differs[at] else size
-
-
-def path(node: Node) -> Iterator[Node]:
-    """From `node` up to the child of the root. Safe while the yielded node itself is being changed."""
-    while node.parent is not None:
-        above = node.parent
-        yield node
-        node = above
-
-
-def descendants(root: Node) -> Iterator[Node]:
-    """Every node below `root`, parents first."""
-    stack = list(root.children.values())
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.children.values())

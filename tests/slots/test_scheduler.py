@@ -165,6 +165,18 @@ def test_idle_kv_goes_to_host_memory_once_and_comes_back():
     assert len(restores) >= 3
 
 
+def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():
+    world = World(host=1000)
+    world.run(range(100), stops=[50])
+    while work := world.scheduler.plan_idle_work():
+        world.memory.run(work)
+        check(world.scheduler)
+    assert world.scheduler.tree.host.num_tokens == 101 and world.scheduler.tree.num_ready == 101
+    world.run(range(200, 300))
+    assert not any(isinstance(op, Save) for plan in world.plans for op in plan.operations)
+    assert world.run([*range(100), 7]).sources["host"] == 100
+
+
 def test_idle_kv_stays_where_there_is_no_host_tier():
     world = World()
     world.run(range(100))

@@ -96,6 +96,11 @@ class Lives(RuleBasedStateMachine):
         if plan.spans:
             self.scheduler.refuse()
 
+    @rule()
+    def use_idle_time(self):
+        if work := self.scheduler.plan_idle_work():
+            self.memory.run(work)
+
     def one_step(self):
         plan = self.scheduler.plan()
         check(self.scheduler)

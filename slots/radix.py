@@ -1,0 +1,138 @@
+"""The shape of the prefix tree: runs of tokens that part where prompts part, one tree for each scope.
+
+A radix tree, as in SGLang's radix attention: children are found by their first token, and tokens are compared before
+anything is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from .node import Node
+
+NO_TOKENS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a prompt is known: `length` tokens are in the tree, of which the first `ready` have KV.
+
+    `node` is where the match ends; `ready_node` where its computed part ends. `covered` counts the tokens that have cells
+    or are promised some; `evictable` those of them that nothing pins, so that claiming the match makes them unreclaimable.
+    """
+
+    node: Node
+    length: int
+    ready_node: Node
+    ready: int
+    covered: int
+    evictable: int
+
+
+class RadixTree:
+    """Finds and places runs. What has KV, and where, is its subclass's business."""
+
+    def __init__(self) -> None:
+        self.roots: dict[Hashable, Node] = {}
+        self._clock = 0
+
+    def match(self, scope: Hashable, tokens: np.ndarray) -> Match:
+        """The longest known prefix of `tokens` (int32) in `scope`, to the token, inside a run too. Changes nothing."""
+        root = self.roots.get(scope) or Node(NO_TOKENS, 0, None)
+        return self.match_from(root, tokens)
+
+    def match_from(self, origin: Node, tokens: np.ndarray) -> Match:
+        """Like `match`, for tokens that follow the end of `origin`; lengths count from there."""
+        node = ready_node = origin
+        length = ready = covered = evictable = 0
+        while length < len(tokens):
+            child = node.children.get(int(tokens[length]))
+            if child is None:
+                break
+            node = child
+            common = common_prefix(child.tokens, tokens[length:])
+            if usable := min(common, child.ready):
+                ready, ready_node = length + usable, child
+                evictable += 0 if child.pins else usable
+            covered += common if child.pins else usable
+            length += common
+            if common < len(child.tokens):
+                break
+        return Match(node, length, ready_node, ready, covered, evictable)
+
+    def _insert(self, root: Node, tokens: np.ndarray, stops: Seq[int]) -> dict[int, Node]:
+        """Make nodes end at every stop and at the end of `tokens`; the node that ends at each position."""
+        ends = {0: root}
+        node, start = root, 0
+        for stop in [*(stop for stop in stops if 0 < stop < len(tokens)), len(tokens)]:
+            node = self._descend(node, tokens[start:stop])
+            ends[stop], start = node, stop
+        return ends
+
+    def _descend(self, node: Node, tokens: np.ndarray) -> Node:
+        """The node that ends exactly where `tokens` end below `node`, splitting and adding as needed."""
+        start = 0
+        while start < len(tokens):
+            child = node.children.get(int(tokens[start]))
+            if child is None:
+                child = Node(np.array(tokens[start:], np.int32), node.end, node)
+                node.children[int(tokens[start])] = child
+            common = common_prefix(child.tokens, tokens[start:])
+            node = self._split(child, common) if common < len(child.tokens) else child
+            start += common
+            node.last_use = self._clock
+        return node
+
+    def _split(self, lower: Node, at: int) -> Node:
+        """Cut a run in two. The lower part stays the same object: whoever refers to where a run ends stays right."""
+        assert lower.parent is not None
+        upper = Node(lower.tokens[:at], lower.start, lower.parent, {int(lower.tokens[at]): lower})
+        upper.ready, upper.pins, upper.last_use = min(lower.ready, at), lower.pins, lower.last_use
+        upper.sequences = set(lower.sequences)
+        upper.parent.children[int(upper.tokens[0])] = upper  # type: ignore[union-attr]
+        lower.tokens, lower.start, lower.parent = lower.tokens[at:], lower.start + at, upper
+        lower.ready -= upper.ready
+        lower.sequences = {sequence for sequence in lower.sequences if sequence.length > lower.start}
+        return upper
+
+    def _unlink(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[int(node.tokens[0])]
+        self._unlink_document(node)
+        if parent.parent is None and not parent.children:
+            self.roots = {scope: root for scope, root in self.roots.items() if root is not parent}
+
+    def _unlink_document(self, node: Node) -> None:
+        for origin, key in node.document_of:
+            del origin.documents[key]
+        node.document_of.clear()
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading tokens two int32 arrays share."""
+    size = min(len(a), len(b))
+    differs = a[:size] != b[:size]
+    at = int(differs.argmax()) if size else 0
+    return at if size and differs[at] else size
+
+
+def path(node: Node) -> Iterator[Node]:
+    """From `node` up to the child of the root. Safe while the yielded node itself is being changed."""
+    while node.parent is not None:
+        above = node.parent
+        yield node
+        node = above
+
+
+def descendants(root: Node) -> Iterator[Node]:
+    """Every node below `root`, parents first."""
+    stack = list(root.children.values())
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
