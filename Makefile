@@ -20,7 +20,7 @@ test: $(VENV)/.developing
 lint: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 install: $(VENV)/.installed
 

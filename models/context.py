@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import llama_cpp
 
@@ -55,10 +56,10 @@ class Context:
         handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not handle:
             raise ModelError(f"cannot make a context of {settings.num_cells} cells: {log.last_complaint()}")
-        self.handle = handle
-        self.memory = llama_cpp.llama_get_memory(handle)
+        self.handle: Any = handle
+        self.memory: Any = llama_cpp.llama_get_memory(handle)
         self.model = model
-        self.scratch = settings.num_sequences - 1  # the sequence through which ranges are saved and restored
+        self.scratch: Any = settings.num_sequences - 1  # the sequence through which ranges are saved and restored
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
         self.batch = settings.batch
         self._cell_cost = CELL_COST * model.attention_width

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -48,8 +49,8 @@ class Model:
         handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not handle:
             raise ModelError(f"cannot load {path}: {log.last_complaint()}")
-        self.handle = handle
-        self.vocab = llama_cpp.llama_model_get_vocab(handle)
+        self.handle: Any = handle
+        self.vocab: Any = llama_cpp.llama_model_get_vocab(handle)
         self.num_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self.context_train: int = llama_cpp.llama_model_n_ctx_train(handle)
         self.num_layers: int = llama_cpp.llama_model_n_layer(handle)
@@ -118,7 +119,7 @@ class Model:
     def metadata(self, key: str) -> str | None:
         """A metadata value as text, None where the file has no such key."""
         size = 1 << 16
-        buffer = ctypes.create_string_buffer(size)
+        buffer: Any = ctypes.create_string_buffer(size)
         needed = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
         if needed >= size:
             buffer = ctypes.create_string_buffer(needed + 1)
@@ -137,7 +138,7 @@ class Model:
         """Token ids, int32. special: text of control tokens becomes those tokens. begin: add BOS if the model wants it."""
         data = text.encode("utf-8", "replace")
         ids = np.empty(len(data) + 2, np.int32)
-        pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        pointer: Any = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         count = llama_cpp.llama_tokenize(self.vocab, data, len(data), pointer, len(ids), begin, special)
         if count < 0:  # more tokens than bytes: possible with odd vocabularies only
             ids = np.empty(-count, np.int32)
@@ -179,11 +180,11 @@ class Model:
 
     @property
     def bos(self) -> str:
-        return self.text_of(llama_cpp.llama_vocab_bos(self.vocab))
+        return self.text_of(int(llama_cpp.llama_vocab_bos(self.vocab)))
 
     @property
     def eos(self) -> str:
-        return self.text_of(llama_cpp.llama_vocab_eos(self.vocab))
+        return self.text_of(int(llama_cpp.llama_vocab_eos(self.vocab)))
 
 
 def check_file(path: Path) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from typing import Any
 
 import llama_cpp
 import numpy as np
 
-from ..slots.host import Blob
+from ..slots.node import Blob
 from ..slots.plan import Drop, Operation, Plan, Restore, Save, Share, Span, Trim
 from .context import TILE, Context
 from .errors import NoRoom, RunnerError
@@ -20,7 +21,7 @@ from .state import cut, is_known
 
 ALL = -1
 WARM_UP = 4  # tokens
-BYTES = ctypes.POINTER(ctypes.c_uint8)
+BYTES: Any = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Runner:
@@ -148,7 +149,7 @@ class Batch:
         self._pointers = np.arange(size, dtype=np.uintp) * self.sequence.itemsize + self.sequence.ctypes.data
         self._steps = np.arange(size, dtype=np.int32)
         int32s, int8s = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int8)
-        self.struct = llama_cpp.llama_batch()
+        self.struct: Any = llama_cpp.llama_batch()
         self.struct.token = self.token.ctypes.data_as(int32s)
         self.struct.pos = self.position.ctypes.data_as(int32s)
         self.struct.n_seq_id = self._count.ctypes.data_as(int32s)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -46,13 +46,13 @@ class Sampler:
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self._banned = np.array(sorted(sampling.banned), np.intp)
         self._window = sampling.repeat_last_n if sampling.penalises else 0
-        self._chain = None
+        self._chain: Any = None
         if not sampling.greedy:
             self._chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
             for link in self._links(model, sampling):
                 llama_cpp.llama_sampler_chain_add(self._chain, link)
 
-    def choose(self, logits: np.ndarray, context: ctypes.c_void_p, index: int) -> int:
+    def choose(self, logits: np.ndarray, context: Any, index: int) -> int:
         """The next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
         if self._chain is not None:
             return llama_cpp.llama_sampler_sample(self._chain, context, index)  # counts it for the penalties, too

@@ -39,10 +39,7 @@ class Chat:
 
     def _chunk(self, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return self._object("chat.completion.chunk", choice)
-
-    def _object(self, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": [choice]}
+        return _completion(self, "chat.completion.chunk", choice)
 
     def first(self) -> dict[str, Any] | None:
         return self._chunk({"role": "assistant", "content": ""}, None)
@@ -56,7 +53,7 @@ class Chat:
     def whole(self, text: str, reason: str) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        return self._object("chat.completion", choice)
+        return _completion(self, "chat.completion", choice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +78,7 @@ class Text:
 
     def _object(self, text: str, reason: str | None) -> dict[str, Any]:
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [choice],
-        }
+        return _completion(self, "text_completion", choice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +101,11 @@ class Native:
     def whole(self, text: str, reason: str) -> dict[str, Any]:
         stop_type = "limit" if reason == "length" else "eos"
         return {"index": 0, "content": text, "stop": True, "stop_type": stop_type, "model": self.model}
+
+
+def _completion(style: Chat | Text, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's envelope of one choice."""
+    return {"id": style.id, "object": kind, "created": style.created, "model": style.model, "choices": [choice]}
 
 
 DIALECTS = {"chat": ("chatcmpl", Chat), "text": ("cmpl", Text), "native": ("cmpl", Native)}

@@ -6,27 +6,7 @@ again for nothing. When the budget is spent the least recently used leaf goes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-
-from .node import Node
-
-
-@dataclass(slots=True, eq=False)
-class Blob:
-    """A copy of the KV at positions [start, stop) of one path. data: uint8, filled when the plan that saves it has run.
-
-    users: nodes whose runs lie in it; a run that is split keeps its one copy.
-    """
-
-    start: int
-    stop: int
-    data: np.ndarray | None = None
-    users: int = 1
-
-    def __len__(self) -> int:
-        return self.stop - self.start
+from .node import Blob, Node
 
 
 class HostTier:

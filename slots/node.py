@@ -1,14 +1,10 @@
-"""The two records of the prefix tree: a node is a run of tokens, a sequence is one llama.cpp sequence id that holds KV."""
+"""The records of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a blob a saved copy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from .host import Blob
 
 
 @dataclass(slots=True, eq=False)
@@ -62,3 +58,19 @@ class Sequence:
     tip: Node
     length: int = 0
     active: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Blob:
+    """A copy of the KV at positions [start, stop) of one path. data: uint8, filled when the plan that saves it has run.
+
+    users: nodes whose runs lie in it; a run that is split keeps its one copy.
+    """
+
+    start: int
+    stop: int
+    data: np.ndarray | None = None
+    users: int = 1
+
+    def __len__(self) -> int:
+        return self.stop - self.start

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .host import Blob
+from .node import Blob
 
 
 @dataclass(frozen=True, slots=True)

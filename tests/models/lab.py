@@ -3,26 +3,16 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from fixed_prompt import Fixed
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.model import Model
 from slotcache.models.runner import Runner
 from slotcache.models.sampling import Sampler, Sampling
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
-from slotcache.slots.request import Layout, Request
+from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
-
-
-class Fixed:
-    """A prompt without documents to arrange."""
-
-    def __init__(self, tokens, stops=()):
-        self.layout = Layout(np.asarray(tokens, np.int32), tuple(stops))
-        self.num_tokens = len(self.layout.tokens)
-
-    def arrange(self, tree, scope):
-        return self.layout
 
 
 @dataclass

@@ -1,24 +1,15 @@
 """Decisions of the scheduler that a user would notice, each against a memory that fails on a wrong plan."""
 
-import numpy as np
 import pytest
+from fixed_prompt import Fixed
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
 from slotcache.slots.plan import Restore, Save
-from slotcache.slots.request import Layout, Request
+from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
 
 from .memory import Memory
-
-
-class Fixed:
-    def __init__(self, tokens, stops=()):
-        self.layout = Layout(np.array(tokens, np.int32), tuple(stops))
-        self.num_tokens = len(self.layout.tokens)
-
-    def arrange(self, tree, scope):
-        return self.layout
 
 
 class World:
@@ -31,7 +22,7 @@ class World:
         self.plans = []
 
     def submit(self, tokens, limit=2, stops=()):
-        request = Request(len(self.requests), Fixed(tokens, stops), limit, "")
+        request = Request(len(self.requests), Fixed(list(tokens), stops), limit, "")
         self.requests.append(request)
         self.scheduler.submit(request)
         return request

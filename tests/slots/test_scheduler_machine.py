@@ -3,29 +3,20 @@
 import itertools
 
 import numpy as np
+import pytest
+from fixed_prompt import Fixed
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
-from slotcache.slots.request import Layout, PlacedDocument, Request
+from slotcache.slots.request import PlacedDocument, Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
 
 from .memory import Memory, next_token
 
 CONTEXT = 48
-
-
-class Fixed:
-    """A prompt without documents to arrange."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.num_tokens = len(layout.tokens)
-
-    def arrange(self, tree, scope):
-        return self.layout
 
 
 def greedy(prompt: list[int], limit: int) -> list[int]:
@@ -69,9 +60,8 @@ class Lives(RuleBasedStateMachine):
         documents = tuple(
             PlacedDocument(f"d{a}", str(tokens[a:b].tolist()), a, b) for a, b in itertools.pairwise(at) if a < b
         )
-        layout = Layout(tokens, tuple(at), documents)
         number = next(self.ids)
-        request = Request(number, Fixed(layout), limit, scope if cache else ("private", number), cache)
+        request = Request(number, Fixed(tokens, at, documents), limit, scope if cache else ("private", number), cache)
         self.scheduler.submit(request)
         self.open.append(request)
 
@@ -150,7 +140,7 @@ class Lives(RuleBasedStateMachine):
         assert len(tree._free_ids) == len(set(tree._free_ids))
 
 
-TestLives = Lives.TestCase
+TestLives = pytest.mark.timeout(600)(Lives.TestCase)
 TestLives.settings = settings(
     max_examples=1000, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -1,0 +1,16 @@
+"""A prompt without documents to arrange, for tests of the layers below the server."""
+
+import numpy as np
+
+
+class Fixed:
+    """Satisfies `slots.request.Prompt`: `tokens` with nodes ending at `stops`."""
+
+    def __init__(self, tokens, stops=(), documents=()):
+        from slotcache.slots.request import Layout
+
+        self.layout = Layout(np.asarray(tokens, np.int32), tuple(stops), tuple(documents))
+        self.num_tokens = len(self.layout.tokens)
+
+    def arrange(self, tree, scope):
+        return self.layout
