@@ -58,10 +58,12 @@ class Context:
             raise ModelError(f"cannot make a context of {settings.num_cells} cells: {log.last_complaint()}")
         self.handle: Any = handle
         self.memory: Any = llama_cpp.llama_get_memory(handle)
+        if not self.memory:
+            raise ModelError(f"{model.path} keeps no KV, so it is no text generation model: {model.description}")
         self.model = model
         self.scratch: Any = settings.num_sequences - 1  # the sequence through which ranges are saved and restored
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
-        self.batch = settings.batch
+        self.batch: int = min(settings.batch, llama_cpp.llama_n_batch(handle))
         self._cell_cost = CELL_COST * model.attention_width
         self._token_cost = model.num_layer_parameters
         self._pads = settings.flash_attention != "off" and not any(device.is_gpu for device in devices())

@@ -96,10 +96,7 @@ class Engine:
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def _live(self) -> None:
-        # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
-        # are more than the cores, all of them sleep at each barrier instead of spinning (19 ms a token, not 12).
-        if not self._runner.warm_up():
-            self.scheduler.tree.host.max_tokens = 0
+        self._warm_up()
         while not self._stopping:
             try:
                 self._read_inbox()
@@ -111,6 +108,17 @@ class Engine:
                 self._fail(self.scheduler.abandon(), RequestError("the engine failed while computing this", status=500))
                 self._runner.clear()
             self._publish()
+
+    def _warm_up(self) -> None:
+        # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
+        # are more than the cores, all of them sleep at each barrier instead of spinning (19 ms a token, not 12).
+        try:
+            can_move = self._runner.warm_up()
+        except Exception:
+            logger.exception("the warm-up failed")
+            can_move = False
+        if not can_move:
+            self.scheduler.tree.host.max_tokens = 0
 
     def _read_inbox(self) -> None:
         """Do what others asked for; with nothing to compute, use the time and then wait."""

@@ -17,6 +17,8 @@ class Setting:
     default: Any
     help: str
     choices: tuple[str, ...] = ()
+    least: int = 0  # of a number
+    most: int = 1 << 31
 
     @property
     def variable(self) -> str:
@@ -28,7 +30,10 @@ class Setting:
             return parse_switch(text)
         if self.choices and text not in self.choices:
             raise ValueError(f"expected one of {', '.join(self.choices)}")
-        return type(self.default)(text)
+        value = type(self.default)(text)
+        if isinstance(value, int) and not self.least <= value <= self.most:
+            raise ValueError(f"expected {self.least} to {self.most}")
+        return value
 
 
 def parse_switch(text: str) -> bool:
@@ -49,13 +54,13 @@ SETTINGS = (
     Setting("offline", ("--offline",), False, "with -hf, use only what is in the local cache"),
     Setting("alias", ("-a", "--alias"), "", "the model's name in answers; the file's name without one"),
     Setting("host", ("--host",), "127.0.0.1", "address to listen on"),
-    Setting("port", ("--port",), 8080, "port to listen on"),
+    Setting("port", ("--port",), 8080, "port to listen on", most=65535),
     Setting("api_key", ("--api-key",), "", "if set, requests must carry it as `Authorization: Bearer ...`"),
     Setting("ctx_size", ("-c", "--ctx-size"), 0, "KV cells in the pool that all requests share; 0: what the model was trained for, at most 16384"),
-    Setting("parallel", ("-np", "--parallel"), 4, "lanes: requests that run at the same time"),
-    Setting("batch_size", ("-b", "--batch-size"), 512, "most tokens a step computes"),
-    Setting("ubatch_size", ("-ub", "--ubatch-size"), 512, "most tokens a kernel computes"),
-    Setting("prefill_budget", ("--prefill-budget",), 256, "most prompt tokens a step computes while others are generating"),
+    Setting("parallel", ("-np", "--parallel"), 4, "lanes: requests that run at the same time", least=1, most=127),
+    Setting("batch_size", ("-b", "--batch-size"), 512, "most tokens a step computes", least=1),
+    Setting("ubatch_size", ("-ub", "--ubatch-size"), 512, "most tokens a kernel computes", least=1),
+    Setting("prefill_budget", ("--prefill-budget",), 256, "most prompt tokens a step computes while others are generating", least=1),
     Setting("cache_ram", ("-cram", "--cache-ram"), 8192, "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out"),
     Setting("idle_cells", ("--idle-cells",), 0, "cells on the device that may hold idle KV when a request starts; the rest moves to host memory"),
     Setting("max_queue", ("--max-queue",), 256, "most requests that wait; one more is answered 429"),

@@ -34,7 +34,10 @@ def test_the_environment_is_read_and_the_command_line_wins(monkeypatch):
     assert parse("--port", "9001", "--cache-prompt", "off").port == 9001
 
 
-@pytest.mark.parametrize("arguments", [("--port", "x"), ("-fa", "maybe"), ("--cache-prompt", "perhaps"), ("--por", "1")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--port", "x"), ("-fa", "maybe"), ("--cache-prompt", "perhaps"), ("--por", "1"), ("-np", "0"), ("-np", "300")],
+)
 def test_a_wrong_value_is_refused(arguments, capsys):
     with pytest.raises(SystemExit) as refused:
         parse(*arguments)
