@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from time import perf_counter
 from typing import TypeVar
 
@@ -55,6 +55,8 @@ class Engine:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox: list[tuple[Generation, Event]] = []
         self._stopping = False
+        self._door = Lock()
+        self._closed = False  # guarded by the door
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._live, name="engine", daemon=True)
 
@@ -67,14 +69,20 @@ class Engine:
 
     def stop(self) -> None:
         """End every open generation with a Failure and the thread with it. Returns when it has ended."""
-        if self._thread.is_alive():
+        with self._door:
+            self._closed = True
             self._inbox.put(self._stop)
+        if self._thread.is_alive():
             self._thread.join()
 
     def submit(self, generation: Generation) -> None:
-        """Queue a generation. What may fail, fails here, in the caller's thread."""
+        """Queue a generation. What may fail, fails here, in the caller's thread. Raises RequestError once it is stopped."""
         sampler = Sampler(self._model, generation.sampling)
-        self._inbox.put(lambda: self._accept(generation, sampler))
+        with self._door:  # whoever gets in is in the inbox before `_stop` is, and so gets a final event
+            if self._closed:
+                sampler.close()
+                raise RequestError("the server is shutting down", status=503)
+            self._inbox.put(lambda: self._accept(generation, sampler))
 
     def cancel(self, generation: Generation) -> None:
         """Let go of a generation whose client has gone, by the next step."""

@@ -57,7 +57,7 @@ class Service:
         """Hand a prompt to the engine. Raises RequestError: too long, or the queue is full."""
         options.check()
         if prompt.num_tokens == 0:
-            raise RequestError("the prompt is empty: expected at least one token", param="messages")
+            raise RequestError("the prompt is empty: expected at least one token")
         if prompt.num_tokens >= self.limit:
             raise RequestError(
                 f"the prompt has {prompt.num_tokens} tokens and the context {self.limit}: "

@@ -169,6 +169,8 @@ def test_shutting_down_ends_every_stream(tiny):
         next(lines)
         server.service.engine.stop()
         events = [line.removeprefix("data: ") for line in lines if line]
+        refused = server.http.post(CHAT, json={"messages": USER})
+        assert refused.status_code == 503 and not server.service.open
         assert events[-1] == "[DONE]"
         assert json.loads(events[-2])["error"]["type"] == "unavailable_error"
 
