@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,12 @@ from .model import Model
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 TILE = 64  # query tokens: GGML_FA_TILE_Q, below which the CPU's flash attention goes token by token, cell by cell
-# On 2 cores, ns: 1.25 a token, cell, layer and number of the heads' width by that path; 0.029 a token and weight.
-CELL_COST = 1.25 / 0.029
+
+# What the CPU's flash attention costs, measured on 2 cores with the bench model, in ns. What counts are the ratios.
+CELL = 0.83  # a token, a cell it sees and a number of the heads' width in all layers, token by token
+TILE_CELL = 3.5  # the same for a whole tile of tokens, and a cell that any of them sees
+WEIGHT = 0.0126  # a token more in a batch, and a weight of the layers
+PASS = 0.1  # a batch of its own, and a weight: all of them are read once more
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 
@@ -64,16 +69,22 @@ class Context:
         self.scratch: Any = settings.num_sequences - 1  # the sequence through which ranges are saved and restored
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
         self.batch: int = min(settings.batch, llama_cpp.llama_n_batch(handle))
-        self._cell_cost = CELL_COST * model.attention_width
-        self._token_cost = model.num_layer_parameters
-        self._pads = settings.flash_attention != "off" and not any(device.is_gpu for device in devices())
+        self._width, self._weights = model.attention_width, model.num_layer_parameters
+        self._tiles = settings.flash_attention != "off" and not any(device.is_gpu for device in devices())
+        self.apart_from = PASS * model.num_parameters / (TILE_CELL * self._width) if self._tiles else math.inf
+        """Cells in use from which generating and prefill cost less in batches of their own.
 
-    def pays_to_pad(self, size: int, length: int) -> bool:
-        """Whether a batch of `size` tokens that see up to `length` cells takes longer than a whole tile.
-
-        Measured at 1,024 cells with the bench model: 63 tokens 550 ms, 64 tokens 91 ms.
+        A tile of both attends over the cells of everybody in it. At 4,100 cells: 3 tokens of 3 requests with 256 of a
+        fourth's prompt 344 ms, apart 28 and 221 ms.
         """
-        return self._pads and size * length * self._cell_cost > (TILE - size) * self._token_cost
+
+    def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
+        """Whether `size` tokens, which see `seen` cells in sum and `together` different ones, take longer than a tile.
+
+        At 1,024 cells: 63 tokens 550 ms, 64 tokens 91 ms.
+        """
+        one_by_one = CELL * seen * self._width
+        return self._tiles and one_by_one > TILE_CELL * together * self._width + WEIGHT * (TILE - size) * self._weights
 
     def close(self) -> None:
         if self.handle:

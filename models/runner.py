@@ -55,8 +55,9 @@ class Runner:
     def _pad(self, plan: Plan) -> bool:
         """Fill a small batch up to a tile of the attention kernel with tokens of no meaning, where that is faster."""
         size = plan.num_tokens
-        longest = max(span.stop for span in plan.spans)
-        if size >= TILE or plan.num_spare < TILE - size or not self.context.pays_to_pad(size, longest):
+        seen = sum(span.stop * len(span.tokens) for span in plan.spans)
+        together = min(sum(span.stop for span in plan.spans), self.context.num_cells - plan.num_spare)
+        if size >= TILE or plan.num_spare < TILE - size or not self.context.pays_to_pad(size, seen, together):
             return False
         self.batch.pad(size, TILE, self.context.scratch)
         return True

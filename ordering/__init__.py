@@ -20,7 +20,7 @@ Pure Python, and usable in front of any engine with a prefix cache:
     [d2]
     The port closes at low tide.
     <BLANKLINE>
-    By relevance: d2 > d1
+    Most relevant: d2
     <BLANKLINE>
     <BLANKLINE>
 """

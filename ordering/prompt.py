@@ -19,9 +19,10 @@ def document_text(document: Document) -> str:
 def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
     """One line that tells the model the retrieval ranking, empty where the documents stand in it (RAGBoost, 5.3).
 
+    It names the best ranked documents up to where the rest stand in their rank anyway: fewer tokens, and nothing lost.
     It belongs behind the documents, in front of the question: there it breaks no shared prefix. It holds ids, never
     document text.
     """
-    if [document.id for document in order] == [document.id for document in rank]:
-        return ""
-    return f"By relevance: {' > '.join(document.id for document in rank)}\n\n"
+    ids, ranks = [document.id for document in order], [document.id for document in rank]
+    named = next(n for n in range(len(ranks) + 1) if [name for name in ids if name not in ranks[:n]] == ranks[n:])
+    return f"Most relevant: {' > '.join(ranks[:named])}\n\n" if named else ""

@@ -161,7 +161,9 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     samplers: dict[int, Sampler] = {}
     runner = Runner(context, samplers)
     tree = PrefixTree(context.num_cells, context.scratch, HostTier(_host_tokens(settings, model)))
-    scheduler = Scheduler(tree, settings.parallel, context.batch, settings.prefill_budget, settings.idle_cells)
+    scheduler = Scheduler(
+        tree, settings.parallel, context.batch, settings.prefill_budget, settings.idle_cells, context.apart_from
+    )
     answers = AnswerMemory()
     engine = Engine(model, scheduler, runner, samplers, answers, settings.check)
     builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint)

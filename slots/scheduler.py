@@ -38,23 +38,31 @@ class Scheduler:
     batch_size: most tokens a step may compute. prefill_budget: most prompt tokens a step may compute while other
     requests are generating, at the speed of a short context (see `observe`). idle_cells: most cells that may hold what
     no running request needs, where there is a host tier to move it to: every step attends over the whole pool, so idle
-    KV slows what runs.
+    KV slows what runs. apart_from: with so many cells in use, steps that generate and steps of prefill take turns.
     """
 
     def __init__(
-        self, tree: PrefixTree, num_lanes: int, batch_size: int = 512, prefill_budget: int = 256, idle_cells: int = 0
+        self,
+        tree: PrefixTree,
+        num_lanes: int,
+        batch_size: int = 512,
+        prefill_budget: int = 256,
+        idle_cells: int = 0,
+        apart_from: float = math.inf,
     ) -> None:
         self.tree = tree
         self.lanes = [Lane(id) for id in range(num_lanes)]
         self.batch_size = batch_size
         self.prefill_budget = prefill_budget
         self.idle_cells = idle_cells
+        self.apart_from = apart_from
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
         self._steps = 0
         self._fastest = math.inf  # seconds a prompt token took in the fastest step so far
         self._slowdown = 1.0  # how much longer it took in the last one
+        self._turn_of_prefill = False  # the last step generated only
         self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
         self._in_flight: list[Request] = []  # of the last plan, in span order
 
@@ -91,8 +99,7 @@ class Scheduler:
         self._steps += 1
         self._admit()
         while True:
-            spans = self._decode_spans()
-            spans += self._prefill_spans(self.batch_size - len(spans), bool(spans))
+            spans = self._spans()
             if spans or not self.running:
                 break
             self._preempt(self.running[-1])  # everybody wants cells and has none: the youngest gives up its own
@@ -153,6 +160,19 @@ class Scheduler:
         return failed
 
     # ---- spans -----------------------------------------------------------------------------------------------------
+
+    def _spans(self) -> list[Span]:
+        """The spans of one batch. Where generating and prefill go apart, whichever was not in the last one."""
+        apart = self.num_used >= self.apart_from
+        if apart and self._turn_of_prefill and any(request.decoding for request in self.running):
+            self._turn_of_prefill, self._in_flight = False, []
+            if spans := self._prefill_spans(self.batch_size, protect=True):
+                return spans
+        spans = self._decode_spans()
+        self._turn_of_prefill = apart and bool(spans)
+        if not self._turn_of_prefill:
+            spans += self._prefill_spans(self.batch_size - len(spans), protect=bool(spans))
+        return spans
 
     def _decode_spans(self) -> list[Span]:
         while not self._reserve(sum(request.decoding for request in self.running)):

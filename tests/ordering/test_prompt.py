@@ -1,5 +1,7 @@
 """How documents and hints read in a prompt."""
 
+from itertools import permutations
+
 from slotcache.ordering import Document, document_text, order_hint
 
 SEA = Document("d1", "The moon raises two tides a day.", "Tides")
@@ -18,7 +20,17 @@ def test_different_documents_part_at_the_label() -> None:
 
 
 def test_the_hint_says_the_rank_when_the_order_differs() -> None:
-    assert order_hint([SEA, PORT, MOON], [MOON, SEA, PORT]) == "By relevance: d3 > d1 > d2\n\n"
+    assert order_hint([PORT, SEA, MOON], [MOON, SEA, PORT]) == "Most relevant: d3 > d1\n\n"
+
+
+def test_the_hint_names_no_more_than_it_takes_to_know_the_rank() -> None:
+    assert order_hint([SEA, PORT, MOON], [MOON, SEA, PORT]) == "Most relevant: d3\n\n"
+    documents = [Document(f"d{number}", "text") for number in range(5)]
+    for order in permutations(documents):
+        hint = order_hint(order, documents)
+        named = hint.removeprefix("Most relevant: ").strip().split(" > ") if hint else []
+        rest = [document.id for document in order if document.id not in named]
+        assert [*named, *rest] == [document.id for document in documents]
 
 
 def test_no_hint_when_the_order_is_the_rank() -> None:

@@ -72,13 +72,13 @@ def test_the_order_hint_says_the_ranking_and_breaks_no_prefix(server):
     body = {"messages": [{"role": "user", "content": "Q"}], "documents": [DOCUMENTS[n] for n in (2, 0, 1)]}
     scoped = body | {"cache_scope": "hint-2"}
     first = server.http.post("/apply-template", json=scoped).json()["prompt"]
-    assert "relevance" not in first
+    assert "Most relevant" not in first
     server.chat(messages=body["messages"], documents=[DOCUMENTS[n] for n in (0, 1, 2)], cache_scope="hint-2")
     moved = server.http.post("/apply-template", json=scoped).json()["prompt"]
-    assert "By relevance: d2 > d0 > d1" in moved
-    assert moved.index("[d1]") < moved.index("By relevance") < moved.index("Q<|im_end|>")
+    assert "Most relevant: d2\n\n" in moved
+    assert moved.index("[d1]") < moved.index("Most relevant") < moved.index("Q<|im_end|>")
     silent = server.http.post("/apply-template", json=scoped | {"order_hint": False}).json()["prompt"]
-    assert "relevance" not in silent
+    assert "Most relevant" not in silent
 
 
 def test_a_conversation_computes_only_its_new_tokens(server):

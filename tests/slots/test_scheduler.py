@@ -1,5 +1,7 @@
 """Decisions of the scheduler that a user would notice, each against a memory that fails on a wrong plan."""
 
+import math
+
 import pytest
 from fixed_prompt import Fixed
 from slotcache.slots.check import check
@@ -15,9 +17,9 @@ from .memory import Memory
 class World:
     """A scheduler over a model of memory; requests are numbered as they come."""
 
-    def __init__(self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0):
+    def __init__(self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf):
         self.memory = Memory(cells)
-        self.scheduler = Scheduler(PrefixTree(cells, 2 * lanes + 8, HostTier(host)), lanes, batch, budget, idle)
+        self.scheduler = Scheduler(PrefixTree(cells, 2 * lanes + 8, HostTier(host)), lanes, batch, budget, idle, apart)
         self.requests = []
         self.plans = []
 
@@ -60,6 +62,23 @@ def test_decode_comes_first_and_prefill_keeps_its_budget():
         assert plan.spans[0].request == running.id and computed(plan, running) == 1
         assert computed(plan, arriving) == 32
     world.finish()
+
+
+def test_generating_and_prefill_take_turns_where_a_batch_of_both_costs_more():
+    world = World(apart=100)
+    running = world.submit(range(20), limit=50)
+    world.step()
+    mixed = world.submit(range(500, 580), limit=2)
+    plan = world.step()
+    assert computed(plan, running) == 1 and computed(plan, mixed) == 32  # few cells in use yet
+    arriving = world.submit(range(800, 1000), limit=2)
+    while world.scheduler.num_used < 100:
+        world.step()
+    turns = [world.step() for _ in range(6)]
+    assert [computed(plan, running) for plan in turns] == [1, 0] * 3
+    assert all(sum(computed(plan, request) for request in (mixed, arriving)) <= 32 for plan in turns)
+    world.finish()
+    assert [request.num_tokens - request.num_prompt for request in (running, mixed, arriving)] == [50, 2, 2]
 
 
 def test_without_streams_prefill_fills_the_batch():

@@ -35,11 +35,12 @@ class Lives(RuleBasedStateMachine):
         spare_ids=st.integers(1, 6),
         host=st.sampled_from([0, 0, 20, 60, 1000]),
         idle=st.sampled_from([0, 0, 10, 1000]),
+        apart=st.sampled_from([0, 20, 1000]),
     )
-    def start(self, lanes, extra, batch, budget, spare_ids, host, idle):
+    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart):
         self.memory = Memory(CONTEXT + extra)
         tree = PrefixTree(CONTEXT + extra, 2 * lanes + spare_ids, HostTier(host))
-        self.scheduler = Scheduler(tree, lanes, max(batch, lanes), budget, idle)
+        self.scheduler = Scheduler(tree, lanes, max(batch, lanes), budget, idle, apart)
         self.ids = itertools.count()
         self.open: list[Request] = []
         self.histories: list[list[int]] = [[]]
