@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from math import inf
 
 from .arms import arms_for, in_rounds
 from .client import Client, Result
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> Report:
 def ttft_over_step(results: Sequence[Result]) -> float:
     """Median TTFT over median gap between tokens, of every result but the first, which filled the cache."""
     again = results[1:]
-    return median([result.ttft for result in again]) / median([gap for result in again for gap in result.gaps])
+    step = median([gap for result in again for gap in result.gaps])
+    return median([result.ttft for result in again]) / step if step else inf  # all tokens came at once
 
 
 async def _repeat(client: Client, args: argparse.Namespace, number: int) -> list[Result]:

@@ -7,13 +7,17 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-import httpx
+import aiohttp
 
 from .dialect import Chunk, Dialect, DocumentUse, History, Sampling
 from .trace import Query
 
 STALL_SECONDS = 600
 """No byte for so long and a request counts as failed: a hung server must not hang the bench."""
+
+JSON = {"Content-Type": "application/json"}
+UNREADY = (aiohttp.ClientError, TimeoutError, KeyError, ValueError)
+"""What can go wrong before a request is ready to be sent."""
 
 
 class StreamError(Exception):
@@ -56,18 +60,64 @@ class Result:
         return self.prompt_tokens - self.cached_tokens
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that is encoded and ready to send."""
+
+    path: str
+    body: bytes
+
+
 class _Stream:
-    """What has arrived so far; the last word on a figure counts."""
+    """What has arrived so far of one answer; the last word on a figure counts."""
 
-    arrivals: list[float] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
-    is_final: bool = False
+    def __init__(self, dialect: Dialect, started: float, on_token: Callable[[float], None] | None) -> None:
+        self._dialect, self._started, self._on_token = dialect, started, on_token
+        self._received: list[tuple[float, bytes]] = []
+        self._rest = b""
+        self._is_final = False
+        self.arrivals: list[float] = []
+        self.text: list[str] = []
+        self.figures: dict[str, Any] = {}
 
-    def add(self, chunk: Chunk) -> None:
+    def receive(self, data: bytes) -> None:
+        """Bytes that have just arrived. They are read when the answer is whole, unless somebody waits for its tokens:
+        client and server share a machine, and what the client computes meanwhile slows the server."""
+        self._received.append((perf_counter(), data))
+        if self._on_token:
+            self.read()
+
+    def read(self) -> None:
+        """Read what was received. Raises StreamError where it tells of an error."""
+        received, self._received = self._received, []
+        for at, data in received:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._read_line(line.rstrip(b"\r"), at)
+
+    def end(self) -> None:
+        """Nothing more will arrive. Raises StreamError where that is too early."""
+        self.read()
+        if not self._is_final:
+            raise StreamError("the stream ended before its final event")
+
+    def _read_line(self, line: bytes, at: float) -> None:
+        kind, _, data = line.partition(b":")
+        if kind not in (b"data", b"error") or data.strip() == b"[DONE]":
+            return
+        event = json.loads(data)
+        if kind == b"error" or "error" in event:
+            raise StreamError(_message(data))
+        chunk = self._dialect.read(event)
+        if chunk.has_token:
+            self.arrivals.append(at - self._started)
+            if self._on_token:
+                self._on_token(at)
+        self._add(chunk)
+
+    def _add(self, chunk: Chunk) -> None:
         self.text.append(chunk.text)
-        self.is_final |= chunk.is_final
+        self._is_final |= chunk.is_final
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "timings"):
             if (value := getattr(chunk, name)) is not None:
                 self.figures[name] = value
@@ -79,27 +129,27 @@ class Client:
     """Sends queries to the server at `url` in its dialect. An async context manager; requests may run side by side."""
 
     def __init__(self, url: str, dialect: Dialect, sampling: Sampling | None = None) -> None:
+        self.url = url
         self.dialect = dialect
         self.sampling = sampling or Sampling()
-        # A connection for each request: a kept one may have been closed by the server just before it is used again.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        # trust_env: a proxy between the bench and a server on this machine would be measured too.
-        self.http = httpx.AsyncClient(
-            base_url=url, timeout=httpx.Timeout(STALL_SECONDS, connect=10), limits=limits, trust_env=False
-        )
 
     async def __aenter__(self) -> "Client":
+        # A connection for each request: a kept one may have been closed by the server just before it is used again.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        # trust_env is off by default: a proxy between the bench and a server on this machine would be measured too.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=STALL_SECONDS)
+        self.http = aiohttp.ClientSession(self.url, connector=connector, timeout=timeout)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.http.aclose()
+        await self.http.close()
 
-    async def prepare(self, query: Query, history: History = (), sampling: Sampling | None = None) -> httpx.Request:
-        """The request of a query, encoded and ready to send. Raises httpx.HTTPError."""
+    async def prepare(self, query: Query, history: History = (), sampling: Sampling | None = None) -> Request:
+        """The request of a query, encoded and ready to send. Raises aiohttp.ClientError."""
         path, body = await self.dialect.prepare(self.http, query, history, sampling or self.sampling)
-        return self.http.build_request("POST", path, json=body)
+        return Request(path, json.dumps(body).encode())
 
     async def ask(
         self,
@@ -111,54 +161,35 @@ class Client:
         """Prepares and sends. An error is a result with an `error`, never an exception."""
         try:
             request = await self.prepare(query, history, sampling)
-        except (httpx.HTTPError, KeyError, ValueError) as error:
+        except UNREADY as error:
             return Result(perf_counter(), 0.0, error=_one_line(error))
         return await self.send(request, on_token)
 
-    async def send(self, request: httpx.Request, on_token: Callable[[float], None] | None = None) -> Result:
+    async def send(self, request: Request, on_token: Callable[[float], None] | None = None) -> Result:
         """Streams one answer. The clock starts just before sending; `on_token` gets its reading at every token."""
-        stream, status, problem = _Stream(), 0, None
+        status, problem = 0, None
         started = perf_counter()
+        stream = _Stream(self.dialect, started, on_token)
         try:
-            response = await self.http.send(request, stream=True)
-            try:
-                status = response.status_code
+            async with self.http.post(request.path, data=request.body, headers=JSON) as response:
+                status = response.status
                 if status != 200:
-                    raise StreamError(_message(await response.aread()))
-                await self._read(response, stream, started, on_token)
-            finally:
-                await response.aclose()
-        except (httpx.HTTPError, StreamError, ValueError) as error:
-            problem = _one_line(error)
+                    raise StreamError(_message(await response.read()))
+                async for data in response.content.iter_any():
+                    stream.receive(data)
+            latency = perf_counter() - started
+            stream.end()
+        except (aiohttp.ClientError, TimeoutError, StreamError, ValueError) as error:
+            problem, latency = _one_line(error), perf_counter() - started
         return Result(
             started,
-            perf_counter() - started,
+            latency,
             tuple(stream.arrivals),
             text="".join(stream.text),
             status=status,
             error=problem,
             **stream.figures,
         )
-
-    async def _read(
-        self, response: httpx.Response, stream: _Stream, started: float, on_token: Callable[[float], None] | None
-    ) -> None:
-        async for line in response.aiter_lines():
-            now = perf_counter()
-            kind, _, data = line.partition(":")
-            if kind not in ("data", "error") or data.strip() == "[DONE]":
-                continue
-            event = json.loads(data)
-            if kind == "error" or "error" in event:
-                raise StreamError(_message(data.encode()))
-            chunk = self.dialect.read(event)
-            if chunk.has_token:
-                stream.arrivals.append(now - started)
-                if on_token:
-                    on_token(now)
-            stream.add(chunk)
-        if not stream.is_final:
-            raise StreamError("the stream ended before its final event")
 
 
 def _message(body: bytes) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import httpx
+from aiohttp import ClientSession
 
 from ..ordering.document import Document
 from ..ordering.prompt import document_text
@@ -50,8 +50,8 @@ class Chunk:
 class Dialect(Protocol):
     """Prepares the request of a query, and reads the events of its stream."""
 
-    async def prepare(self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
-        """The path and the JSON body. Runs outside the timed part. Raises httpx.HTTPError."""
+    async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
+        """The path and the JSON body. Runs outside the timed part. Raises aiohttp.ClientError."""
         ...
 
     def read(self, event: Body) -> Chunk:
@@ -72,7 +72,7 @@ class ChatDialect:
     documents_field: bool = False
     extra: Mapping[str, Any] | None = None
 
-    async def prepare(self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
+    async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
         body: Body = {
             "model": "default",
             "messages": _messages(query, history, _with_field if self.documents_field else _with_text),
@@ -114,12 +114,12 @@ class ChatDialect:
 class CompletionDialect:
     """llama-server's own `/completion`. It applies its template beforehand; `timings.cache_n` tells the reuse."""
 
-    async def prepare(self, http: httpx.AsyncClient, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
+    async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
         messages = _messages(query, history, _with_text)
-        answer = await http.post("/apply-template", json={"messages": messages})
-        answer.raise_for_status()
+        async with http.post("/apply-template", json={"messages": messages}, raise_for_status=True) as answer:
+            rendered = await answer.json()
         return "/completion", {
-            "prompt": answer.json()["prompt"],
+            "prompt": rendered["prompt"],
             "n_predict": sampling.max_tokens,
             "ignore_eos": sampling.ignore_eos,
             "cache_prompt": sampling.cache_prompt,

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-import httpx
-
-from .client import Client, Result
+from .client import UNREADY, Client, Request, Result
 from .trace import Query
 
 
@@ -102,15 +100,15 @@ async def drive(
     return Run(tuple(queries), tuple(results), seconds)
 
 
-async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, httpx.Request]:
+async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, Request]:
     """Requests that need no history, prepared before the clock of the whole run starts."""
     first: dict[str, int] = {}
     for index, query in enumerate(queries):
         first.setdefault(query.session, index)
-    prepared: dict[int, httpx.Request] = {}
+    prepared: dict[int, Request] = {}
     for index in first.values():
         try:
             prepared[index] = await client.prepare(queries[index])
-        except (httpx.HTTPError, KeyError, ValueError):
+        except UNREADY:
             continue  # sent without preparation, it fails again and says why in its result
     return prepared

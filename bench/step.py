@@ -67,7 +67,8 @@ async def _host_seconds(client: Client, length: int, streams: int) -> float:
 
 
 async def _gauge(client: Client, name: str) -> float:
-    text = (await client.http.get("/metrics")).text
+    async with client.http.get("/metrics") as answer:
+        text = await answer.text()
     found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
     if not found:
         raise BenchError(f"/metrics has no {name}: this measures slotcache only")

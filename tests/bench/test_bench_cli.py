@@ -116,7 +116,7 @@ def test_mtrag_without_data_is_skipped_with_a_line(capsys: Any, monkeypatch: pyt
     ("argv", "message"),
     [
         (["burst", "--model", "/no/model.gguf"], "no model at /no/model.gguf"),
-        (["cached", "--url", "http://127.0.0.1:1"], "ConnectError"),
+        (["cached", "--url", "http://127.0.0.1:1"], "ClientConnectorError"),
         (["burst", "--url", "http://127.0.0.1:1", "-k", "9", "--overlap", "0"], "regions of 10 documents"),
         (["mtrag", "--data", str(Path(__file__).parent)], "documents.jsonl.gz"),
     ],

@@ -144,4 +144,4 @@ def test_a_stream_that_breaks_off_is_an_error(serve: Any, chat_events: Any) -> N
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
     result = ask("http://127.0.0.1:1", CompletionDialect())
-    assert result.error is not None and "ConnectError" in result.error
+    assert result.error is not None and "ClientConnectorError" in result.error
