@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from .index import Index, P
@@ -34,17 +34,19 @@ def arrange(
     keep_first: int = 0,
     keep_last: int = 0,
     names: Sequence[str] | None = None,
+    waiting: Sequence[Collection[str]] = (),
 ) -> Arrangement:
     """Orders the documents `keys`, given in retrieval rank, for the most reuse (RAGBoost 5.1, CacheWeaver 3.3).
 
     The first `keep_first` and the last `keep_last` documents stay where they are. `names` are what the `sorted`
     policy sorts by, the keys where there are none. A document that is not reused keeps its rank among the others
-    under `auto` and `greedy`.
+    under `auto` and `greedy`. `waiting` are the documents of requests that come next: under `auto`, what they share with
+    this one stands before what they do not.
 
     Raises ValueError for an unknown policy, a document given twice, a negative guard, names that do not match the
     keys, and more documents than the `oracle` can try.
     """
-    request = _request(keys, keep_first, keep_last, keys if names is None else names)
+    request = _request(keys, keep_first, keep_last, keys if names is None else names, waiting)
     if policy not in POLICIES:
         raise ValueError(f"unknown ordering policy {policy!r}: expected one of {', '.join(POLICIES)}")
     middle = POLICIES[policy](request, index)
@@ -53,7 +55,9 @@ def arrange(
     return Arrangement(order, reused.documents, reused.tokens)
 
 
-def _request(keys: Sequence[str], keep_first: int, keep_last: int, names: Sequence[str]) -> Request:
+def _request(
+    keys: Sequence[str], keep_first: int, keep_last: int, names: Sequence[str], waiting: Sequence[Collection[str]]
+) -> Request:
     if len(set(keys)) != len(keys):
         twice = next(key for i, key in enumerate(keys) if key in keys[:i])
         raise ValueError(f"document {twice!r} is given twice: a request names each document once")
@@ -62,4 +66,4 @@ def _request(keys: Sequence[str], keep_first: int, keep_last: int, names: Sequen
     if len(names) != len(keys):
         raise ValueError(f"expected one name for each of {len(keys)} documents, got {len(names)}")
     first = min(keep_first, len(keys))
-    return Request(keys, names, first, max(first, len(keys) - keep_last))
+    return Request(keys, names, first, max(first, len(keys) - keep_last), waiting)

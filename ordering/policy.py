@@ -6,7 +6,7 @@ changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import inf
@@ -19,12 +19,16 @@ ORACLE_LIMIT = 8
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Documents in retrieval rank. Those before index `first` and those from `last` on stay where they are."""
+    """Documents in retrieval rank. Those before index `first` and those from `last` on stay where they are.
+
+    `waiting` are the documents of requests that come next and would read this one's order.
+    """
 
     keys: Sequence[str]
     names: Sequence[str]
     first: int
     last: int
+    waiting: Sequence[Collection[str]] = ()
 
     @property
     def movable(self) -> range:
@@ -63,12 +67,12 @@ def auto(request: Request, index: Index[P]) -> Sequence[int]:
 
     Exact, by depth-first search over the cached paths of this request's own documents: at most one visit per cached
     node that the request can reach, with one lookup per remaining document, none at all where the index says that
-    nothing better is ahead. A set that is not cached keeps its rank.
+    nothing better is ahead. What is not cached keeps its rank, behind what requests that wait have in common with it.
     """
     keys, movable, follow = request.keys, request.movable, index.follow
     head = walk(index, index.start(), keys[: request.first])
     if head.end is None:
-        return movable
+        return _shared_first(request, ())
     backwards = [(i, keys[i]) for i in reversed(movable)]
     best: tuple[int, ...] = ()
     most = 0.0
@@ -86,7 +90,25 @@ def auto(request: Request, index: Index[P]) -> Sequence[int]:
         for i, key in backwards:
             if (step := follow(position, key)) is not None and i not in path:
                 stack.append(((*path, i), step.position, saved + step.saved, step.ahead))
-    return [*best, *(i for i in movable if i not in best)]
+    return _shared_first(request, best)
+
+
+def _shared_first(request: Request, placed: Sequence[int]) -> Sequence[int]:
+    """`placed`, then at each step the document that most of the waiting requests share which share all before it.
+
+    So a cold start helps whoever comes next (RAGBoost, 5.1); exact for one waiting request, greedy for several.
+    """
+    keys = request.keys
+    before = [*range(request.first), *placed]
+    readers = [other for other in request.waiting if all(keys[i] in other for i in before)]
+    order, rest = [*placed], [i for i in request.movable if i not in placed]
+    while readers and rest:
+        shared = [sum(keys[i] in other for other in readers) for i in rest]
+        if not (most := max(shared)):
+            break
+        order.append(chosen := rest.pop(shared.index(most)))
+        readers = [other for other in readers if keys[chosen] in other]
+    return order + rest
 
 
 def greedy(request: Request, index: Index[P]) -> Sequence[int]:

@@ -109,6 +109,10 @@ class Metrics:
                 "saved_tokens": ("Tokens copied to host memory", tree.host.num_saved),
                 "restored_tokens": ("Tokens brought back from host memory", tree.host.num_restored),
                 "preemptions": ("Requests paused because cells ran out", counters.preemptions),
+                "overtakes": (
+                    "Times a waiting request was overtaken by one with more of its prompt cached",
+                    counters.overtakes,
+                ),
             },
             cached_tokens=dict(counters.cached_tokens),
         )

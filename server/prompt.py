@@ -7,7 +7,7 @@ documents are placed as they were read then, because all that follows them is ca
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -18,7 +18,7 @@ from ..ordering.document import Document
 from ..ordering.index import Step
 from ..ordering.prompt import order_hint
 from ..slots.node import Node
-from ..slots.request import Layout, PlacedDocument
+from ..slots.request import Layout, PlacedDocument, Prompt
 from ..slots.tree import PrefixTree
 
 Tokenize = Callable[[str], np.ndarray]
@@ -48,6 +48,11 @@ class DocumentSet:
     hint: Tokenize | None
 
     @property
+    def keys(self) -> list[str]:
+        """What each document is known by."""
+        return [document.key for document in self.documents]
+
+    @property
     def num_tokens(self) -> int:
         """The most tokens it can take: the hint, where there is one, is longest when its ids are one token a byte."""
         hint = len(order_hint(self.documents[::-1], self.documents).encode()) if self.hint else 0
@@ -67,8 +72,8 @@ class ChatPrompt:
         self.parts = tuple(parts)
         self.num_tokens = sum(part.num_tokens for part in parts)
 
-    def arrange(self, tree: PrefixTree, scope: Hashable) -> Layout:
-        """Fix the order of every set of documents by what the tree holds, and join everything."""
+    def arrange(self, tree: PrefixTree, scope: Hashable, waiting: Collection[Prompt] = ()) -> Layout:
+        """Fix the order of every set of documents by what the tree holds and what waits, and join everything."""
         layout = _LayoutBuilder()
         node = tree.roots.get(scope)
         behind: list[np.ndarray] = []  # tokens laid out since the end of `node`
@@ -79,9 +84,9 @@ class ChatPrompt:
                 continue
             node = node and _follow(tree, node, behind)
             cached = CachedDocuments(tree, node, part, self.parts[index + 1 :])
-            keys = [document.key for document in part.documents]
-            names = [document.id for document in part.documents]
-            order = arrange(keys, cached, part.policy, names=names).order
+            keys, names = part.keys, [document.id for document in part.documents]
+            others = [other.keys for prompt in waiting if (other := self._sharing(prompt, index))]
+            order = arrange(keys, cached, part.policy, names=names, waiting=others).order
             for at in order:
                 layout.add_document(part.documents[at], part.tokens[at])
                 node = node and node.documents.get(keys[at])
@@ -89,6 +94,13 @@ class ChatPrompt:
             layout.add(hint, "the order hint", ends=False)
             behind = [hint]
         return layout.build()
+
+    def _sharing(self, prompt: Prompt, index: int) -> DocumentSet | None:
+        """The documents that another prompt has where this one has part `index`, if both are the same up to there."""
+        part = prompt.parts[index] if isinstance(prompt, ChatPrompt) and index < len(prompt.parts) else None
+        if not isinstance(prompt, ChatPrompt) or not isinstance(part, DocumentSet):
+            return None
+        return part if all(map(_is_same_text, self.parts[:index], prompt.parts[:index])) else None
 
 
 class CachedDocuments:
@@ -140,7 +152,7 @@ def _reusable(tree: PrefixTree, node: Node, first: np.ndarray, parts: Sequence[F
     documents, rest = following[0], following[1:]
     assert isinstance(documents, DocumentSet)
     cached = CachedDocuments(tree, match.node, documents, rest)
-    keys = [document.key for document in documents.documents]
+    keys = documents.keys
     found = arrange(keys, cached, documents.policy)
     if found.reused_documents < len(keys):
         return match.length + found.reused_tokens
@@ -157,6 +169,10 @@ def _follow(tree: PrefixTree, node: Node, runs: Sequence[np.ndarray]) -> Node | 
     tokens = np.concatenate(runs)
     match = tree.match_from(node, tokens)
     return match.node if match.length == len(tokens) and match.node.end == node.end + len(tokens) else None
+
+
+def _is_same_text(one: Fixed | DocumentSet, other: Fixed | DocumentSet) -> bool:
+    return isinstance(one, Fixed) and isinstance(other, Fixed) and np.array_equal(one.tokens, other.tokens)
 
 
 class _LayoutBuilder:

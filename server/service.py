@@ -162,7 +162,13 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     runner = Runner(context, samplers)
     tree = PrefixTree(context.num_cells, context.scratch, HostTier(_host_tokens(settings, model)))
     scheduler = Scheduler(
-        tree, settings.parallel, context.batch, settings.prefill_budget, settings.idle_cells, context.apart_from
+        tree,
+        settings.parallel,
+        context.batch,
+        settings.prefill_budget,
+        settings.idle_cells,
+        context.apart_from,
+        settings.window,
     )
     answers = AnswerMemory()
     engine = Engine(model, scheduler, runner, samplers, answers, settings.check)

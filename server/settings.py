@@ -63,6 +63,7 @@ SETTINGS = (
     Setting("prefill_budget", ("--prefill-budget",), 256, "most prompt tokens a step computes while others are generating", least=1),
     Setting("cache_ram", ("-cram", "--cache-ram"), 8192, "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out"),
     Setting("idle_cells", ("--idle-cells",), 0, "cells on the device that may hold idle KV when a request starts; the rest moves to host memory"),
+    Setting("window", ("--window",), 32, "how many later requests, with more of their prompt cached, may overtake one that waits"),
     Setting("max_queue", ("--max-queue",), 256, "most requests that wait; one more is answered 429"),
     Setting("threads", ("-t", "--threads"), 0, "CPU threads; 0: one for each core"),
     Setting("gpu_layers", ("-ngl", "--gpu-layers"), 9999, "layers on the GPU; all of them where a GPU is compiled in"),

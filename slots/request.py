@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,8 +45,8 @@ class Prompt(Protocol):
 
     num_tokens: int
 
-    def arrange(self, tree: PrefixTree, scope: Hashable) -> Layout:
-        """Fix the order of the documents by what the tree holds now."""
+    def arrange(self, tree: PrefixTree, scope: Hashable, waiting: Collection[Prompt] = ()) -> Layout:
+        """Fix the order of the documents by what the tree holds now. waiting: prompts of this scope that come next."""
         ...
 
 
@@ -78,6 +78,7 @@ class Request:
     cached: int = 0  # prompt tokens it did not have to compute, at its first admission and by catching up
     sources: dict[str, int] = field(default_factory=dict)  # those tokens by where they came from: own, fork, host
     num_preempted: int = 0
+    num_overtaken: int = 0  # requests that came after it and were admitted before it
 
     def lay_out(self, layout: Layout) -> None:
         """Take the final prompt, with room for everything that may be generated."""

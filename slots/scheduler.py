@@ -7,18 +7,23 @@ from whatever of it is still in the tree. The oldest running request always make
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
+
+import numpy as np
 
 from .counters import Counters
 from .plan import Plan, Span
 from .radix import common_prefix
-from .request import Request
+from .request import Layout, Request
 from .tree import PrefixTree
 
-MIN_CHUNK = 64  # tokens: computing fewer takes about as long
-TOLERANCE = 1.5  # how much longer than at its fastest a step of the prefill budget may take
+MIN_CHUNK = 64  # tokens that attention computes together: fewer take about as long
+TOLERANCE = 2.0  # how much longer than at its fastest a step of the prefill budget may take
+LOOK_AHEAD = 16  # requests at the head of the queue that are compared: each costs some 100 us at an admission
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
@@ -39,6 +44,7 @@ class Scheduler:
     requests are generating, at the speed of a short context (see `observe`). idle_cells: most cells that may hold what
     no running request needs, where there is a host tier to move it to: every step attends over the whole pool, so idle
     KV slows what runs. apart_from: with so many cells in use, steps that generate and steps of prefill take turns.
+    window: how many later requests may be admitted before one that waits.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Scheduler:
         prefill_budget: int = 256,
         idle_cells: int = 0,
         apart_from: float = math.inf,
+        window: int = 32,
     ) -> None:
         self.tree = tree
         self.lanes = [Lane(id) for id in range(num_lanes)]
@@ -56,6 +63,7 @@ class Scheduler:
         self.prefill_budget = prefill_budget
         self.idle_cells = idle_cells
         self.apart_from = apart_from
+        self.window = window
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
@@ -235,14 +243,46 @@ class Scheduler:
             idle = [lane for lane in self.lanes if lane.request is None]
             if not idle:
                 return
-            request = self.waiting[0]
-            if request.num_preempted == 0:
-                request.lay_out(request.prompt.arrange(self.tree, request.scope))
+            request = self._next()
             if not self._fits(request):
                 self._head_is_stuck = True
                 return
-            self.waiting.popleft()
+            self._overtake(request)
             self._start(request, idle)
+
+    def _next(self) -> Request:
+        """Who is admitted next, its prompt laid out: whoever has most cached for what it computes (RAGCache, 5.2).
+
+        So requests of one prefix follow each other, and short ones do not wait for long ones. A request that has been
+        paused, or overtaken `window` times, is overtaken no more. Of equals the first.
+        """
+        candidates = list(itertools.islice(self.waiting, LOOK_AHEAD))
+        if candidates[0].num_preempted:
+            return candidates[0]
+        last = next((at for at, request in enumerate(candidates) if request.num_overtaken >= self.window), LOOK_AHEAD)
+        layouts = {request: self._arranged(request, candidates) for request in candidates[: last + 1]}
+        chosen = max(layouts, key=lambda request: self._cached_share(request.scope, layouts[request].tokens))
+        chosen.lay_out(layouts[chosen])
+        return chosen
+
+    def _arranged(self, request: Request, waiting: list[Request]) -> Layout:
+        others = [other.prompt for other in waiting if other is not request and other.scope == request.scope]
+        return request.prompt.arrange(self.tree, request.scope, others)
+
+    def _cached_share(self, scope: Hashable, tokens: np.ndarray) -> float:
+        """Tokens that are cached, or that somebody is computing, over those that are left to compute.
+
+        One more than are, so that of two with nothing cached the shorter comes first.
+        """
+        known = self.tree.match(scope, tokens).length
+        return (1 + known) / max(len(tokens) - known, 1)
+
+    def _overtake(self, request: Request) -> None:
+        """Take a request out of the queue, past all that stand before it."""
+        for passed in itertools.takewhile(lambda other: other is not request, self.waiting):
+            passed.num_overtaken += 1
+            self.counters.overtakes += 1
+        self.waiting.remove(request)
 
     def _fits(self, request: Request) -> bool:
         """Whether a prompt fits beside what is running and has been promised. Alone, every accepted prompt fits."""
@@ -323,6 +363,11 @@ class Scheduler:
 
 
 def _chunk(left: int, room: int) -> int:
-    """How many of the `left` tokens to compute now: all that fit, but not so that next to nothing is left over."""
-    rest = left - room
-    return room - (MIN_CHUNK - rest) if 0 < rest < MIN_CHUNK < room else min(left, room)
+    """How many of the `left` tokens to compute now: whole chunks, but not so that next to nothing is left over.
+
+    Attention takes as long for a part of a chunk as for all of it.
+    """
+    if left <= room:
+        return left
+    size = room // MIN_CHUNK * MIN_CHUNK or room
+    return size - MIN_CHUNK if left - size < MIN_CHUNK < size else size

@@ -12,5 +12,5 @@ class Fixed:
         self.layout = Layout(np.asarray(tokens, np.int32), tuple(stops), tuple(documents))
         self.num_tokens = len(self.layout.tokens)
 
-    def arrange(self, tree, scope):
+    def arrange(self, tree, scope, waiting=()):
         return self.layout

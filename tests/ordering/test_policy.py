@@ -120,3 +120,26 @@ def test_the_search_asks_little_where_the_whole_set_is_cached_in_many_orders() -
     assert len(tree) > 10_000
     assert arrange(keys, tree).reused_documents == 50
     assert tree.asked < 10_000, "one path of 50 lookups per document, and no other branch is entered"
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, indexes, st.lists(st.sets(st.sampled_from("abcdefgx")), max_size=4))
+def test_who_waits_never_costs_the_request_itself(keys: Sequence[str], index: Index, waiting: list[set[str]]) -> None:
+    alone, helpful = arrange(keys, index), arrange(keys, index, waiting=waiting)
+    assert saved_by(index, keys, helpful) >= saved_by(index, keys, alone)
+    assert sorted(helpful.order) == sorted(alone.order)
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, st.sets(st.sampled_from("abcdefgx")))
+def test_a_cold_start_shares_all_it_can_with_the_one_that_waits(keys: Sequence[str], other: set[str]) -> None:
+    order = [keys[i] for i in arrange(keys, KnowledgeTree(), waiting=[other]).order]
+    shared = len(other & set(keys))
+    assert set(order[:shared]) == other & set(keys)
+    ranks = [keys.index(key) for key in order]
+    assert ranks[:shared] == sorted(ranks[:shared]) and ranks[shared:] == sorted(ranks[shared:])
+
+
+def test_of_several_that_wait_the_most_are_helped_first() -> None:
+    order = arrange("abcd", KnowledgeTree(), waiting=[set("cd"), set("cb"), set("ca"), set("d")]).order
+    assert "".join("abcd"[i] for i in order) == "cabd"

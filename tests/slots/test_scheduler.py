@@ -17,9 +17,11 @@ from .memory import Memory
 class World:
     """A scheduler over a model of memory; requests are numbered as they come."""
 
-    def __init__(self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf):
+    def __init__(self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf, window=32):
         self.memory = Memory(cells)
-        self.scheduler = Scheduler(PrefixTree(cells, 2 * lanes + 8, HostTier(host)), lanes, batch, budget, idle, apart)
+        self.scheduler = Scheduler(
+            PrefixTree(cells, 2 * lanes + 8, HostTier(host)), lanes, batch, budget, idle, apart, window
+        )
         self.requests = []
         self.plans = []
 
@@ -91,30 +93,65 @@ def test_nothing_small_is_left_over():
     world = World()
     request = world.submit(range(150))
     sizes = [computed(world.step(), request) for _ in range(2)]
-    assert sizes == [86, 64]
+    assert sizes == [64, 86]
 
 
 def test_the_budget_shrinks_with_what_a_token_takes():
-    world = World(budget=128)
+    world = World(batch=256, budget=128)
     world.submit(range(20), limit=60)
     world.step()
     arriving = world.submit(range(500, 900))
     plan = world.step()
     world.scheduler.observe(plan, 0.1)
-    assert computed(plan, arriving) == 127
-    world.scheduler.observe(plan, 0.3)  # three times as slow: twice what is tolerated
+    assert computed(plan, arriving) == 128
+    world.scheduler.observe(plan, 0.4)  # four times as slow: twice what is tolerated
     assert computed(world.step(), arriving) == 64
+
+
+def admitted(world):
+    """Requests in the order in which they were first computed."""
+    firsts = {}
+    for at, plan in enumerate(world.plans):
+        for span in plan.spans:
+            firsts.setdefault(span.request, at)
+    return sorted(firsts, key=firsts.get)
+
+
+def test_whoever_has_most_cached_for_what_it_computes_is_next():
+    world = World(lanes=1)
+    world.run(range(100))
+    world.submit(range(900, 950))  # runs while the others arrive
+    world.step()
+    cold = world.submit(range(500, 600))
+    cached = world.submit([*range(90), *range(700, 740)])
+    shorter = world.submit(range(600, 660))
+    longer_cached = world.submit([*range(100), *range(800, 840)])
+    world.finish()
+    assert admitted(world)[2:] == [longer_cached.id, cached.id, shorter.id, cold.id]
+    assert world.scheduler.counters.overtakes == 3 + 1 + 1
+
+
+def test_nobody_is_overtaken_more_often_than_the_window_allows():
+    world = World(lanes=1, window=3)
+    world.run(range(100))
+    world.submit(range(900, 950))
+    world.step()
+    cold = world.submit(range(500, 600))
+    others = [world.submit([*range(100), 700 + number]) for number in range(8)]
+    world.finish()
+    assert admitted(world)[2:] == [*(other.id for other in others[:3]), cold.id, *(other.id for other in others[3:])]
+    assert cold.num_overtaken == 3
 
 
 def test_a_request_waits_for_32_tokens_that_another_is_computing():
     world = World()
     first = world.submit(range(200))
-    second = world.submit([*range(150), 999, 998])
+    second = world.submit([*range(150), *range(900, 960)])
     plan = world.step()
     assert computed(plan, first) == 128 and computed(plan, second) == 0
     world.finish()
     assert second.cached == 150 and second.source == "fork"
-    assert world.scheduler.counters.prefilled_tokens == 200 + 2
+    assert world.scheduler.counters.prefilled_tokens == 200 + 60
 
 
 def test_fewer_than_32_shared_tokens_are_not_waited_for():
