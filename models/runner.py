@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 
 from ..slots.node import Blob
-from ..slots.plan import Drop, Operation, Plan, Restore, Save, Share, Span, Trim
+from ..slots.plan import Clear, Drop, Operation, Plan, Restore, Save, Share, Span, Trim
 from .context import TILE, Context
 from .errors import NoRoom, RunnerError
 from .sampling import Sampler
@@ -78,7 +78,7 @@ class Runner:
         return can_move
 
     def clear(self) -> None:
-        """Free every cell."""
+        """Free every cell and forget what was in it."""
         llama_cpp.llama_memory_clear(self.context.memory, True)
 
     def apply(self, operation: Operation) -> None:
@@ -95,6 +95,8 @@ class Runner:
                 self._save(sequence, blob)
             case Restore(blob, sequence, start, stop):
                 self._restore(blob, sequence, start, stop)
+            case Clear():
+                llama_cpp.llama_memory_clear(memory, False)
 
     def _save(self, sequence: int, blob: Blob) -> None:
         """Through the scratch sequence, which holds just the range: saving is for whole sequences."""

@@ -60,7 +60,7 @@ SETTINGS = (
     Setting("parallel", ("-np", "--parallel"), 4, "lanes: requests that run at the same time", least=1, most=127),
     Setting("batch_size", ("-b", "--batch-size"), 512, "most tokens a step computes", least=1),
     Setting("ubatch_size", ("-ub", "--ubatch-size"), 512, "most tokens a kernel computes", least=1),
-    Setting("prefill_budget", ("--prefill-budget",), 256, "most prompt tokens a step computes while others are generating", least=1),
+    Setting("prefill_budget", ("--prefill-budget",), 512, "most prompt tokens a step computes while others are generating", least=1),
     Setting("cache_ram", ("-cram", "--cache-ram"), 8192, "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out"),
     Setting("idle_cells", ("--idle-cells",), 0, "cells on the device that may hold idle KV when a request starts; the rest moves to host memory"),
     Setting("window", ("--window",), 32, "how many later requests, with more of their prompt cached, may overtake one that waits"),

@@ -53,7 +53,12 @@ class Restore:
     stop: int
 
 
-Operation = Share | Trim | Drop | Save | Restore
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Free every cell."""
+
+
+Operation = Share | Trim | Drop | Save | Restore | Clear
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .counters import Counters
-from .plan import Plan, Span
+from .packing import pack
+from .plan import Operation, Plan, Span
 from .radix import common_prefix
 from .request import Layout, Request
 from .tree import PrefixTree
@@ -24,6 +25,7 @@ from .tree import PrefixTree
 MIN_CHUNK = 64  # tokens that attention computes together: fewer take about as long
 TOLERANCE = 2.0  # how much longer than at its fastest a step of the prefill budget may take
 LOOK_AHEAD = 16  # requests at the head of the queue that are compared: each costs some 100 us at an admission
+PACK_AFTER = 2  # requests that started beside others: so many scatter cells enough
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
@@ -52,7 +54,7 @@ class Scheduler:
         tree: PrefixTree,
         num_lanes: int,
         batch_size: int = 512,
-        prefill_budget: int = 256,
+        prefill_budget: int = 512,
         idle_cells: int = 0,
         apart_from: float = math.inf,
         window: int = 32,
@@ -71,6 +73,7 @@ class Scheduler:
         self._fastest = math.inf  # seconds a prompt token took in the fastest step so far
         self._slowdown = 1.0  # how much longer it took in the last one
         self._turn_of_prefill = False  # the last step generated only
+        self._num_mixed = 0  # requests that have started beside others since the cells were packed
         self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
         self._in_flight: list[Request] = []  # of the last plan, in span order
 
@@ -112,7 +115,7 @@ class Scheduler:
                 break
             self._preempt(self.running[-1])  # everybody wants cells and has none: the youngest gives up its own
         spare = self._num_free - sum(len(span.tokens) for span in spans)
-        return Plan(self.tree.take_operations(), tuple(spans), spare)
+        return Plan(self.tree.take_operations() + self._packing(), tuple(spans), spare)
 
     def plan_idle_work(self) -> Plan | None:
         """A small step for when there is nothing to compute: one idle run is copied to host memory. None: all is done."""
@@ -145,6 +148,13 @@ class Scheduler:
             each = seconds / plan.num_tokens
             self._fastest = min(self._fastest, each)
             self._slowdown = each / self._fastest
+
+    def _packing(self) -> tuple[Operation, ...]:
+        """Where cells in use slow attention, bring those of each request together once several have come and gone."""
+        if self._num_mixed < PACK_AFTER or self.num_used < self.apart_from or not self.tree.host.max_tokens:
+            return ()
+        self._num_mixed = 0
+        return pack(self.tree, {request.sequence: request.computed for request in self.running if request.sequence})
 
     def refuse(self) -> bool:
         """The runner had no room for the plan's batch: free something. False if nothing can be."""
@@ -306,6 +316,7 @@ class Scheduler:
             self._count_cached(request, "host", self.tree.restore(claim.sequence))
         request.computed = request.started_at = claim.sequence.length
         lane = self._choose_lane(claim.sequence.id, idle)
+        self._num_mixed = self._num_mixed + 1 if self.running else 0
         lane.request, lane.sequence_id, lane.last_use = request, claim.sequence.id, self._steps
         request.lane = lane.id
         self.running.append(request)

@@ -4,7 +4,7 @@ It carries out plans like the real one and fails where the real one would give a
 not hold exactly its own earlier tokens, a position held twice, a pool that overflows.
 """
 
-from slotcache.slots.plan import Drop, Operation, Plan, Restore, Save, Share, Span, Trim
+from slotcache.slots.plan import Clear, Drop, Operation, Plan, Restore, Save, Share, Span, Trim
 
 
 class Memory:
@@ -36,7 +36,9 @@ class Memory:
             case Drop(sequence):
                 for position in self.cells.pop(sequence, {}):
                     del self.identities[sequence, position]
-
+            case Clear():
+                self.cells.clear()
+                self.identities.clear()
             case Save(sequence, blob):
                 assert blob.data is None, "saved twice"
                 blob.data = [self.cells[sequence][position] for position in range(blob.start, blob.stop)]

@@ -6,7 +6,7 @@ import pytest
 from fixed_prompt import Fixed
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
-from slotcache.slots.plan import Restore, Save
+from slotcache.slots.plan import Clear, Restore, Save
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
@@ -196,6 +196,16 @@ def test_the_youngest_is_preempted_and_resumes():
     world.finish()
     assert (old.num_preempted, young.num_preempted) == (0, 1)
     assert old.num_tokens == young.num_tokens == 90
+
+
+def test_cells_are_packed_once_several_have_come_and_gone():
+    world = World(apart=50, host=1000, lanes=3)
+    requests = [world.submit([*range(60), *range(100 * n, 100 * n + 60)], limit=20 + n, stops=[60]) for n in range(1, 9)]
+    world.finish()
+    clears = [at for at, plan in enumerate(world.plans) if any(isinstance(op, Clear) for op in plan.operations)]
+    assert 2 <= len(clears) <= 4
+    alone = [World().run(request.tokens[:120], limit=request.limit) for request in requests]
+    assert [r.tokens.tolist() for r in requests] == [r.tokens.tolist() for r in alone]
 
 
 def test_idle_kv_goes_to_host_memory_once_and_comes_back():
