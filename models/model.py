@@ -19,6 +19,7 @@ TYPE_BYTES = {  # of one number, scales included
     "iq4_nl": 18 / 32,
 }  # fmt: skip
 GGUF_MAGIC = b"GGUF"
+GUARD = "\n"  # text that merges with nothing behind it
 
 
 class Model:
@@ -55,6 +56,8 @@ class Model:
         self.context_train: int = llama_cpp.llama_model_n_ctx_train(handle)
         self.num_layers: int = llama_cpp.llama_model_n_layer(handle)
         self._pieces: dict[int, bytes] = {}
+        adds_space = self.detokenize(self._tokenize("a", False, False)).startswith(" ")
+        self._guard = self._tokenize(GUARD, False, False) if adds_space else np.empty(0, np.int32)
         self._ends = frozenset(t for t in range(self.num_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, t))
 
     def close(self) -> None:
@@ -135,7 +138,18 @@ class Model:
     # ---- vocabulary ------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Token ids, int32. special: text of control tokens becomes those tokens. begin: add BOS if the model wants it."""
+        """Token ids, int32, of a stretch of a prompt. special: text of control tokens becomes those tokens.
+
+        begin: it is the first one: add BOS if the model wants it. Some vocabularies (SentencePiece's) put a space in
+        front of any text; in the middle of a prompt that would be one that nobody wrote.
+        """
+        if begin or not len(self._guard):
+            return self._tokenize(text, special, begin)
+        guarded = self._tokenize(GUARD + text, special, False)
+        is_apart = np.array_equal(guarded[: len(self._guard)], self._guard)
+        return guarded[len(self._guard) :] if is_apart else self._tokenize(text, special, False)
+
+    def _tokenize(self, text: str, special: bool, begin: bool) -> np.ndarray:
         data = text.encode("utf-8", "replace")
         ids = np.empty(len(data) + 2, np.int32)
         pointer: Any = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
