@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench stall`."""
     add_options(parser)
     add = parser.add_argument
-    add("--prefill-budget", type=int, default=256, help="given to slotcache serve, tokens (default: %(default)s)")
+    add("--prefill-budget", type=int, default=512, help="given to slotcache serve, tokens (default: %(default)s)")
     add("--prompt-tokens", type=int, default=6000, help="length of the prefill (default: %(default)s)")
     add("--streams", type=int, default=3, help="streams that run meanwhile (default: %(default)s)")
 

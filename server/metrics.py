@@ -111,7 +111,7 @@ class Metrics:
                 "preemptions": ("Requests paused because cells ran out", counters.preemptions),
                 "overtakes": (
                     "Times a waiting request was overtaken by one with more of its prompt cached",
-                    counters.overtakes,
+                    scheduler.waiting.num_overtakes,
                 ),
             },
             cached_tokens=dict(counters.cached_tokens),

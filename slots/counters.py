@@ -13,5 +13,4 @@ class Counters:
     prefilled_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    overtakes: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)

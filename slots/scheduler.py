@@ -7,24 +7,18 @@ from whatever of it is still in the tree. The oldest running request always make
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import deque
-from collections.abc import Hashable
 from dataclasses import dataclass
 
-import numpy as np
-
+from .budget import PrefillBudget, chunk
 from .counters import Counters
 from .packing import pack
 from .plan import Operation, Plan, Span
+from .queue import Queue
 from .radix import common_prefix
-from .request import Layout, Request
+from .request import Request
 from .tree import PrefixTree
 
-MIN_CHUNK = 64  # tokens that attention computes together: fewer take about as long
-TOLERANCE = 2.0  # how much longer than at its fastest a step of the prefill budget may take
-LOOK_AHEAD = 16  # requests at the head of the queue that are compared: each costs some 100 us at an admission
 PACK_AFTER = 2  # requests that started beside others: so many scatter cells enough
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
@@ -43,7 +37,7 @@ class Scheduler:
     """Owns who waits and who runs. Not thread-safe: one thread calls it.
 
     batch_size: most tokens a step may compute. prefill_budget: most prompt tokens a step may compute while other
-    requests are generating, at the speed of a short context (see `observe`). idle_cells: most cells that may hold what
+    requests are generating, at the speed of a short context. idle_cells: most cells that may hold what
     no running request needs, where there is a host tier to move it to: every step attends over the whole pool, so idle
     KV slows what runs. apart_from: with so many cells in use, steps that generate and steps of prefill take turns.
     window: how many later requests may be admitted before one that waits.
@@ -62,16 +56,13 @@ class Scheduler:
         self.tree = tree
         self.lanes = [Lane(id) for id in range(num_lanes)]
         self.batch_size = batch_size
-        self.prefill_budget = prefill_budget
+        self.budget = PrefillBudget(prefill_budget)
         self.idle_cells = idle_cells
         self.apart_from = apart_from
-        self.window = window
-        self.waiting: deque[Request] = deque()
+        self.waiting = Queue(tree, window)
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
         self._steps = 0
-        self._fastest = math.inf  # seconds a prompt token took in the fastest step so far
-        self._slowdown = 1.0  # how much longer it took in the last one
         self._turn_of_prefill = False  # the last step generated only
         self._num_mixed = 0  # requests that have started beside others since the cells were packed
         self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
@@ -81,13 +72,12 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def finish(self, request: Request) -> None:
         """End a request in whatever state it is: its KV stays in the tree, or goes if it is not to be cached."""
         if request.sequence is None:
-            if request in self.waiting:
-                self.waiting.remove(request)
+            self.waiting.discard(request)
         else:
             self._leave(request)
         if not request.cache:
@@ -141,14 +131,6 @@ class Scheduler:
         self.counters.steps += 1
         return progress
 
-    def observe(self, plan: Plan, seconds: float) -> None:
-        """A plan took so long. Tokens deep in a long prompt take several times as long as its first ones: the budget
-        shrinks with that, so that what it really bounds is how long running streams wait."""
-        if plan.num_tokens >= MIN_CHUNK:
-            each = seconds / plan.num_tokens
-            self._fastest = min(self._fastest, each)
-            self._slowdown = each / self._fastest
-
     def _packing(self) -> tuple[Operation, ...]:
         """Where cells in use slow attention, bring those of each request together once several have come and gone."""
         if self._num_mixed < PACK_AFTER or self.num_used < self.apart_from or not self.tree.host.max_tokens:
@@ -200,9 +182,7 @@ class Scheduler:
 
     def _prefill_spans(self, room: int, protect: bool) -> list[Span]:
         """Spans for requests that are behind, in order of admission. protect: others are generating, keep the budget."""
-        if protect:
-            slower = int(self.prefill_budget * min(1.0, TOLERANCE / self._slowdown))
-            room = min(room, self.prefill_budget, max(MIN_CHUNK, slower))
+        room = self.budget.room(room) if protect else room
         spans: list[Span] = []
         leaders: list[Request] = []
         for request in [request for request in self.running if not request.decoding]:
@@ -210,7 +190,7 @@ class Scheduler:
             if self._waits_for(request, leaders):
                 continue
             leaders.append(request)
-            size = _chunk(request.num_tokens - request.computed, room)
+            size = chunk(request.num_tokens - request.computed, room)
             planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
             if size <= 0:
                 continue
@@ -253,46 +233,12 @@ class Scheduler:
             idle = [lane for lane in self.lanes if lane.request is None]
             if not idle:
                 return
-            request = self._next()
+            request = self.waiting.next()
             if not self._fits(request):
                 self._head_is_stuck = True
                 return
-            self._overtake(request)
+            self.waiting.take(request)
             self._start(request, idle)
-
-    def _next(self) -> Request:
-        """Who is admitted next, its prompt laid out: whoever has most cached for what it computes (RAGCache, 5.2).
-
-        So requests of one prefix follow each other, and short ones do not wait for long ones. A request that has been
-        paused, or overtaken `window` times, is overtaken no more. Of equals the first.
-        """
-        candidates = list(itertools.islice(self.waiting, LOOK_AHEAD))
-        if candidates[0].num_preempted:
-            return candidates[0]
-        last = next((at for at, request in enumerate(candidates) if request.num_overtaken >= self.window), LOOK_AHEAD)
-        layouts = {request: self._arranged(request, candidates) for request in candidates[: last + 1]}
-        chosen = max(layouts, key=lambda request: self._cached_share(request.scope, layouts[request].tokens))
-        chosen.lay_out(layouts[chosen])
-        return chosen
-
-    def _arranged(self, request: Request, waiting: list[Request]) -> Layout:
-        others = [other.prompt for other in waiting if other is not request and other.scope == request.scope]
-        return request.prompt.arrange(self.tree, request.scope, others)
-
-    def _cached_share(self, scope: Hashable, tokens: np.ndarray) -> float:
-        """Tokens that are cached, or that somebody is computing, over those that are left to compute.
-
-        One more than are, so that of two with nothing cached the shorter comes first.
-        """
-        known = self.tree.match(scope, tokens).length
-        return (1 + known) / max(len(tokens) - known, 1)
-
-    def _overtake(self, request: Request) -> None:
-        """Take a request out of the queue, past all that stand before it."""
-        for passed in itertools.takewhile(lambda other: other is not request, self.waiting):
-            passed.num_overtaken += 1
-            self.counters.overtakes += 1
-        self.waiting.remove(request)
 
     def _fits(self, request: Request) -> bool:
         """Whether a prompt fits beside what is running and has been promised. Alone, every accepted prompt fits."""
@@ -360,7 +306,7 @@ class Scheduler:
             self.tree.forget(request.scope)
         request.num_preempted += 1
         request.computed = 0
-        self.waiting.appendleft(request)
+        self.waiting.resume(request)
         self._head_is_stuck = bool(self.running)
         self.counters.preemptions += 1
 
@@ -371,14 +317,3 @@ class Scheduler:
         self.running.remove(request)
         self.lanes[request.lane].request = None
         request.sequence = None
-
-
-def _chunk(left: int, room: int) -> int:
-    """How many of the `left` tokens to compute now: whole chunks, but not so that next to nothing is left over.
-
-    Attention takes as long for a part of a chunk as for all of it.
-    """
-    if left <= room:
-        return left
-    size = room // MIN_CHUNK * MIN_CHUNK or room
-    return size - MIN_CHUNK if left - size < MIN_CHUNK < size else size

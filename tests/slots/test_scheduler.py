@@ -102,9 +102,9 @@ def test_the_budget_shrinks_with_what_a_token_takes():
     world.step()
     arriving = world.submit(range(500, 900))
     plan = world.step()
-    world.scheduler.observe(plan, 0.1)
+    world.scheduler.budget.observe(plan, 0.1)
     assert computed(plan, arriving) == 128
-    world.scheduler.observe(plan, 0.4)  # four times as slow: twice what is tolerated
+    world.scheduler.budget.observe(plan, 0.4)  # four times as slow: twice what is tolerated
     assert computed(world.step(), arriving) == 64
 
 
@@ -128,7 +128,7 @@ def test_whoever_has_most_cached_for_what_it_computes_is_next():
     longer_cached = world.submit([*range(100), *range(800, 840)])
     world.finish()
     assert admitted(world)[2:] == [longer_cached.id, cached.id, shorter.id, cold.id]
-    assert world.scheduler.counters.overtakes == 3 + 1 + 1
+    assert world.scheduler.waiting.num_overtakes == 3 + 1 + 1
 
 
 def test_nobody_is_overtaken_more_often_than_the_window_allows():

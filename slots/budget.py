@@ -1,0 +1,43 @@
+"""How many prompt tokens a step computes: as many as running streams can wait for, in whole chunks."""
+
+from __future__ import annotations
+
+import math
+
+from .plan import Plan
+
+MIN_CHUNK = 64  # tokens that attention computes together: fewer take about as long
+TOLERANCE = 2.0  # how much longer than at its fastest a step of the budget may take
+
+
+class PrefillBudget:
+    """size: most prompt tokens a step may compute while others are generating, at the speed of a short context."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._fastest = math.inf  # seconds a prompt token took in the fastest step so far
+        self._slowdown = 1.0  # how much longer it took in the last one
+
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """A plan took so long. Tokens deep in a long prompt take several times as long as its first ones: the budget
+        shrinks with that, so that what it really bounds is how long running streams wait."""
+        if plan.num_tokens >= MIN_CHUNK:
+            each = seconds / plan.num_tokens
+            self._fastest = min(self._fastest, each)
+            self._slowdown = each / self._fastest
+
+    def room(self, most: int) -> int:
+        """How many prompt tokens a step may compute now, where it could compute `most`."""
+        slower = int(self.size * min(1.0, TOLERANCE / self._slowdown))
+        return min(most, self.size, max(MIN_CHUNK, slower))
+
+
+def chunk(left: int, room: int) -> int:
+    """How many of the `left` tokens to compute now: whole chunks, but not so that next to nothing is left over.
+
+    Attention takes as long for a part of a chunk as for all of it.
+    """
+    if left <= room:
+        return left
+    size = room // MIN_CHUNK * MIN_CHUNK or room
+    return size - MIN_CHUNK if left - size < MIN_CHUNK < size else size

@@ -1,0 +1,80 @@
+"""Who waits, and who of them is next.
+
+Requests are ordered by what is cached of them over what is left to compute (RAGCache, section 5.2): those of one prefix
+follow each other (RAGBoost, section 5.2), and short ones do not wait for long ones. Nobody is overtaken without end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Hashable, Iterator
+
+import numpy as np
+
+from .request import Layout, Request
+from .tree import PrefixTree
+
+LOOK_AHEAD = 16  # requests at the head of the queue that are compared: each costs some 100 us at an admission
+
+
+class Queue:
+    """Waiting requests. window: how many later requests may be admitted before one that waits."""
+
+    def __init__(self, tree: PrefixTree, window: int = 32) -> None:
+        self._tree = tree
+        self._window = window
+        self._waiting: deque[Request] = deque()
+        self.num_overtakes = 0  # ever
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """A new request, behind all others."""
+        self._waiting.append(request)
+
+    def resume(self, request: Request) -> None:
+        """A request that has been paused, in front of all others."""
+        self._waiting.appendleft(request)
+
+    def discard(self, request: Request) -> None:
+        """A request that waits no more, if it did."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+
+    def next(self) -> Request:
+        """Who is admitted next, with its prompt laid out; it stays in the queue. Of equals the first.
+
+        A request that has been paused, or overtaken `window` times, is overtaken no more.
+        """
+        candidates = list(itertools.islice(self._waiting, LOOK_AHEAD))
+        if candidates[0].num_preempted:
+            return candidates[0]
+        last = next((at for at, request in enumerate(candidates) if request.num_overtaken >= self._window), LOOK_AHEAD)
+        layouts = {request: self._arranged(request, candidates) for request in candidates[: last + 1]}
+        chosen = max(layouts, key=lambda request: self._cached_share(request.scope, layouts[request].tokens))
+        chosen.lay_out(layouts[chosen])
+        return chosen
+
+    def take(self, request: Request) -> None:
+        """Let a request leave, past all that stand before it."""
+        for passed in itertools.takewhile(lambda other: other is not request, self._waiting):
+            passed.num_overtaken += 1
+            self.num_overtakes += 1
+        self._waiting.remove(request)
+
+    def _arranged(self, request: Request, waiting: list[Request]) -> Layout:
+        others = [other.prompt for other in waiting if other is not request and other.scope == request.scope]
+        return request.prompt.arrange(self._tree, request.scope, others)
+
+    def _cached_share(self, scope: Hashable, tokens: np.ndarray) -> float:
+        """Tokens that are cached, or that somebody is computing, over those that are left to compute.
+
+        One more than are, so that of two with nothing cached the shorter comes first.
+        """
+        known = self._tree.match(scope, tokens).length
+        return (1 + known) / max(len(tokens) - known, 1)
