@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from . import burst, cached, conversations, decode, machine, mtrag, stall, step
+from . import burst, cached, conversations, decode, machine, mtrag, residency, stall, step
 from .error import BenchError, Skip
 from .report import Report
 
@@ -29,6 +29,7 @@ SCENARIOS = {
     "step": Scenario("what a step costs outside llama.cpp", step.add_arguments, step.run),
     "stall": Scenario("a long prefill among running streams", stall.add_arguments, stall.run),
     "cached": Scenario("a prompt that is cached as a whole", cached.add_arguments, cached.run),
+    "residency": Scenario("what idle and moved KV costs, without a server", residency.add_arguments, residency.run),
 }
 
 

@@ -11,8 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from gguf import TokenType
-
 PRE_TOKENIZER = "qwen2"
 """GGUF's tokenizer.ggml.pre: how llama.cpp cuts text into words, within which it merges."""
 
@@ -53,6 +51,8 @@ def train(size: int, merges: int) -> Vocabulary:
 
     The same Python gives the same vocabulary. Raises ValueError where `size` is too small for the rest.
     """
+    from gguf import TokenType  # here, so that text can be split where there is no gguf, as in training
+
     if size < 256 + merges + len(SPECIAL):
         raise ValueError(f"{size} tokens are too few for 256 bytes, {merges} merges and {len(SPECIAL)} special tokens")
     pairs = learn_merges(count_words(corpus()), merges)

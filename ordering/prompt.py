@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .document import Document
 
@@ -26,3 +26,12 @@ def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
     ids, ranks = [document.id for document in order], [document.id for document in rank]
     named = next(n for n in range(len(ranks) + 1) if [name for name in ids if name not in ranks[:n]] == ranks[n:])
     return f"Most relevant: {' > '.join(ranks[:named])}\n\n" if named else ""
+
+
+def location_hint(ids: Iterable[str]) -> str:
+    """A line for each document that the conversation already holds and that is not shown again, empty where there is none.
+
+    It belongs behind the new documents, in front of the order hint. It holds ids, never document text.
+    """
+    lines = "".join(f"See [{name}] above.\n" for name in ids)
+    return f"{lines}\n" if lines else ""
