@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from . import burst, cached, conversations, decode, machine, mtrag, stall, step
+from . import burst, cached, conversations, decode, machine, mtrag, replacement, stall, step
 from .error import BenchError, Skip
 from .report import Report
 
@@ -28,6 +28,7 @@ SCENARIOS = {
     "decode": Scenario("tokens per second of many streams", decode.add_arguments, decode.run),
     "step": Scenario("what a step costs outside llama.cpp", step.add_arguments, step.run),
     "stall": Scenario("a long prefill among running streams", stall.add_arguments, stall.run),
+    "replacement": Scenario("which idle KV should leave, simulated", replacement.add_arguments, replacement.run),
     "cached": Scenario("a prompt that is cached as a whole", cached.add_arguments, cached.run),
 }
 

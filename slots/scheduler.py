@@ -131,6 +131,11 @@ class Scheduler:
         self.counters.steps += 1
         return progress
 
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """A plan took so long."""
+        self.budget.observe(plan, seconds)
+        self.tree.profile.observe(plan, seconds)
+
     def _packing(self) -> tuple[Operation, ...]:
         """Where cells in use slow attention, bring those of each request together once several have come and gone."""
         if self._num_mixed < PACK_AFTER or self.num_used < self.apart_from or not self.tree.host.max_tokens:
