@@ -204,6 +204,19 @@ class PrefixTree(RadixTree):
             self._count_ready(node, -node.ready)
             self.host.drop(node)
 
+    def drop(self, scope: Hashable) -> int:
+        """Forget what a scope holds and no running request needs, on every tier; how many tokens that were."""
+        root, dropped = self.roots.get(scope), 0
+        for node in reversed(list(descendants(root)) if root else []):
+            if node.pins or node.children:
+                continue
+            dropped += len(node.tokens)
+            if node.ready:
+                self._leave_device(node, keep=False)
+            else:
+                self._unlink_all(node)
+        return dropped
+
     def take_operations(self) -> tuple[Operation, ...]:
         """The memory operations decided since the last call, in the order they must run."""
         operations, self._operations = tuple(self._operations), []
@@ -324,12 +337,15 @@ class PrefixTree(RadixTree):
         while sequence.tip.parent and sequence.tip.start >= sequence.length:
             sequence.tip = sequence.tip.parent
 
-    def _leave_device(self, leaf: Node) -> None:
-        """Free a parked leaf's cells, saved if the host tier takes it; its sequence lives on at the parent if needed."""
+    def _leave_device(self, leaf: Node, keep: bool = True) -> None:
+        """Free a parked leaf's cells; its sequence lives on at the parent if needed.
+
+        keep: saved if the host tier takes it. If not, or if it does not, the run is forgotten.
+        """
         sequence = self.parked.pop(leaf)
         parent = leaf.parent
         assert parent is not None and leaf.sequences == {sequence}
-        saved = self._save(leaf, sequence)
+        saved = keep and self._save(leaf, sequence)
         self._count_ready(leaf, -leaf.ready)
         leaf.sequences.clear()
         if not saved:

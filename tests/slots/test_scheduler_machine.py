@@ -89,6 +89,13 @@ class Lives(RuleBasedStateMachine):
         if plan.spans:
             self.scheduler.refuse()
 
+    @rule(scope=st.sampled_from(["", "x"]))
+    def drop(self, scope):
+        before = self.scheduler.tree.num_ready
+        pinned = self.scheduler.tree.num_pinned
+        self.scheduler.drop(scope)
+        assert pinned <= self.scheduler.tree.num_ready <= before
+
     @rule()
     def use_idle_time(self):
         if work := self.scheduler.plan_idle_work():
