@@ -155,7 +155,7 @@ class Engine:
                 raise
             return
         ran = perf_counter()
-        self.scheduler.budget.observe(plan, ran - planned)
+        self.scheduler.observe(plan, ran - planned)
         self._commit(plan, sampled)
         self.step_seconds = perf_counter() - began
         self.host_seconds = self.step_seconds - (ran - planned)

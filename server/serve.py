@@ -15,8 +15,9 @@ from ..models.errors import ModelError
 from ..models.generate import built_in_model
 from ..models.model import check_file
 from . import service as services
-from .app import Host, make_app
+from .app import make_app
 from .settings import Settings
+from .web import Host
 
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s: the engine must not wait 5 ms for the interpreter after each step

@@ -20,6 +20,7 @@ from ..models.runner import Runner
 from ..models.sampling import Sampler
 from ..models.text import TextStream
 from ..slots.host import HostTier
+from ..slots.replacement import Replacement
 from ..slots.request import Request
 from ..slots.scheduler import Scheduler
 from ..slots.tree import PrefixTree
@@ -160,7 +161,8 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     limit = min(context.num_cells, model.context_train or context.num_cells)
     samplers: dict[int, Sampler] = {}
     runner = Runner(context, samplers)
-    tree = PrefixTree(context.num_cells, context.scratch, HostTier(_host_tokens(settings, model)))
+    host = HostTier(_host_tokens(settings, model), Replacement(settings.eviction))
+    tree = PrefixTree(context.num_cells, context.scratch, host, Replacement(settings.eviction))
     scheduler = Scheduler(
         tree,
         settings.parallel,

@@ -64,8 +64,7 @@ class Options(Struct):
         if self.document_order is not None and self.document_order not in POLICIES:
             known = ", ".join(POLICIES)
             raise RequestError(f"document_order is {self.document_order!r}: expected one of {known}", param="document_order")
-        if len(self.cache_scope) > MAX_SCOPE:
-            raise RequestError(f"cache_scope is longer than {MAX_SCOPE} characters", param="cache_scope")
+        check_scope(self.cache_scope, "cache_scope")
 
     def limit(self) -> int:
         """The most tokens to generate; -1 where the request does not say, as in llama-server."""
@@ -113,6 +112,12 @@ class CompletionRequest(Options, kw_only=True):
     """`POST /v1/completions` and llama-server's `POST /completion`. prompt: a text or token ids."""
 
     prompt: str | list[Any]
+
+
+def check_scope(scope: str, where: str) -> None:
+    """Raise RequestError for a scope that is too long."""
+    if len(scope) > MAX_SCOPE:
+        raise RequestError(f"{where} has {len(scope):,} characters: expected at most {MAX_SCOPE}", param=where)
 
 
 R = TypeVar("R", bound=Struct)

@@ -34,6 +34,7 @@ def check_tree(tree: PrefixTree) -> None:
     assert tree.host.nodes <= set(nodes)
     assert tree.host.num_tokens == sum(len(blob) for blob in blobs) <= tree.host.max_tokens
     assert all(blob.users == sum(node.blob is blob for node in nodes) for blob in blobs)
+    assert tree.host.can_leave >= {node for node in tree.host.nodes if tree.host.may_leave(node)}
     ids = [sequence.id for sequence in sequences]
     assert len(ids) == len(set(ids)) and not set(ids) & set(tree._free_ids)
     for tip, sequence in tree.parked.items():

@@ -29,6 +29,11 @@ class Node:
     sequences: set[Sequence] = field(default_factory=set, repr=False)
     pins: int = 0
     last_use: int = 0
+    frequency: int = 0  # requests that used it
+    token_cost: float = 0.0  # of its computation, the mean over the requests that did not find it: seconds a token
+    num_misses: int = 0  # those requests
+    priority: float = 0.0  # on the device: whoever has least leaves first
+    host_priority: float = 0.0
     blob: Blob | None = field(default=None, repr=False)
     documents: dict[str, Node] = field(default_factory=dict, repr=False)
     document_of: set[tuple[Node, str]] = field(default_factory=set, repr=False)
@@ -38,8 +43,18 @@ class Node:
         return self.start + len(self.tokens)
 
     @property
+    def is_cached(self) -> bool:
+        """Whether its KV is anywhere."""
+        return self.ready > 0 or self.blob is not None
+
+    @property
     def complete(self) -> bool:
         return self.ready == len(self.tokens)
+
+    def missed(self, token_cost: float) -> None:
+        """A request has to compute it, at so many seconds a token (RAGCache, formula 4)."""
+        self.num_misses += 1
+        self.token_cost += (token_cost - self.token_cost) / self.num_misses
 
     def longest_holder(self) -> Sequence:
         """The sequence that holds most of this run: who to share it from."""

@@ -8,6 +8,7 @@ from whatever of it is still in the tree. The oldest running request always make
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from .budget import PrefillBudget, chunk
@@ -131,6 +132,11 @@ class Scheduler:
         self.counters.steps += 1
         return progress
 
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """A plan took so long."""
+        self.budget.observe(plan, seconds)
+        self.tree.profile.observe(plan, seconds)
+
     def _packing(self) -> tuple[Operation, ...]:
         """Where cells in use slow attention, bring those of each request together once several have come and gone."""
         if self._num_mixed < PACK_AFTER or self.num_used < self.apart_from or not self.tree.host.max_tokens:
@@ -145,6 +151,10 @@ class Scheduler:
                 return False
             self._preempt(self.running[-1])
         return True
+
+    def drop(self, scope: Hashable) -> int:
+        """Forget what a scope holds and nobody needs; how many tokens of it had KV."""
+        return self.tree.drop(scope)
 
     def abandon(self) -> list[Request]:
         """The runner failed: forget everything that has KV, since nobody knows any more. Returns who was running.

@@ -1,7 +1,7 @@
 """The prefix tree: one radix tree over tokens that is the index of everything that has KV, and the ledger of its cells.
 
 A slot is an execution lane, not a cache: what was computed stays here, held by parked sequences, until cells run out and
-the least recently used leaf leaves. Sources: SGLang's radix attention; RAGCache, section 5.1 (knowledge tree); llama_cpp_ex
+the leaf that is worth least leaves. Sources: SGLang's radix attention; RAGCache, section 5.1 (knowledge tree); llama_cpp_ex
 ADR 007 (a slot's history outlives its request).
 """
 
@@ -17,7 +17,9 @@ import numpy as np
 from .host import HostTier
 from .node import Node, Sequence
 from .plan import Drop, Operation, Restore, Save, Share, Trim
+from .profile import Profile
 from .radix import NO_TOKENS, Match, RadixTree, descendants, path
+from .replacement import Replacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,18 @@ class PrefixTree(RadixTree):
 
     Acts decide memory operations; the scheduler takes them with `take_operations()` into the next plan, where they run
     before anything is computed. num_cells: KV cells in the pool. num_sequences: sequence ids, at least 2 * lanes + 1.
-    host: where evicted runs go; without one they are lost.
+    host: where evicted runs go; without one they are lost. replacement: which runs leave the device first. profile: what
+    it costs to compute a run again.
     """
 
-    def __init__(self, num_cells: int, num_sequences: int = 256, host: HostTier | None = None) -> None:
+    def __init__(
+        self,
+        num_cells: int,
+        num_sequences: int = 256,
+        host: HostTier | None = None,
+        replacement: Replacement | None = None,
+        profile: Profile | None = None,
+    ) -> None:
         super().__init__()
         self.num_cells = num_cells
         self.num_ready = 0  # cells in use: every ready token is in exactly one
@@ -49,6 +59,8 @@ class PrefixTree(RadixTree):
         self.num_pinned = 0  # ready cells that running requests need
         self.num_evicted = 0  # tokens that left the device, ever
         self.host = host or HostTier()
+        self.profile = profile or Profile()
+        self._replacement = replacement or Replacement()
         self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
@@ -75,6 +87,7 @@ class PrefixTree(RadixTree):
         match = self.match(scope, tokens)
         cached = min(match.ready, len(tokens) - 1)
         own = self._continued(match, cached)
+        goes_on = match.length == match.node.end and not match.node.children
         root = self.roots.setdefault(scope, Node(NO_TOKENS, 0, None))
         ends = self._insert(root, tokens, sorted({*stops, *(at for _, *span in documents for at in span)}))
         for key, start, stop in documents:
@@ -82,6 +95,7 @@ class PrefixTree(RadixTree):
             origin.documents[key] = end
             end.document_of.add((origin, key))
         tip = ends[len(tokens)]
+        self._count_use(tip, goes_on=goes_on)
         for node in path(tip):
             self._pin(node)
         if own is not None:
@@ -142,10 +156,12 @@ class PrefixTree(RadixTree):
     def release(self, sequence: Sequence, tail: np.ndarray = NO_TOKENS) -> None:
         """A request is done with `sequence`, which stays parked. tail: the generated tokens that have KV (int32)."""
         self._clock += 1
-        for node in path(sequence.tip):
+        claimed = sequence.tip
+        for node in path(claimed):
             self._unpin(node)
         if len(tail):
             sequence.tip = self._descend(sequence.tip, tail)
+            self._count_use(sequence.tip, above=claimed)
             self.advance(sequence, sequence.tip.end)
         self._prune(sequence)
         sequence.active = False
@@ -153,11 +169,12 @@ class PrefixTree(RadixTree):
         self._park(sequence)
 
     def evict(self) -> bool:
-        """Free the least recently used leaf's cells; False when running requests need everything that is left."""
+        """Free the cells of the leaf of the lowest priority; False when running requests need all that is left."""
         leaves = (node for node in self.parked if not node.pins and not any(c.ready for c in node.children.values()))
-        leaf = min(leaves, key=lambda node: node.last_use, default=None)
+        leaf = min(leaves, key=lambda node: node.priority, default=None)
         if leaf is None:
             return False
+        self._replacement.left(leaf.priority)
         self.num_evicted += leaf.ready
         self._leave_device(leaf)
         return True
@@ -186,6 +203,19 @@ class PrefixTree(RadixTree):
         for node in nodes:
             self._count_ready(node, -node.ready)
             self.host.drop(node)
+
+    def drop(self, scope: Hashable) -> int:
+        """Forget what a scope holds and no running request needs, on every tier; how many tokens that were."""
+        root, dropped = self.roots.get(scope), 0
+        for node in reversed(list(descendants(root)) if root else []):
+            if node.pins or node.children:
+                continue
+            dropped += len(node.tokens)
+            if node.ready:
+                self._leave_device(node, keep=False)
+            else:
+                self._unlink_all(node)
+        return dropped
 
     def take_operations(self) -> tuple[Operation, ...]:
         """The memory operations decided since the last call, in the order they must run."""
@@ -252,6 +282,23 @@ class PrefixTree(RadixTree):
             self.parked[upper] = parked
         return upper
 
+    def _count_use(self, tip: Node, above: Node | None = None, goes_on: bool = False) -> None:
+        """A request uses the path to `tip`, from behind the node `above`: frequencies, costs, priorities.
+
+        goes_on: it goes on with an earlier one, whose use of the same runs is not another one: a conversation of many
+        turns does not make its history dearer to others.
+        """
+        nodes = list(itertools.takewhile(lambda node: node is not above, path(tip)))
+        missing = [node for node in nodes if not node.is_cached]
+        new = sum(len(node.tokens) for node in missing)
+        each = self.profile.seconds(tip.end - new, new) / max(new, 1)
+        for node in missing:
+            node.missed(each)
+        for node in nodes:
+            node.frequency += not (goes_on and node.frequency)
+            node.priority = self._replacement.priority(node)
+            self.host.touch(node)
+
     def _pin(self, node: Node) -> None:
         node.last_use = self._clock
         if not node.pins:
@@ -265,6 +312,7 @@ class PrefixTree(RadixTree):
         if not node.pins:
             self.num_pinned -= node.ready
             self.num_pending -= len(node.tokens) - node.ready
+            self.host.offer(node)
 
     def _count_ready(self, node: Node, change: int) -> None:
         """`change` tokens of the run became ready (or, negative, stopped being so)."""
@@ -273,6 +321,7 @@ class PrefixTree(RadixTree):
         if node.pins:
             self.num_pinned += change
             self.num_pending -= change
+            self.host.offer(node)  # its request has its own cells now
 
     def _prune(self, sequence: Sequence) -> None:
         """Take away what nobody has computed and nobody will: the rest of a cancelled request's path."""
@@ -288,12 +337,15 @@ class PrefixTree(RadixTree):
         while sequence.tip.parent and sequence.tip.start >= sequence.length:
             sequence.tip = sequence.tip.parent
 
-    def _leave_device(self, leaf: Node) -> None:
-        """Free a parked leaf's cells, saved if the host tier takes it; its sequence lives on at the parent if needed."""
+    def _leave_device(self, leaf: Node, keep: bool = True) -> None:
+        """Free a parked leaf's cells; its sequence lives on at the parent if needed.
+
+        keep: saved if the host tier takes it. If not, or if it does not, the run is forgotten.
+        """
         sequence = self.parked.pop(leaf)
         parent = leaf.parent
         assert parent is not None and leaf.sequences == {sequence}
-        saved = self._save(leaf, sequence)
+        saved = keep and self._save(leaf, sequence)
         self._count_ready(leaf, -leaf.ready)
         leaf.sequences.clear()
         if not saved:
@@ -312,12 +364,12 @@ class PrefixTree(RadixTree):
         if size > host.max_tokens:
             return False
         while host.num_tokens + size > host.max_tokens:
-            oldest = host.oldest_leaf()
-            if oldest is None:
+            least = host.least()
+            if least is None:
                 return False
-            host.drop(oldest)
-            if not oldest.ready:
-                self._unlink_all(oldest)
+            host.drop(least)
+            if not least.ready:
+                self._unlink_all(least)
         self._operations.append(Save(sequence.id, host.keep(node)))
         return True
 

@@ -170,4 +170,4 @@ def test_every_scenario_has_help(capsys: Any) -> None:
         with pytest.raises(SystemExit) as raised:
             main([name, "--help"])
         assert raised.value.code == 0
-        assert "--max-tokens" in capsys.readouterr().out
+        assert "--json" in capsys.readouterr().out

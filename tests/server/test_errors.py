@@ -53,7 +53,7 @@ def test_the_error_body(server):
         ({"messages": USER, "documents": {"id": "a"}}, "documents", "Expected `array"),
         ({"messages": [USER[0] | {"documents": [{}]}]}, "messages[0].documents[0].text", "missing"),
         ({"messages": [{"role": "system", "content": "x"}], "documents": ["y"]}, "documents", "last user message"),
-        ({"messages": USER, "cache_scope": "x" * 10_000}, "cache_scope", "longer than"),
+        ({"messages": USER, "cache_scope": "x" * 10_000}, "cache_scope", "expected at most 256"),
     ],
 )
 def test_what_is_wrong_and_where(server, body, param, says):

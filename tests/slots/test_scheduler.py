@@ -102,9 +102,9 @@ def test_the_budget_shrinks_with_what_a_token_takes():
     world.step()
     arriving = world.submit(range(500, 900))
     plan = world.step()
-    world.scheduler.budget.observe(plan, 0.1)
+    world.scheduler.observe(plan, 0.1)
     assert computed(plan, arriving) == 128
-    world.scheduler.budget.observe(plan, 0.4)  # four times as slow: twice what is tolerated
+    world.scheduler.observe(plan, 0.4)  # four times as slow: twice what is tolerated
     assert computed(world.step(), arriving) == 64
 
 

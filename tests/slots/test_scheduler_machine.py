@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
+from slotcache.slots.replacement import POLICIES, Replacement
 from slotcache.slots.request import PlacedDocument, Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
@@ -36,10 +37,11 @@ class Lives(RuleBasedStateMachine):
         host=st.sampled_from([0, 0, 20, 60, 1000]),
         idle=st.sampled_from([0, 0, 10, 1000]),
         apart=st.sampled_from([0, 20, 1000]),
+        policy=st.sampled_from(sorted(POLICIES)),
     )
-    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart):
+    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, policy):
         self.memory = Memory(CONTEXT + extra)
-        tree = PrefixTree(CONTEXT + extra, 2 * lanes + spare_ids, HostTier(host))
+        tree = PrefixTree(CONTEXT + extra, 2 * lanes + spare_ids, HostTier(host, Replacement(policy)), Replacement(policy))
         self.scheduler = Scheduler(tree, lanes, max(batch, lanes), budget, idle, apart)
         self.ids = itertools.count()
         self.open: list[Request] = []
@@ -86,6 +88,13 @@ class Lives(RuleBasedStateMachine):
             self.memory.apply(operation)
         if plan.spans:
             self.scheduler.refuse()
+
+    @rule(scope=st.sampled_from(["", "x"]))
+    def drop(self, scope):
+        before = self.scheduler.tree.num_ready
+        pinned = self.scheduler.tree.num_pinned
+        self.scheduler.drop(scope)
+        assert pinned <= self.scheduler.tree.num_ready <= before
 
     @rule()
     def use_idle_time(self):

@@ -1,0 +1,97 @@
+"""The routes that generate: chats and texts, streamed or whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from . import reply
+from .generation import End, Event, Failure, Generation
+from .prompt import ChatPrompt
+from .service import Service
+from .web import Json, body_of, service_of
+from .wire import ChatRequest, CompletionRequest, Options, decode
+
+T = TypeVar("T")
+
+
+async def chat(request: Request) -> Response:
+    service = service_of(request)
+    asked = decode(await body_of(request), ChatRequest)
+    prompt = await asyncio.to_thread(service.builder.chat, asked)
+    return await _answer(request, service, prompt, asked, "chat")
+
+
+async def text(request: Request) -> Response:
+    return await _complete(request, "text")
+
+
+async def native(request: Request) -> Response:
+    return await _complete(request, "native")
+
+
+async def _complete(request: Request, kind: str) -> Response:
+    service = service_of(request)
+    asked = decode(await body_of(request), CompletionRequest)
+    prompt = await asyncio.to_thread(service.builder.text, asked.prompt)
+    return await _answer(request, service, prompt, asked, kind)
+
+
+async def _answer(request: Request, service: Service, prompt: ChatPrompt, asked: Options, kind: str) -> Response:
+    generation = service.submit(prompt, asked)
+    style = reply.dialect(kind, generation.request.id, service.name)
+    if asked.stream:
+        usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        body = reply.stream(style, _events(service, generation), usage)
+        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    whole = await unless_disconnected(request, collect(service, generation))
+    if whole is None:
+        return Response(status_code=499)  # nobody reads it
+    written, end = whole
+    return Json(reply.whole(style, written, end))
+
+
+async def _events(service: Service, generation: Generation) -> AsyncIterator[Event]:
+    """A generation's events up to its final one; whoever stops listening before that cancels it."""
+    try:
+        while True:
+            event = await service.next_event(generation)
+            yield event
+            if isinstance(event, End | Failure):
+                return
+    finally:
+        service.abandon(generation)
+
+
+async def collect(service: Service, generation: Generation) -> tuple[str, End]:
+    """The whole text and the end. Raises the RequestError of a failure."""
+    try:
+        while True:
+            event = await service.next_event(generation)
+            if isinstance(event, Failure):
+                raise event.error
+            if isinstance(event, End):
+                return "".join(generation.parts), event
+    finally:
+        service.abandon(generation)
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns; None, and `work` is cancelled, if the client goes away first."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        watching.cancel()
+        working.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

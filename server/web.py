@@ -1,0 +1,56 @@
+"""What the routes share: the service once it is loaded, bodies in and out, the error shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from . import reply
+from .errors import RequestError
+from .service import Service
+from .settings import Settings
+
+
+@dataclass(slots=True)
+class Host:
+    """Holds the service while the server is up. service: None while the model loads."""
+
+    settings: Settings
+    service: Service | None = None
+
+    def ready(self) -> Service:
+        """The service. Raises RequestError 503 while there is none."""
+        if self.service is None:
+            raise RequestError("the model is loading", status=503, code="loading_model", retry_after=1)
+        return self.service
+
+
+class Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else reply.encode(content)
+
+
+def refusal(error: RequestError) -> Response:
+    """An error as OpenAI's clients expect it."""
+    return Json(error.body(), status_code=error.status, headers=error.headers)
+
+
+async def body_of(request: Request) -> bytes:
+    """The body, read no further than it may be long. Raises RequestError 413."""
+    most = request.app.state.host.settings.max_body << 20
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise RequestError(f"the body is larger than {most:,} bytes, the server's --max-body", status=413)
+    return bytes(body)
+
+
+def service_of(request: Request) -> Service:
+    """The loaded model. Raises RequestError 503 while there is none."""
+    return request.app.state.host.ready()

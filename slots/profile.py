@@ -1,0 +1,45 @@
+"""What it costs to compute prompt tokens here, learnt from the steps that were run."""
+
+from __future__ import annotations
+
+from .plan import Plan
+
+MIN_TOKENS = 64  # smaller steps take about as long, whatever they compute
+MEMORY = 0.98  # weight of all earlier steps when a new one has been seen
+
+
+class Profile:
+    """T(cached, new), the seconds that `new` tokens behind `cached` ones take (RAGCache, section 5.1).
+
+    RAGCache measures a grid at start and interpolates in it. A token costs a fixed share and one that grows with what
+    it attends to, so a line through the steps that run anyway says the same, costs no start and follows the machine.
+    """
+
+    def __init__(self) -> None:
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of tokens: weight, depth, depth squared, seconds, seconds times depth
+        self._fixed, self._by_depth = 1.0, 0.0  # seconds a token, and a token and position in front of it
+
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """A plan took so long."""
+        tokens = plan.num_tokens
+        if tokens < MIN_TOKENS:
+            return
+        depth = sum(len(span.tokens) * (span.start + span.stop) / 2 for span in plan.spans) / tokens
+        each = seconds / tokens
+        new = (1.0, depth, depth * depth, each, each * depth)
+        self._sums = tuple(MEMORY * old + tokens * value for old, value in zip(self._sums, new, strict=True))
+        self._fit()
+
+    def seconds(self, cached: int, new: int) -> float:
+        """T(cached, new). Until a step has been seen, a unit of its own: one a token."""
+        return new * (self._fixed + self._by_depth * (cached + new / 2))
+
+    def _fit(self) -> None:
+        """Least squares; a flat line until depths differ, and never one that falls."""
+        weight, depth, squares, seconds, products = self._sums
+        spread = weight * squares - depth * depth
+        slope = (weight * products - depth * seconds) / spread if spread > 1e-9 * weight * squares else 0.0
+        fixed = (seconds - slope * depth) / weight
+        if slope < 0 or fixed <= 0:
+            slope, fixed = 0.0, seconds / weight
+        self._fixed, self._by_depth = fixed, slope

@@ -1,0 +1,46 @@
+"""The scenarios that need no server, on what is small."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from slotcache.bench.accesses import Accesses, skewed
+from slotcache.bench.cli import main
+from slotcache.bench.replacement import Foresight, hit_rate
+from slotcache.models.generate import built_in_model
+from slotcache.slots.replacement import POLICIES, Replacement
+
+
+def test_residency_measures_moves_and_idle_cells(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    sizes = ["--idle", "0,1024", "--lengths", "50,200", "--streams", "1,2", "--prompt-tokens", "64", "--steps", "2"]
+    assert main(["residency", "-m", str(built_in_model()), *sizes, "--repeats", "1", "-t", "1", "--json", str(out)]) == 0
+    data = json.loads(out.read_text())["data"]
+    assert [row["tokens"] for row in data["moves"]] == [50, 200]
+    assert data["moves"][1]["bytes"] > data["moves"][0]["bytes"] > 0
+    assert [row["idle_cells"] for row in data["steps"]] == [0, 1024]
+    assert "KV to host memory and back" in capsys.readouterr().out
+
+
+def test_hit_rates_are_what_counting_by_hand_gives() -> None:
+    blocks = {name: np.arange(start, start + 10, dtype=np.int32) for name, start in (("a", 0), ("b", 10), ("c", 20))}
+    trace = Accesses("by hand", [(blocks[name], ()) for name in "abcab"])
+    # The last block of a prompt is computed again each time, so 9 of 10 are found.
+    assert hit_rate(trace, 100, Replacement("lru")) == 18 / 50
+    assert hit_rate(trace, 10, Replacement("lru")) == 0, "each has just left when it comes again"
+    assert hit_rate(trace, 20, Replacement("lru")) == hit_rate(trace, 20, Foresight(trace)) == 9 / 50
+
+
+def test_no_policy_beats_foresight_and_more_room_is_never_worse() -> None:
+    trace = skewed(requests=300, documents=60)
+    best = hit_rate(trace, 1500, Foresight(trace))
+    for policy in POLICIES:
+        small, large = (hit_rate(trace, capacity, Replacement(policy)) for capacity in (1500, 10**6))
+        assert 0 < small <= best and small < large
+
+
+def test_replacement_runs_on_the_trace_it_makes_itself(tmp_path: Path, capsys: Any) -> None:
+    assert main(["replacement", "--data", str(tmp_path / "none"), "--requests", "200"]) == 0
+    out = capsys.readouterr().out
+    assert "skewed: hit rate by tokens" in out and "MT-RAG" not in out and "bar 2" in out
