@@ -39,20 +39,27 @@ class ContextSettings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     threads: int = 0
-    num_sequences: int = MAX_SEQUENCES  # ids 0 to num_sequences - 2 for the tree, the last one is the scratch sequence
+    num_sequences: int = MAX_SEQUENCES  # those of the tree, and a scratch sequence; half of them with a sliding window
 
 
 class Context:
-    """The pool and the graphs over it. One thread at a time may use it."""
+    """The pool and the graphs over it. One thread at a time may use it.
+
+    scratch: the sequence through which ranges are saved and restored; ids below it are the tree's. twin: with a sliding
+    window, what is added to a sequence's id for a second one that holds the same cells, else 0. llama.cpp takes a cell that
+    the window has passed for a new token, though a later prompt may go on from there; not if two sequences hold it.
+    """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = settings.num_cells
-        params.n_batch = max(settings.batch, TILE)
-        params.n_ubatch = min(settings.micro_batch, settings.batch)
+        # With a window, a batch of several kernels could take cells for its end that its beginning has just filled.
+        batch = min(settings.batch, settings.micro_batch) if model.window else settings.batch
+        params.n_batch = max(batch, TILE)
+        params.n_ubatch = min(settings.micro_batch, batch)
         params.n_seq_max = settings.num_sequences
         params.kv_unified = True
-        params.swa_full = True  # a sliding window would drop cells that a later prompt may want to reuse
+        params.swa_full = True  # else there are no cells for what a window has passed
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         params.type_k = CACHE_TYPES[settings.cache_type_k]
         params.type_v = CACHE_TYPES[settings.cache_type_v]
@@ -66,9 +73,10 @@ class Context:
         if not self.memory:
             raise ModelError(f"{model.path} keeps no KV, so it is no text generation model: {model.description}")
         self.model = model
-        self.scratch: Any = settings.num_sequences - 1  # the sequence through which ranges are saved and restored
+        self.scratch: int = (settings.num_sequences - 1) // 2 if model.window else settings.num_sequences - 1
+        self.twin: int = self.scratch + 1 if model.window else 0
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
-        self.batch: int = min(settings.batch, llama_cpp.llama_n_batch(handle))
+        self.batch: int = min(batch, llama_cpp.llama_n_batch(handle))
         self._width, self._weights = model.attention_width, model.num_layer_parameters
         self._tiles = settings.flash_attention != "off" and not any(device.is_gpu for device in devices())
         self.apart_from = PASS * model.num_parameters / (TILE_CELL * self._width) if self._tiles else math.inf

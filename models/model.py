@@ -105,14 +105,14 @@ class Model:
 
     @property
     def can_trim(self) -> bool:
-        """Whether any prefix of its KV can be reused.
-
-        Not for recurrent and hybrid models, whose state is one snapshot, and not with a sliding window: cells that it
-        has passed may be overwritten.
-        """
+        """Whether any prefix of its KV can be reused: not for recurrent and hybrid models, whose state is one snapshot."""
         handle = self.handle
-        one_state = llama_cpp.llama_model_is_recurrent(handle) or llama_cpp.llama_model_is_hybrid(handle)
-        return not one_state and llama_cpp.llama_model_n_swa(handle) == 0
+        return not (llama_cpp.llama_model_is_recurrent(handle) or llama_cpp.llama_model_is_hybrid(handle))
+
+    @property
+    def window(self) -> int:
+        """Tokens that its sliding-window layers look back; 0 where it has none."""
+        return llama_cpp.llama_model_n_swa(self.handle)
 
     @property
     def can_chat(self) -> bool:

@@ -50,6 +50,9 @@ class Runner:
             raise NoRoom
         if result != 0:
             raise RunnerError(f"llama_decode returned {result} for a batch of {plan.num_tokens} tokens")
+        if self.context.twin:
+            for span in plan.spans:
+                self._guard(span.sequence, span.start, span.stop)
         return self._sample(plan.spans)
 
     def _pad(self, plan: Plan) -> bool:
@@ -70,7 +73,8 @@ class Runner:
         result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
         if result != 0:
             raise RunnerError(f"the first llama_decode returned {result}")
-        can_move = self.context.model.can_trim
+        model = self.context.model
+        can_move = model.can_trim and not model.window  # of what a window has passed, llama.cpp saves nothing
         if can_move:
             self._save(0, blob)
             can_move = blob.data is not None and is_known(blob.data)
@@ -86,17 +90,28 @@ class Runner:
         match operation:
             case Share(source, target, start, stop):
                 llama_cpp.llama_memory_seq_cp(memory, source, target, start, stop)
+                self._guard(target, start, stop)
             case Trim(sequence, start, stop):
-                if not llama_cpp.llama_memory_seq_rm(memory, sequence, start, stop):
+                if not self._remove(sequence, start, stop):
                     raise RunnerError(f"this model's memory cannot be trimmed: {operation}")
             case Drop(sequence):
-                llama_cpp.llama_memory_seq_rm(memory, sequence, 0, ALL)
+                self._remove(sequence, 0, ALL)
             case Save(sequence, blob):
                 self._save(sequence, blob)
             case Restore(blob, sequence, start, stop):
                 self._restore(blob, sequence, start, stop)
             case Clear():
                 llama_cpp.llama_memory_clear(memory, False)
+
+    def _guard(self, sequence: int, start: int, stop: int) -> None:
+        """With a sliding window: let the sequence's twin hold these cells, too."""
+        if self.context.twin:
+            llama_cpp.llama_memory_seq_cp(self.context.memory, sequence, sequence + self.context.twin, start, stop)
+
+    def _remove(self, sequence: int, start: int, stop: int) -> bool:
+        if self.context.twin:
+            llama_cpp.llama_memory_seq_rm(self.context.memory, sequence + self.context.twin, start, stop)
+        return llama_cpp.llama_memory_seq_rm(self.context.memory, sequence, start, stop)
 
     def _save(self, sequence: int, blob: Blob) -> None:
         """Through the scratch sequence, which holds just the range: saving is for whole sequences."""
@@ -117,6 +132,7 @@ class Runner:
         data = blob.data if whole else cut(blob.data, start, stop)
         read = llama_cpp.llama_state_seq_set_data(context, data.ctypes.data_as(BYTES), len(data), scratch)
         llama_cpp.llama_memory_seq_cp(self.context.memory, scratch, sequence, start, stop)
+        self._guard(sequence, start, stop)
         llama_cpp.llama_memory_seq_rm(self.context.memory, scratch, 0, ALL)
         if read != len(data):
             raise RunnerError(f"restoring {stop - start} tokens read {read} of {len(data)} bytes")

@@ -158,6 +158,8 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         raise ModelError(f"the chat template cannot be used: {error}") from None
     num_sequences = MAX_SEQUENCES if model.can_trim else 2 * settings.parallel + 2
     context = Context(model, _context_settings(settings, model, num_sequences))
+    if settings.parallel > (most := (context.scratch - 1) // 2):
+        raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
     limit = min(context.num_cells, model.context_train or context.num_cells)
     samplers: dict[int, Sampler] = {}
     runner = Runner(context, samplers)

@@ -1,6 +1,10 @@
 """Chat with documents over a real port, with the real client; what was reused is asserted where a user sees it."""
 
 import pytest
+from slotcache.models.errors import ModelError
+from slotcache.server.service import load
+from slotcache.server.settings import defaults
+from windowed_model import generate as generate_windowed
 
 from .conftest import running, until
 
@@ -201,3 +205,17 @@ def test_reuse_does_not_change_greedy_text(server):
         cached = ask(server, numbers, document_order="retrieval", max_tokens=24, cache_scope="text")
         plain = ask(server, numbers, document_order="retrieval", max_tokens=24, cache_prompt=False)
         assert cached["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
+
+
+def test_a_model_with_a_sliding_window_reuses_what_the_window_has_passed(tmp_path):
+    with running(generate_windowed(tmp_path / "windowed.gguf")) as up:
+        first = ask(up, [0, 1, 2])
+        again = ask(up, [3, 1, 0, 2])
+        assert used(again) == ["d0", "d1", "d2", "d3"]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+        assert ask(up, [0, 1, 2])["choices"] == first["choices"]
+
+
+def test_too_many_lanes_for_a_model_are_refused_with_what_would_be_right(tmp_path):
+    with pytest.raises(ModelError, match="--parallel 100: at most 63 lanes"):
+        load(defaults(parallel=100, ctx_size=512), generate_windowed(tmp_path / "windowed.gguf"))

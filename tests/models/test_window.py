@@ -1,0 +1,102 @@
+"""Models with a sliding window: what the window has passed can still be shared, cut and moved, and nothing changes."""
+
+import numpy as np
+import pytest
+from slotcache.models.model import Model
+from windowed_model import WINDOW, generate
+
+from .lab import Lab
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    model = Model(generate(tmp_path_factory.mktemp("models") / "windowed.gguf"))
+    yield model
+    model.close()
+
+
+def lab_of(model, **options):
+    return Lab(model, num_cells=1024, batch=128, budget=64, sequences=64, **options)
+
+
+@pytest.fixture
+def prompt():
+    return np.random.default_rng(1).integers(300, 900, 400).astype(np.int32)
+
+
+def fresh(model, tokens, limit):
+    lab = lab_of(model)
+    answer = lab.run(tokens, limit=limit)
+    lab.close()
+    assert answer.request.cached == 0
+    return answer
+
+
+def close(answer, reference):
+    """Within rounding; a cell that was overwritten would be far off."""
+    assert answer.tokens == reference.tokens
+    for row, expected in zip(answer.logits, reference.logits, strict=True):
+        assert np.abs(row - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_the_model_has_a_window_and_can_be_cut(model):
+    assert model.window == WINDOW and model.can_trim
+
+
+def test_the_window_matters(model, prompt):
+    """Else these tests could not fail: with the whole prompt in front the answer is another one."""
+    one, other = prompt.copy(), prompt.copy()
+    other[:50] += 1
+    assert not np.array_equal(fresh(model, one, 1).logits[0], fresh(model, other, 1).logits[0])
+
+
+def test_forks_far_behind_the_window_are_exact(model, prompt):
+    lab = lab_of(model)
+    lab.run(prompt, limit=20)
+    for cut in (320, 200, 96, 30):
+        other = np.concatenate([prompt[:cut], prompt[50:90]])
+        forked = lab.run(other, limit=3)
+        assert forked.request.cached >= cut
+        close(forked, fresh(model, other, 3))
+    lab.close()
+
+
+def test_what_the_window_has_passed_is_not_taken_for_new_tokens(model, prompt):
+    lab = lab_of(model)
+    lab.run(prompt[:100], limit=2, scope="leaves")
+    lab.run(prompt[:300], limit=2)
+    assert lab.scheduler.drop("leaves") > 100
+    # Its cells come first, and behind them stand those of the other prompt, which its window has passed.
+    lab.run(prompt[300:] + 1, limit=100, scope="comes")
+    for cut in (60, 30, 200):
+        other = np.concatenate([prompt[:cut], prompt[350:390]])
+        forked = lab.run(other, limit=3)
+        assert forked.request.cached >= cut
+        close(forked, fresh(model, other, 3))
+    lab.close()
+
+
+def test_requests_beside_each_other_in_a_full_pool(model, prompt):
+    lab = lab_of(model)
+    requests = [np.concatenate([prompt[:100], prompt[start : start + 150]]) for start in (120, 150, 180, 210)]
+    answers = [lab.submit(tokens, limit=60, stops=[100]) for tokens in requests]
+    lab.finish()
+    for tokens, answer in zip(requests, answers, strict=True):
+        close(answer, fresh(model, tokens, 60))
+    lab.close()
+
+
+def test_a_conversation_goes_on_in_place(model, prompt):
+    lab = lab_of(model)
+    first = lab.run(prompt[:150], limit=30)
+    whole = np.concatenate([prompt[:150], first.tokens, prompt[200:260]])
+    second = lab.run(whole, limit=5)
+    assert second.request.source == "own" and second.request.cached == 179
+    close(second, fresh(model, whole, 5))
+    lab.close()
+
+
+def test_its_kv_cannot_be_moved_to_host_memory(model):
+    lab = lab_of(model)
+    assert lab.runner.warm_up() is False
+    lab.close()
