@@ -112,7 +112,7 @@ def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namesp
 
 async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace) -> list[Run]:
     """One run of each arm."""
-    turn = asyncio.Lock()
+    turn, all_warm = asyncio.Lock(), asyncio.Barrier(len(arms))
     with ExitStack() as servers, Progress("all arms in turn", len(arms) * len(queries)) as progress:
         urls = [servers.enter_context(arm.up()) for arm in arms]
 
@@ -121,6 +121,7 @@ async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: arg
                 progress.step(result.error or f"{arm.name}: TTFT {1000 * result.ttft:.0f} ms")
 
             async def work(client: Client) -> Run:
+                await all_warm.wait()  # one arm's warm-up must not slow another's first query
                 return await drive(client, queries, 1, told, turn)
 
             return await arm.work(url, sampling(args), work)
@@ -141,8 +142,10 @@ def problems(outcomes: Sequence[Outcome]) -> list[str]:
 
 def reused(query: Query, result: Result) -> int:
     """The query's own leading documents that were cached as a whole; those of earlier turns, in front, do not count."""
-    count = 0
+    count, own = 0, {name for name, _ in query.documents}
     for used in result.documents[max(0, len(result.documents) - len(query.documents)) :]:
+        if used.id not in own:
+            continue  # of an earlier turn: of its own, not all had to be shown again
         if used.cached_tokens < used.tokens:
             break
         count += 1

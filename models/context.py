@@ -73,7 +73,7 @@ class Context:
         if not self.memory:
             raise ModelError(f"{model.path} keeps no KV, so it is no text generation model: {model.description}")
         self.model = model
-        self.scratch: int = (settings.num_sequences - 1) // 2 if model.window else settings.num_sequences - 1
+        self.scratch: Any = (settings.num_sequences - 1) // 2 if model.window else settings.num_sequences - 1
         self.twin: int = self.scratch + 1 if model.window else 0
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
         self.batch: int = min(batch, llama_cpp.llama_n_batch(handle))

@@ -10,7 +10,8 @@ import numpy as np
 from ..models.chat import ChatTemplate, Piece, TemplateError
 from ..models.model import Model
 from ..ordering.document import Document, DocumentError, parse_documents
-from ..ordering.prompt import document_text
+from ..ordering.prompt import document_text, location_hint
+from ..slots.radix import NO_TOKENS
 from .errors import RequestError
 from .prompt import ChatPrompt, DocumentSet, Fixed
 from .tokens import AnswerMemory, TokenCache
@@ -18,11 +19,13 @@ from .wire import ChatRequest, Options
 
 
 class PromptBuilder:
-    """Renders, cuts and tokenises. Safe from several threads. order, hint: what a request that does not say gets."""
+    """Renders, cuts and tokenises. Safe from several threads. order, hint, dedup: what a request that does not say gets."""
 
-    def __init__(self, model: Model, template: ChatTemplate, answers: AnswerMemory, order: str, hint: bool) -> None:
+    def __init__(
+        self, model: Model, template: ChatTemplate, answers: AnswerMemory, order: str, hint: bool, dedup: str
+    ) -> None:
         self._model, self._template, self._answers = model, template, answers
-        self._order, self._hint = order, hint
+        self._order, self._hint, self._dedup = order, hint, dedup
         self._tokens = TokenCache(model.tokenize)
 
     def text(self, prompt: str | list[Any]) -> ChatPrompt:
@@ -39,12 +42,13 @@ class PromptBuilder:
         except TemplateError as error:
             raise RequestError(str(error), param="messages") from None
         parts: list[Fixed | DocumentSet] = []
+        held: set[str] | None = set() if (request.dedup or self._dedup) == "auto" else None
         for piece in pieces:
             if piece.message is None:
                 parts.append(self._template_text(piece.text, first=not parts))
                 continue
             if given := documents.pop(piece.message, None):
-                parts.append(self._document_set(given, request))
+                parts.append(self._document_set(given, request, held))
             parts.append(self._content(piece, messages[piece.message], request.cache_scope))
         if documents:
             at = next(iter(documents))
@@ -71,13 +75,20 @@ class PromptBuilder:
         tokens = self._tokens(piece.text) if sampled is None else sampled
         return Fixed(tokens, f"message {piece.message} ({role})")
 
-    def _document_set(self, documents: tuple[Document, ...], options: Options) -> DocumentSet:
+    def _document_set(self, given: tuple[Document, ...], options: Options, held: set[str] | None) -> DocumentSet:
+        """held: keys of the documents of earlier turns, which are not shown again (RAGBoost, 5.4); None to show all."""
         hint = self._hint if options.order_hint is None else options.order_hint
+        repeated = tuple(document.id for document in given if held and document.key in held)
+        documents = tuple(document for document in given if not held or document.key not in held)
+        if held is not None:
+            held.update(document.key for document in documents)
         return DocumentSet(
             documents,
             tuple(self._tokens(document_text(document)) for document in documents),
             options.document_order or self._order,
             self._tokens if hint else None,
+            repeated,
+            self._tokens(location_hint(repeated)) if repeated else NO_TOKENS,
         )
 
 

@@ -63,6 +63,7 @@ class Report:
     num_generated: int
     stop: str | None
     documents: list[dict[str, Any]]
+    repeated: tuple[str, ...]
     miss: dict[str, Any] | None
     queue_time: float
     prompt_time: float
@@ -88,6 +89,7 @@ class Report:
             "source": self.source,
             "cached_tokens": self.num_cached,
             "documents": self.documents,
+            "repeated": self.repeated,
             "miss": self.miss,
             "preempted": self.num_preempted,
         }
@@ -178,6 +180,7 @@ class Generation:
             num_generated=self.num_generated if self.limit else 0,
             stop=self.text.stopped,
             documents=documents,
+            repeated=layout.repeated,
             miss=self._miss(),
             queue_time=self.admitted - self.arrived,
             prompt_time=self.first_token - self.admitted,

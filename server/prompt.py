@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..ordering.document import Document
 from ..ordering.index import Step
 from ..ordering.prompt import order_hint
 from ..slots.node import Node
+from ..slots.radix import NO_TOKENS
 from ..slots.request import Layout, PlacedDocument, Prompt
 from ..slots.tree import PrefixTree
 
@@ -40,12 +41,17 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentSet:
-    """The documents of one turn in retrieval rank. tokens: of each. hint: tokenises an order hint; None for no hints."""
+    """The documents of one turn in retrieval rank. tokens: of each. hint: tokenises an order hint; None for no hints.
+
+    repeated: ids of those that an earlier turn holds, which do not stand here again; location: tokens that say so.
+    """
 
     documents: tuple[Document, ...]
     tokens: tuple[np.ndarray, ...]
     policy: str
     hint: Tokenize | None
+    repeated: tuple[str, ...] = ()
+    location: np.ndarray = field(default_factory=lambda: NO_TOKENS)
 
     @property
     def keys(self) -> list[str]:
@@ -56,13 +62,13 @@ class DocumentSet:
     def num_tokens(self) -> int:
         """The most tokens it can take: the hint, where there is one, is longest when its ids are one token a byte."""
         hint = len(order_hint(self.documents[::-1], self.documents).encode()) if self.hint else 0
-        return sum(map(len, self.tokens)) + hint
+        return sum(map(len, self.tokens)) + len(self.location) + hint
 
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
-        """What stands behind the documents in this order: int32, empty where nothing moved."""
+        """What stands behind the documents in this order: int32, empty where nothing moved and nothing is repeated."""
         if self.hint is None or list(order) == list(range(len(order))):
-            return np.empty(0, np.int32)
-        return self.hint(order_hint([self.documents[at] for at in order], self.documents))
+            return self.location
+        return np.concatenate([self.location, self.hint(order_hint([self.documents[at] for at in order], self.documents))])
 
 
 class ChatPrompt:
@@ -91,7 +97,8 @@ class ChatPrompt:
                 layout.add_document(part.documents[at], part.tokens[at])
                 node = node and node.documents.get(keys[at])
             hint = part.hint_tokens(order)
-            layout.add(hint, "the order hint", ends=False)
+            layout.add(hint, "the hints", ends=False)
+            layout.repeat(part.repeated)
             behind = [hint]
         return layout.build()
 
@@ -183,6 +190,7 @@ class _LayoutBuilder:
         self._stops: list[int] = []
         self._documents: list[PlacedDocument] = []
         self._segments: list[tuple[int, str]] = []
+        self._repeated: list[str] = []
         self._length = 0
 
     def add(self, tokens: np.ndarray, label: str, ends: bool) -> None:
@@ -199,5 +207,14 @@ class _LayoutBuilder:
         self.add(tokens, f"document {document.id}", ends=True)
         self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
 
+    def repeat(self, ids: Sequence[str]) -> None:
+        self._repeated += ids
+
     def build(self) -> Layout:
-        return Layout(np.concatenate(self._tokens), tuple(self._stops), tuple(self._documents), tuple(self._segments))
+        return Layout(
+            np.concatenate(self._tokens),
+            tuple(self._stops),
+            tuple(self._documents),
+            tuple(self._segments),
+            tuple(self._repeated),
+        )

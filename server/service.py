@@ -114,7 +114,7 @@ class Service:
         number = next(self.ids)
         cache = asked and self.model.can_trim
         scope = ("shared", options.cache_scope) if cache else ("private", number)
-        request = Request(number, prompt, max(limit, 1), scope, cache)
+        request = Request(number, prompt, max(limit, 1), scope, cache, options.priority)
         request.owner = Generation(
             request,
             options.sampling(self.model.ends, self.model.num_vocab),
@@ -176,7 +176,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     )
     answers = AnswerMemory()
     engine = Engine(model, scheduler, runner, samplers, answers, settings.check)
-    builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint)
+    builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint, settings.dedup)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
     metrics = Metrics(engine, _token_bytes(settings, model))

@@ -76,6 +76,7 @@ SETTINGS = (
     Setting("repack", ("--repack",), False, "let the CPU repack weights (AMX and the like): faster prefill, not exact to the bit"),
     Setting("cache_prompt", ("--cache-prompt",), False, "what `cache_prompt` is where a request does not say"),
     Setting("document_order", ("--document-order",), "auto", "what `document_order` is where a request does not say", ("auto", "retrieval", "sorted", "greedy")),
+    Setting("dedup", ("--dedup",), "auto", "auto: a document that an earlier turn of the conversation holds is not shown again but referred to, where a request does not say", ("auto", "off")),
     Setting("order_hint", ("--order-hint",), True, "say the retrieval ranking after reordered documents, where a request does not say"),
     Setting("chat_template_file", ("--chat-template-file",), "", "a Jinja chat template to use instead of the model's"),
     Setting("max_body", ("--max-body",), 32, "largest request body, MiB"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -50,7 +50,9 @@ class Options(Struct):
     cache_prompt: bool | None = None
 
     cache_scope: str = ""
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     document_order: str | None = None
+    dedup: Literal["auto", "off"] | None = None
     order_hint: bool | None = None
 
     def check(self) -> None:

@@ -49,9 +49,11 @@ class Queue:
     def next(self) -> Request:
         """Who is admitted next, with its prompt laid out; it stays in the queue. Of equals the first.
 
-        A request that has been paused, or overtaken `window` times, is overtaken no more.
+        A request that has been paused, or overtaken `window` times, is overtaken no more, but by a higher priority.
         """
-        candidates = list(itertools.islice(self._waiting, LOOK_AHEAD))
+        highest = max(request.priority for request in self._waiting)
+        equals = (request for request in self._waiting if request.priority == highest)
+        candidates = list(itertools.islice(equals, LOOK_AHEAD))
         if candidates[0].num_preempted:
             return candidates[0]
         last = next((at for at, request in enumerate(candidates) if request.num_overtaken >= self._window), LOOK_AHEAD)
@@ -63,7 +65,7 @@ class Queue:
     def take(self, request: Request) -> None:
         """Let a request leave, past all that stand before it."""
         for passed in itertools.takewhile(lambda other: other is not request, self._waiting):
-            passed.num_overtaken += 1
+            passed.num_overtaken += passed.priority == request.priority
             self.num_overtakes += 1
         self._waiting.remove(request)
 

@@ -27,13 +27,15 @@ class Layout:
     """A prompt whose documents have their order.
 
     tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: (stop, what it is in words)
-    of everything the prompt consists of, for the reason of a miss.
+    of everything the prompt consists of, for the reason of a miss. repeated: ids of documents that an earlier turn holds,
+    so that they stand here once.
     """
 
     tokens: np.ndarray
     stops: tuple[int, ...] = ()
     documents: tuple[PlacedDocument, ...] = ()
     segments: tuple[tuple[int, str], ...] = ()
+    repeated: tuple[str, ...] = ()
 
     def segment_at(self, position: int) -> str:
         """What stands at `position`, in words."""
@@ -52,7 +54,7 @@ class Prompt(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request from submission to its end.
+    """One request from submission to its end. priority: those of a higher one go first.
 
     `tokens[:num_tokens]` are known: the prompt, then what was sampled. `computed` of them have KV; it chases
     `num_tokens`, and there is no other phase. limit: the most tokens it may generate.
@@ -63,6 +65,7 @@ class Request:
     limit: int
     scope: Hashable
     cache: bool = True
+    priority: int = 0
     owner: Any = None  # whoever submitted it: sampling state, text, events; the scheduler never looks inside
 
     layout: Layout | None = None

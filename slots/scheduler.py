@@ -73,6 +73,8 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
+        if all(request.priority > other.priority for other in self.waiting):
+            self._head_is_stuck = False  # it is the head now
         self.waiting.add(request)
 
     def finish(self, request: Request) -> None:
@@ -104,7 +106,7 @@ class Scheduler:
             spans = self._spans()
             if spans or not self.running:
                 break
-            self._preempt(self.running[-1])  # everybody wants cells and has none: the youngest gives up its own
+            self._preempt(self._victim)  # everybody wants cells and has none: the youngest gives up its own
         spare = self._num_free - sum(len(span.tokens) for span in spans)
         return Plan(self.tree.take_operations() + self._packing(), tuple(spans), spare)
 
@@ -149,7 +151,7 @@ class Scheduler:
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
-            self._preempt(self.running[-1])
+            self._preempt(self._victim)
         return True
 
     def drop(self, scope: Hashable) -> int:
@@ -186,7 +188,7 @@ class Scheduler:
 
     def _decode_spans(self) -> list[Span]:
         while not self._reserve(sum(request.decoding for request in self.running)):
-            self._preempt(self.running[-1])
+            self._preempt(self._victim)
         self._in_flight = [request for request in self.running if request.decoding]
         return [self._span(request, 1) for request in self._in_flight]
 
@@ -305,6 +307,11 @@ class Scheduler:
             if not self.tree.evict():
                 return False
         return True
+
+    @property
+    def _victim(self) -> Request:
+        """Who is paused when cells run out: the youngest of the lowest priority."""
+        return min(reversed(self.running), key=lambda request: request.priority)
 
     def _preempt(self, request: Request) -> None:
         """Stop a request for now and put it first in the queue: its stream only pauses.

@@ -25,8 +25,8 @@ class World:
         self.requests = []
         self.plans = []
 
-    def submit(self, tokens, limit=2, stops=()):
-        request = Request(len(self.requests), Fixed(list(tokens), stops), limit, "")
+    def submit(self, tokens, limit=2, stops=(), priority=0):
+        request = Request(len(self.requests), Fixed(list(tokens), stops), limit, "", priority=priority)
         self.requests.append(request)
         self.scheduler.submit(request)
         return request
@@ -129,6 +129,26 @@ def test_whoever_has_most_cached_for_what_it_computes_is_next():
     world.finish()
     assert admitted(world)[2:] == [longer_cached.id, cached.id, shorter.id, cold.id]
     assert world.scheduler.waiting.num_overtakes == 3 + 1 + 1
+
+
+def test_a_higher_priority_goes_first_and_is_paused_last():
+    world = World(lanes=1)
+    world.run(range(100))
+    world.submit(range(900, 950))
+    world.step()
+    cached = world.submit([*range(100), 7])
+    urgent = world.submit(range(500, 600), priority=5)
+    background = world.submit(range(600, 610), priority=-5)
+    world.finish()
+    assert admitted(world)[2:] == [urgent.id, cached.id, background.id]
+    assert cached.num_overtaken == 0, "the window counts equals only"
+    small = World(cells=100, lanes=2)
+    patient = small.submit(range(40), limit=50, priority=-1)
+    small.step()
+    pressing = small.submit(range(100, 140), limit=50)
+    small.finish()
+    assert (patient.num_preempted, pressing.num_preempted) == (1, 0)
+    assert patient.num_tokens == pressing.num_tokens == 90
 
 
 def test_nobody_is_overtaken_more_often_than_the_window_allows():

@@ -54,8 +54,9 @@ class Lives(RuleBasedStateMachine):
         limit=st.integers(1, 10),
         scope=st.sampled_from(["", "", "", "x"]),
         cache=st.sampled_from([True, True, True, False]),
+        priority=st.sampled_from([0, 0, 1]),
     )
-    def submit(self, data, fresh, limit, scope, cache):
+    def submit(self, data, fresh, limit, scope, cache, priority):
         history = data.draw(st.sampled_from(self.histories[-8:]))
         cut = data.draw(st.integers(0, len(history)))
         tokens = np.array([*history[:cut], *fresh][: CONTEXT - limit], np.int32)
@@ -64,7 +65,8 @@ class Lives(RuleBasedStateMachine):
             PlacedDocument(f"d{a}", str(tokens[a:b].tolist()), a, b) for a, b in itertools.pairwise(at) if a < b
         )
         number = next(self.ids)
-        request = Request(number, Fixed(tokens, at, documents), limit, scope if cache else ("private", number), cache)
+        scope = scope if cache else ("private", number)
+        request = Request(number, Fixed(tokens, at, documents), limit, scope, cache, priority)
         self.scheduler.submit(request)
         self.open.append(request)
 
