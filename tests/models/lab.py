@@ -1,5 +1,6 @@
 """A scheduler and a runner over a real context, without a server: what it takes to compare logits."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,9 +26,12 @@ class Answer:
 
 
 class Lab:
-    def __init__(self, model: Model, num_cells=2048, lanes=4, batch=256, budget=64, sequences=64, flash="off", host=0):
+    def __init__(
+        self, model: Model, num_cells=2048, lanes=4, batch=256, budget=64, sequences=64, flash="off", host=0, apart=math.inf
+    ):
         self.context = Context(model, ContextSettings(num_cells, batch, batch, flash, threads=1, num_sequences=sequences))
-        self.scheduler = Scheduler(PrefixTree(num_cells, sequences - 1, HostTier(host)), lanes, batch, budget)
+        tree = PrefixTree(num_cells, sequences - 1, HostTier(host))
+        self.scheduler = Scheduler(tree, lanes, batch, budget, apart_from=apart)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}
         self.runner = Runner(self.context, self.samplers)

@@ -9,6 +9,7 @@ pool, `close` compares every token with a fresh prefill of all that came before 
 import numpy as np
 import pytest
 from slotcache.models.model import Model
+from slotcache.slots.plan import Clear
 
 from .lab import Lab
 
@@ -247,3 +248,20 @@ def test_with_flash_attention_reuse_is_close(model, words):
     assert np.abs(forked.logits[0] - expected).max() < 0.2 * np.abs(expected).max()
     lab.close()
     plain.close()
+
+
+def test_packing_cells_while_requests_run_changes_nothing(model, words):
+    lab = Lab(model, host=5000, apart=0)
+    packings = []
+    run = lab.runner.run
+    lab.runner.run = lambda plan: packings.append(sum(isinstance(op, Clear) for op in plan.operations)) or run(plan)
+    prompts = [np.concatenate([words[:90], words[start : start + 120]]) for start in range(100, 340, 30)]
+    answers = [lab.submit(prompt, limit=12 + 5 * number, stops=[90]) for number, prompt in enumerate(prompts)]
+    lab.finish()
+    assert sum(packings) >= 2
+    for answer in answers:
+        close(model, answer)
+    again = lab.run(prompts[0], limit=3)
+    assert again.request.cached == len(prompts[0]) - 1
+    close(model, again)
+    lab.close()

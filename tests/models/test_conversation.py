@@ -1,0 +1,90 @@
+"""What the embedded model learns from: worded as the server words it, answers that the documents hold, no reserved name."""
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+from slotcache.models.demo.conversation import Author, Conversation, Recipe
+from slotcache.models.demo.corpus import Corpus
+from slotcache.models.demo.curriculum import CURRICULA, held_out
+from slotcache.models.demo.encoder import Encoder
+from slotcache.models.demo.layout import Source, pieces
+from slotcache.models.demo.sample import MAX_TOKENS, encode
+from slotcache.models.demo.wording import UNKNOWN
+from slotcache.models.demo.words import Words
+from slotcache.ordering.document import Document
+from slotcache.ordering.prompt import document_text, location_hint, order_hint
+
+WORDS = Words.load()
+
+
+def conversations(recipe: Recipe, count: int = 60) -> list[Conversation]:
+    author = Author(Random(5), WORDS, frozenset(WORDS["reserved"]))
+    return [author.write(recipe) for _ in range(count)]
+
+
+def test_documents_and_hints_are_worded_as_the_server_words_them() -> None:
+    for conversation in conversations(Recipe(hinted=1.0, aside=0, system=0)):
+        texts = [piece.text for piece in pieces(conversation) if piece.source is Source.CONTENT]
+        for turn in conversation.turns:
+            shown = [Document(page.id, page.text, page.title) for page in turn.documents]
+            expected = [document_text(document) for document in shown]
+            expected += filter(None, [location_hint(turn.above)])
+            by_id = {document.id: document for document in shown}
+            if turn.rank and set(turn.rank) == set(by_id):
+                expected += filter(None, [order_hint(shown, [by_id[name] for name in turn.rank])])
+            assert texts[: len(expected)] == expected
+            texts = texts[texts.index(turn.question) + 1 :]
+
+
+@pytest.mark.parametrize("recipe", [*CURRICULA["large"].levels, *CURRICULA["small"].levels])
+def test_an_answer_stands_in_a_document_or_is_none(recipe: Recipe) -> None:
+    for conversation in conversations(recipe):
+        read = ""
+        for turn in conversation.turns:
+            read += "\n".join(page.text for page in turn.documents) + "\n"
+            assert turn.sort == "aside" or turn.answer == UNKNOWN or turn.answer in read
+
+
+def test_questions_about_what_is_unsaid_are_unknown() -> None:
+    assert {one.turns[-1].answer for one in conversations(held_out("small")["unknown"])} == {UNKNOWN}
+
+
+def test_reserved_names_are_never_drawn_and_the_same_seed_writes_the_same() -> None:
+    drawn = conversations(Recipe())
+    text = json.dumps([[piece.text for piece in pieces(one)] for one in drawn]).lower()
+    names = [name for name in WORDS["reserved"] if len(name) > 7]  # shorter ones may be parts of words
+    assert names and not [name for name in names if name in text]
+    assert [[piece.text for piece in pieces(one)] for one in conversations(Recipe())] == [
+        [piece.text for piece in pieces(one)] for one in drawn
+    ]
+
+
+def test_samples_are_whole_turns_within_the_context_and_mark_their_answers() -> None:
+    encoder = Encoder.load()
+    long = replace(Recipe(), documents=(8, 10), turns=(8, 12), later=0.9)
+    for conversation in conversations(long, 12):
+        sample = encode(conversation, encoder)
+        assert sample is not None and len(sample.tokens) <= MAX_TOKENS + 1
+        last = sample.answers[-1]
+        assert last.stop == len(sample.tokens) and sample.tokens[-1] == encoder.special("<|im_end|>")
+        answer = "".join(encoder.tokens[token] for token in sample.tokens[last.start : last.stop - 1])
+        assert answer.replace("Ġ", " ").encode("ascii", "ignore") == conversation.turns[
+            len(sample.answers) - 1
+        ].answer.encode("ascii", "ignore")
+
+
+def test_every_bundled_answer_is_a_sentence_of_its_document_and_every_name_is_reserved() -> None:
+    corpus = Corpus.load()
+    assert len(corpus.documents) == 60 and len(corpus.questions) == len({one.question for one in corpus.questions}) == 100
+    for one in corpus.questions:
+        assert f" {one.answer} " in f" {corpus.documents[one.document].text} "
+        assert one.document in one.ranked and len(set(one.ranked)) == 5 and set(one.ranked) <= set(corpus.documents)
+    reserved = set(WORDS["reserved"])
+    towns_and_people = [
+        one for one in corpus.documents.values() if "The population" in one.text or "The profession" in one.text
+    ]
+    for document in towns_and_people:
+        assert all(word.lower() in reserved for word in document.title.split()), document.title
+    assert sum(corpus.questions[0].ranked != one.ranked for one in corpus.questions) > 80
