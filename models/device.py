@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import llama_cpp
-from llama_cpp._ggml import libggml
+from llama_cpp._ctypes_extensions import load_shared_library
 
+# The package's own `_ggml` looks beside itself even where LLAMA_CPP_LIB_PATH names another build of the libraries.
+FOLDER = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(llama_cpp.__file__).parent / "lib")
+libggml = load_shared_library("ggml", FOLDER)
 KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 
 

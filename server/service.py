@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -215,8 +216,14 @@ def _token_bytes(settings: Settings, model: Model) -> int:
 
 def _host_tokens(settings: Settings, model: Model) -> int:
     """Tokens that the host tier may hold: --cache-ram, but never more than half of the memory that is free now."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(settings.cache_ram << 20, free // 2) // _token_bytes(settings, model)
+    return min(settings.cache_ram << 20, _free_memory() // 2) // _token_bytes(settings, model)
+
+
+def _free_memory() -> int:
+    """Bytes that programs may still take: what the page cache holds counts, a model that was just read most of all."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as lines:
+        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _context_settings(settings: Settings, model: Model, num_sequences: int) -> ContextSettings:
