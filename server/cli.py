@@ -1,4 +1,4 @@
-"""The command `slotcache`: serve, doctor, generate, bench."""
+"""The command `slotcache`: serve, demo, doctor, generate, bench."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this machine has, and what would fit", allow_abbrev=False)
     add_arguments(doctor)
     doctor.set_defaults(command=_doctor)
+    showing = commands.add_parser(
+        "demo", help="a conversation about bundled documents, with reuse and without", allow_abbrev=False
+    )
+    showing.add_argument("--url", default="", help="of a server that runs already; without it one is started")
+    showing.add_argument("-m", "--model", type=Path, help="GGUF to serve instead of the built-in model")
+    showing.set_defaults(command=_demo)
     generating = commands.add_parser("generate", help="write a model with random weights", allow_abbrev=False)
     _add_generate(generating)
     commands.add_parser("bench", help="measure a server over HTTP: slotcache bench --help", add_help=False)
@@ -42,6 +48,12 @@ def _serve(settings: Settings) -> int:
     from .serve import serve
 
     return serve(settings)
+
+
+def _demo(chosen: argparse.Namespace) -> int:
+    from .demo import demo
+
+    return demo(chosen.url, chosen.model)
 
 
 def _doctor(settings: Settings) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
+from ..models.demo import FILE as DEMO_MODEL
 from ..models.errors import ModelError
 from ..models.generate import built_in_model
 from ..models.model import check_file
@@ -62,7 +63,12 @@ def model_path(settings: Settings) -> Path:
         from ..models.hub import fetch
 
         return fetch(settings.hf_repo, settings.offline)
-    logger.info("no -m: serving the small built-in model, whose words mean nothing")
+    if DEMO_MODEL.is_file():
+        logger.info(
+            "no -m: serving the small built-in model, which answers from short documents like those of `slotcache demo`"
+        )
+        return DEMO_MODEL
+    logger.info("no -m: serving a tiny model of random weights, whose words mean nothing")
     return built_in_model()
 
 

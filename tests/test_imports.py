@@ -10,7 +10,7 @@ ALLOWED = {
     "slots": set(),
     "ordering": set(),
     "models": {"slots"},
-    "server": {"slots", "ordering", "models", "bench"},  # bench: only the command line, to start it
+    "server": {"slots", "ordering", "models", "bench"},  # bench: the command line, and the demo starts servers with it
     "bench": {"ordering", "models", "slots"},  # models, slots: the bench model, and what is measured without a server
 }
 FILES = [path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py")]

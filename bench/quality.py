@@ -1,0 +1,216 @@
+"""Answer quality of the embedded model: does it answer as well when documents are moved, and history is not repeated?"""
+
+import argparse
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from ..models.demo import FILE as MODEL
+from ..models.demo.conversation import Author, Conversation, Recipe
+from ..models.demo.corpus import Corpus
+from ..models.demo.curriculum import SHIPPED, held_out
+from ..models.demo.wording import UNKNOWN
+from ..models.demo.words import Words
+from ..ordering.document import Document
+from ..ordering.prompt import location_hint
+from .arms import Arm
+from .client import Client, Request, Result
+from .dialect import ChatDialect
+from .error import BenchError
+from .options import add_options
+from .report import Bar, Report, Table
+from .server import ServerOptions, slotcache_command
+from .stats import mean
+
+PATH = "/v1/chat/completions"
+MAX_TOKENS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """documents: in retrieval rank."""
+
+    documents: tuple[Document, ...]
+    question: str
+    answer: str
+
+
+Session = tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to put questions: fields of the request, and whether documents that stand in the history are only pointed to."""
+
+    name: str
+    fields: dict[str, Any]
+    deduplicate: bool = False
+
+
+WAYS = (
+    Way("retrieval order", {"document_order": "retrieval"}),
+    Way("exact order", {"document_order": "auto", "order_hint": False}),
+    Way("exact order, order hint", {"document_order": "auto", "order_hint": True}),
+    Way("de-duplicated, location hint", {"document_order": "auto", "order_hint": True}, deduplicate=True),
+    Way("cache off", {"document_order": "retrieval", "cache_prompt": False}),
+)
+
+
+@dataclass(slots=True)
+class Score:
+    """What came of questions: (right answer, answer given, the request's result)."""
+
+    answers: list[tuple[str, str, Result]] = field(default_factory=list)
+
+    @property
+    def exact_match(self) -> float:
+        return mean([float(right == given) for right, given, _ in self.answers])
+
+    @property
+    def f1(self) -> float:
+        return mean([f1(right, given) for right, given, _ in self.answers])
+
+    @property
+    def refused(self) -> float:
+        """The share of answers that say the documents do not say."""
+        return mean([float(given == UNKNOWN) for _, given, _ in self.answers])
+
+    @property
+    def reused(self) -> float:
+        """The share of prompt tokens that came from the cache."""
+        results = [result for _, _, result in self.answers]
+        return sum(one.cached_tokens for one in results) / max(sum(one.prompt_tokens for one in results), 1)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench quality`."""
+    add_options(parser)
+    parser.set_defaults(model=MODEL)
+    add = parser.add_argument
+    add("--count", type=int, default=100, help="generated conversations of each kind (default: %(default)s)")
+    add("--questions", type=int, default=100, help="of the bundled ones (default: %(default)s)")
+    add("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Every way of asking on two-turn conversations and the bundled questions; every kind of question in one way."""
+    options = ServerOptions(args.model, args.ctx_size, args.parallel, args.threads, args.flash_attn, args.repack)
+    arm = Arm(
+        "slotcache", ChatDialect(), None if args.url else lambda port: slotcache_command(options, port), args.url or ""
+    )
+    with arm.up() as url:
+        return asyncio.run(_measure(url, args))
+
+
+def f1(right: str, given: str) -> float:
+    """Of the words of both, as SQuAD counts it."""
+    left, other = right.lower().split(), given.lower().split()
+    common = (Counter(left) & Counter(other)).total()
+    return 2 * common / (len(left) + len(other)) if common else 0.0
+
+
+def generated(recipe: Recipe, count: int, seed: str) -> list[Session]:
+    """Conversations with names that no training has seen but by chance."""
+    words = Words.load()
+    author = Author(Random(f"held out {seed}"), words, frozenset(words["reserved"]))
+    return [_session(author.write(recipe)) for _ in range(count)]
+
+
+def bundled(count: int, turns: int) -> list[Session]:
+    """The first questions of the bundled corpus, so many of them in a conversation."""
+    corpus = Corpus.load()
+    asked = []
+    for one in corpus.questions[:count]:
+        found = (corpus.documents[name] for name in one.ranked)
+        documents = tuple(Document(page.id, page.text, page.title) for page in found)
+        asked.append(Turn(documents, one.question, one.answer))
+    return [tuple(asked[at : at + turns]) for at in range(0, len(asked), turns)]
+
+
+async def ask(client: Client, session: Session, way: Way, scope: str) -> list[tuple[str, str, Result]]:
+    """Right answer, answer and result of each turn, the answers given being the history of what follows."""
+    messages: list[dict[str, Any]] = []
+    answers: list[tuple[str, str, Result]] = []
+    for turn in session:
+        messages.append(message := _message(turn, messages, way.deduplicate))
+        body: dict[str, Any] = {"messages": messages, "documents": message["documents"], "max_tokens": MAX_TOKENS}
+        body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        body |= {"cache_prompt": True, "cache_scope": scope} | way.fields
+        last = {"role": "user", "content": message["content"]}
+        body["messages"] = [*messages[:-1], last]
+        result = await client.send(Request(PATH, json.dumps(body).encode()))
+        if result.error:
+            raise BenchError(f"{turn.question}: {result.error}")
+        answers.append((turn.answer, result.text, result))
+        messages.append({"role": "assistant", "content": result.text})
+    return answers
+
+
+async def _measure(url: str, args: argparse.Namespace) -> Report:
+    recipes = held_out(SHIPPED)
+    talks = generated(recipes["repeated"], args.count, f"ways {args.seed}")
+    data: dict[str, Any] = {}
+    async with Client(url, ChatDialect()) as client:
+        rows = []
+        for way in WAYS:
+            scores = [await _score(client, sessions, way, way.name) for sessions in (talks, bundled(args.questions, 2))]
+            rows.append((way.name, *(figure for one in scores for figure in (one.exact_match, one.f1, one.reused))))
+            data[way.name] = [[(right, given) for right, given, _ in one.answers] for one in scores]
+        kinds, answerable, unknown = [], Score(), Score()
+        for name, recipe in recipes.items():
+            sessions = generated(recipe, args.count, f"{name} {args.seed}")
+            score = await _score(client, sessions, WAYS[2], name, last=True)
+            kinds.append((name, score.exact_match, score.f1))
+            if name == "unknown":
+                unknown = score
+            else:
+                answerable.answers += [one for one in score.answers if one[0] != UNKNOWN]
+    columns = ("way", "two turns: EM", "F1", "reused", "bundled: EM", "F1", "reused")
+    tables = [
+        Table(f"quality: {args.count} conversations of two turns, and {args.questions} bundled questions", columns, rows),
+        Table(f"the last answers of {args.count} conversations of each kind, exact order and order hint",
+              ("kind", "EM", "F1"), kinds),
+    ]  # fmt: skip
+    return Report("quality", tables, _bars(rows, dict((row[0], row[1]) for row in kinds), unknown, answerable), (), data)
+
+
+def _bars(rows: Sequence[Sequence[Any]], kinds: dict[str, float], unknown: Score, answerable: Score) -> list[Bar]:
+    moved = max(abs(rows[2][at] - rows[0][at]) for at in (1, 4))
+    return [
+        Bar(1, "exact match, 5 documents", kinds["5 documents"], 0.95, at_least=True),
+        Bar(2, "exact match, two turns", kinds["two turns"], 0.90, at_least=True),
+        Bar(3, "unanswerable detected", unknown.refused, 0.85, at_least=True),
+        Bar(4, "wrong refusals", answerable.refused, 0.05),
+        Bar(5, "exact match, bundled questions", rows[2][4], 0.85, at_least=True),
+        Bar(6, "exact match moved by the order of documents", moved, 0.01),
+    ]
+
+
+async def _score(client: Client, sessions: Sequence[Session], way: Way, scope: str, last: bool = False) -> Score:
+    score = Score()
+    for session in sessions:
+        answers = await ask(client, session, way, scope)
+        score.answers += answers[-1:] if last else answers
+    return score
+
+
+def _session(conversation: Conversation) -> Session:
+    """Documents that a turn points to are shown again: pointing is for the way of asking to decide."""
+    pages = {page.id: page for turn in conversation.turns for page in turn.documents}
+    turns = []
+    for turn in conversation.turns:
+        names = turn.rank or [*(page.id for page in turn.documents), *turn.above]
+        documents = tuple(Document(name, pages[name].text, pages[name].title) for name in names)
+        turns.append(Turn(documents, turn.question, turn.answer))
+    return tuple(turns)
+
+
+def _message(turn: Turn, history: Sequence[dict[str, Any]], deduplicate: bool) -> dict[str, Any]:
+    read = {document["id"] for message in history for document in message.get("documents", ())} if deduplicate else set()
+    above = location_hint(one.id for one in turn.documents if one.id in read)
+    documents = [{"id": one.id, "text": one.text, "title": one.title} for one in turn.documents if one.id not in read]
+    return {"role": "user", "content": above + turn.question, "documents": documents}

@@ -1,0 +1,258 @@
+"""Conversations about documents, with their answers: what the model learns from and is measured with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from .page import Page, PageWriter, page_ids
+from .question import Asked, Asker
+from .wording import SMALL_TALK, UNKNOWN, Attribute, Style
+from .words import Words
+from .world import LEAD, Thing, World
+
+WHERE = frozenset({"place", "address"})
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What conversations are to be like. Ranges include both ends, shares are from 0 to 1."""
+
+    documents: tuple[int, int] = (1, 10)
+    """Of the first turn."""
+    turns: tuple[int, int] = (1, 6)
+    plain: bool = False
+    """Documents in the simplest wording only: attribute, then value."""
+    plain_questions: bool = False
+    bare: bool = False
+    """Of that only `The river is Oskel.`"""
+    kinds: tuple[str, ...] = ()
+    """What documents are about; () for everything in wording.toml."""
+    told: tuple[int, int] = (3, 6)
+    """Attributes a document."""
+    wordings: int = 0
+    """How many sentences there are for an attribute, those first that do not begin with the value; 0 for all."""
+    made_up: float = 1.0
+    """How many conversations have attributes that are made up."""
+    noise: float = 1.0
+    """How much there is of filler, typing mistakes and the like."""
+    unknown: float = 0.15
+    """Questions that no document answers."""
+    later: float = 0.5
+    """Later turns that bring documents of their own."""
+    repeat: float = 0.5
+    """Of those, how many bring documents again that stand in the conversation already."""
+    located: float = 0.5
+    """Of those, how many point to them instead of showing them again."""
+    hinted: float = 0.3
+    """Sets of documents that have an order hint."""
+    follow: float = 0.4
+    """Later questions that go on from the one before."""
+    aside: float = 0.03
+    """Small talk, and questions without any documents."""
+    system: float = 0.15
+    """Conversations with a system message."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """documents: shown, in this order. above: ids that are pointed to. rank: ids in order of relevance, () for no hint.
+
+    sort: what kind of question it is: plain, follow, unknown or aside. located: whether the answer stands above.
+    """
+
+    documents: tuple[Page, ...]
+    above: tuple[str, ...]
+    rank: tuple[str, ...]
+    question: str
+    answer: str
+    sort: str
+    located: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conversation:
+    system: str
+    turns: tuple[Turn, ...]
+
+
+class Author:
+    """Writes conversations by a recipe. The same generator state and recipe give the same conversation."""
+
+    def __init__(self, rng: Random, words: Words, reserved: frozenset[str] = frozenset()) -> None:
+        self._rng, self._words = rng, words
+        self._world = World(rng, words, reserved)
+
+    def write(self, recipe: Recipe) -> Conversation:
+        """A conversation in a world of its own."""
+        rng = self._rng
+        system = self._words.pick(rng, "system") if rng.random() < recipe.system else ""
+        return Conversation(system, tuple(_Talk(rng, self._world, recipe).turns()))
+
+
+class _Talk:
+    """One conversation while it is written."""
+
+    def __init__(self, rng: Random, world: World, recipe: Recipe) -> None:
+        self._rng, self._world, self._recipe = rng, world, recipe
+        self._style = Style(recipe.plain, recipe.plain_questions, recipe.bare, recipe.wordings, recipe.noise)
+        self._asker = Asker(rng, self._style)
+        self._pool: dict[int, list[Attribute]] = {}
+        self._read: list[Page] = []  # pages that stand in the conversation
+        self._before: Asked | None = None
+
+    def turns(self) -> list[Turn]:
+        rng, recipe = self._rng, self._recipe
+        num_turns = rng.randint(*recipe.turns)
+        sizes = [rng.randint(*recipe.documents)]
+        for _ in range(num_turns - 1):
+            sizes.append(rng.randint(1, max(2, sizes[0])) if rng.random() < recipe.later else 0)
+        fresh = self._pages(sum(sizes))
+        turns = []
+        for at, size in enumerate(sizes):
+            if rng.random() < recipe.aside / num_turns:
+                question, answer = rng.choice(SMALL_TALK)
+                turns.append(Turn((), (), (), question, answer, "aside", False))
+            turns.append(self._turn(fresh, size, first=at == 0))
+        return turns
+
+    def _pages(self, count: int) -> list[Page]:
+        """New pages, most of them about things of the same kind; some of them two about one thing."""
+        rng, world, recipe = self._rng, self._world, self._recipe
+        main = world.kind(recipe.kinds)
+        same = rng.choice((1.0, 1.0, 0.7, 0.3))
+        things: list[Thing] = []
+        while len(things) < count:
+            like = rng.choice(things) if things and rng.random() < 0.12 * recipe.noise else None
+            kind = like.kind if like else main if rng.random() < same else world.kind(recipe.kinds)
+            thing = world.thing(kind, like)
+            if any(thing.bare.lower() == other.bare.lower() for other in things):
+                continue
+            things.append(thing)
+            if len(things) < count and rng.random() < 0.06 * recipe.noise:
+                things.append(thing)
+        ids, writer, pages = page_ids(rng, things, recipe.plain_questions), PageWriter(world), []
+        unsaid: dict[int, list[Attribute]] = {}
+        for thing, identity in zip(things, ids, strict=True):
+            pool = self._attributes(thing)
+            left = unsaid.setdefault(id(thing), rng.sample(pool, len(pool)))
+            told, left[:] = left[: (size := min(rng.randint(*recipe.told), max(1, len(left) - 2)))], left[size:]
+            thing.unsaid = left
+            pages.append(writer.write(thing, told, identity, self._style, things))
+        return pages
+
+    def _attributes(self, thing: Thing) -> list[Attribute]:
+        """What this conversation tells about things of this kind."""
+        key = id(thing.kind)
+        if key not in self._pool:
+            never = self._rng.random() >= self._recipe.made_up * (0.5 if self._recipe.plain else 1.0)
+            share = 0.0 if never else self._rng.choice((0.0, 0.2, 0.2, 0.5))
+            self._pool[key] = self._world.attributes(thing.kind, self._rng.randint(5, 10), share)
+        return self._pool[key]
+
+    def _turn(self, fresh: list[Page], size: int, first: bool) -> Turn:
+        rng, recipe = self._rng, self._recipe
+        again: list[Page] = []
+        if size and self._read and rng.random() < recipe.repeat:
+            again = rng.sample(self._read, min(len(self._read), rng.randint(1, 4)))
+        new = [fresh.pop() for _ in range(max(size - len(again), 0 if again else 1))] if size else []
+        found = new + again
+        target = rng.choice(found if found and rng.random() < 0.85 else self._read + new)
+        read_before = {id(page) for page in self._read}
+        self._read += new
+        shown, above = list(new), []
+        if again and rng.random() < recipe.located:
+            above = [page.id for page in again]
+        else:
+            shown += again
+        rng.shuffle(shown)
+        asked, answer, sort, page = self._question(target, first)
+        located = page is not None and id(page) in read_before and page not in shown
+        rank = self._rank([page.id for page in (found if rng.random() < 0.5 else shown)], target) if len(found) > 1 else ()
+        self._before = asked
+        return Turn(tuple(shown), tuple(above), rank, asked.text, answer, sort, located)
+
+    def _rank(self, ids: list[str], target: Page) -> tuple[str, ...]:
+        rng = self._rng
+        if rng.random() >= self._recipe.hinted or len(ids) < 2:
+            return ()
+        rng.shuffle(ids)
+        if target.id in ids and rng.random() < 0.5:
+            ids.remove(target.id)
+            ids.insert(0, target.id)
+        return tuple(ids)
+
+    def _question(self, target: Page, first: bool) -> tuple[Asked, str, str, Page | None]:
+        rng, recipe, before = self._rng, self._recipe, self._before
+        unknown = rng.random() < recipe.unknown
+        if before and not first and rng.random() < recipe.follow:
+            asked = self._next_question(before, unknown)
+            if asked is not None:
+                page, sentence = self._find(asked)
+                return asked, sentence or UNKNOWN, "follow" if sentence else "unknown", page
+        asked = self._unknown_question(target.thing) if unknown else self._known_question(target)
+        page, sentence = self._find(asked)
+        return asked, sentence or UNKNOWN, "plain" if sentence else "unknown", page
+
+    def _known_question(self, page: Page) -> Asked:
+        rng = self._rng
+        facts = [(sentence, *fact) for sentence in page.sentences for fact in sentence.facts]
+        sentence, attribute, value = rng.choice(facts)
+        if (
+            not self._recipe.plain_questions
+            and attribute.back
+            and sentence.named
+            and rng.random() < 0.2 * min(1.0, self._recipe.noise + 0.3)
+        ):
+            same = [p for p in self._read for s in p.sentences for a, v in s.facts if v.lower() == value.lower()]
+            if len(same) == 1:
+                return self._asker.backwards(page, attribute, value)
+        return self._asker.full(page.thing, attribute, self._things())
+
+    def _unknown_question(self, thing: Thing) -> Asked:
+        """About something left unsaid, or about a thing that has no page."""
+        rng, world = self._rng, self._world
+        if rng.random() < 0.6 and (missing := self._missing(thing)):
+            return self._asker.full(thing, rng.choice(missing), self._things())
+        taken = {other.bare.lower() for other in self._things()}
+        like = thing if rng.random() < 0.4 else None
+        stranger = world.thing(thing.kind, like)
+        while stranger.bare.lower() in taken:
+            stranger = world.thing(thing.kind)
+        attribute = rng.choice(self._attributes(thing) + ([] if thing.kind.is_person else [LEAD]))
+        # Never by a part of the name, which might be part of another one, too.
+        return self._asker.full(
+            stranger, attribute, [*self._things(), stranger, Thing(thing.kind, stranger.name, stranger.noun, ("", "", ""))]
+        )
+
+    def _missing(self, thing: Thing) -> list[Attribute]:
+        """What is said nowhere about this thing: first what is said of others, then what could be."""
+        pool = self._attributes(thing)
+        labels = {attribute.label for attribute in pool}
+        if labels & WHERE:  # an address answers the question for the town, more or less
+            labels |= WHERE
+        rest = [attribute for attribute in thing.kind.attributes if attribute.label not in labels]
+        return thing.unsaid if thing.unsaid and self._rng.random() < 0.7 else rest or thing.unsaid
+
+    def _next_question(self, before: Asked, unknown: bool) -> Asked | None:
+        rng, thing = self._rng, before.thing
+        pages = [page for page in self._read if page.thing is thing]
+        if rng.random() < 0.6 or before.attribute is LEAD:
+            told = [fact[0] for page in pages for s in page.sentences for fact in s.facts if fact[0] is not before.attribute]
+            choice = self._missing(thing) if unknown else told
+            return self._asker.next_attribute(thing, rng.choice(choice)) if choice else None
+        others = [page.thing for page in self._read if page.thing.kind is thing.kind and page.thing is not thing]
+        telling = [page.thing for page in self._read if page.thing in others and page.telling(before.attribute)]
+        silent = [other for other in others if other not in telling]
+        choice = silent if unknown else telling
+        return self._asker.next_thing(rng.choice(choice), before.attribute) if choice else None
+
+    def _find(self, asked: Asked) -> tuple[Page | None, str]:
+        """The page that answers, and its sentence; nothing where none does."""
+        for page in self._read:
+            if page.thing is asked.thing and (sentence := page.telling(asked.attribute)):
+                return page, sentence.text
+        return None, ""
+
+    def _things(self) -> list[Thing]:
+        return list({id(page.thing): page.thing for page in self._read}.values())

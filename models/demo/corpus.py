@@ -1,0 +1,43 @@
+"""The bundled corpus: documents about an invented region, and questions with answers and retrieved documents."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = Path(__file__).with_name("corpus.json")
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusDocument:
+    """About 30 words about one thing."""
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusQuestion:
+    """answer: a sentence of `document`. ranked: ids of five documents, best ranked first, as a keyword search gives them."""
+
+    question: str
+    answer: str
+    document: str
+    ranked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    documents: dict[str, CorpusDocument]
+    """By id."""
+    questions: tuple[CorpusQuestion, ...]
+
+    @classmethod
+    def load(cls) -> Corpus:
+        """From the file beside this module."""
+        content = json.loads(FILE.read_text(encoding="utf-8"))
+        documents = [CorpusDocument(**row) for row in content["documents"]]
+        questions = [CorpusQuestion(**row | {"ranked": tuple(row["ranked"])}) for row in content["questions"]]
+        return cls({document.id: document for document in documents}, tuple(questions))
