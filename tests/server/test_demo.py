@@ -1,0 +1,55 @@
+"""The embedded model behind a real port: it answers from documents, and says so with reuse and without alike."""
+
+import json
+from pathlib import Path
+
+import pytest
+from slotcache.bench.cli import main as bench
+from slotcache.models.demo import FILE
+from slotcache.models.demo.encoder import Encoder
+from slotcache.models.model import Model
+from slotcache.server.demo import SCRIPT, converse
+from slotcache.server.serve import model_path
+from slotcache.server.settings import defaults
+
+from .conftest import running
+
+MOST_BYTES = 12 << 20
+
+
+def test_it_is_served_where_no_model_is_named_and_is_small() -> None:
+    assert model_path(defaults()) == FILE
+    assert FILE.stat().st_size <= MOST_BYTES
+
+
+def test_its_vocabulary_cuts_text_as_training_did() -> None:
+    model, encoder = Model(FILE), Encoder.load()
+    for text in (
+        "[d12] Velmora\nThe river is Oskel.\n\nWhen does it begin?",
+        "See [a-b.md] above.\n\n",
+        "naïve 1,250 €  x\n",
+    ):
+        assert list(model.tokenize(text, special=False)) == encoder.encode(text)
+    turn = "<|im_end|>\n<|im_start|>user\n"
+    assert list(model.tokenize(turn, special=True)) == encoder.encode_template(turn)
+
+
+def test_the_demo_answers_and_reuses_and_reuse_changes_no_answer() -> None:
+    with running(FILE) as server:
+        steps = list(converse(server.url))
+    assert len(steps) == len(SCRIPT)
+    assert [step.reused.text for step in steps] == [step.computed.text for step in steps]
+    assert all(step.computed.cached_tokens == 0 for step in steps)
+    assert all(step.reused.cached_tokens > step.reused.prompt_tokens // 2 for step in steps[1:])
+    assert sum(step.reused.text == step.question.answer for step in steps) >= 2
+
+
+def test_the_quality_bench_measures_every_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "quality.json"
+    with running(FILE, threads=2) as server:
+        assert bench(["quality", "--url", server.url, "--count", "2", "--questions", "6", "--json", str(out)]) == 0
+    ways, kinds = json.loads(out.read_text())["tables"]
+    assert ways["rows"][0][0] == "retrieval order" and len(ways["rows"]) == 5
+    assert all(0 <= row[1] <= row[2] <= 1 for row in ways["rows"])
+    assert ways["rows"][-1][3] == 0, "nothing is reused with the cache off"
+    assert {row[0] for row in kinds["rows"]} >= {"1 document", "5 documents", "unknown"}
