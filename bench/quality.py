@@ -16,7 +16,6 @@ from ..models.demo.curriculum import SHIPPED, held_out
 from ..models.demo.wording import UNKNOWN
 from ..models.demo.words import Words
 from ..ordering.document import Document
-from ..ordering.prompt import location_hint
 from .arms import Arm
 from .client import Client, Request, Result
 from .dialect import ChatDialect
@@ -44,18 +43,17 @@ Session = tuple[Turn, ...]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to put questions: fields of the request, and whether documents that stand in the history are only pointed to."""
+    """A way to put questions: fields of the request."""
 
     name: str
     fields: dict[str, Any]
-    deduplicate: bool = False
 
 
 WAYS = (
     Way("retrieval order", {"document_order": "retrieval"}),
     Way("exact order", {"document_order": "auto", "order_hint": False}),
     Way("exact order, order hint", {"document_order": "auto", "order_hint": True}),
-    Way("de-duplicated, location hint", {"document_order": "auto", "order_hint": True}, deduplicate=True),
+    Way("de-duplicated, location hint", {"document_order": "auto", "order_hint": True, "dedup": "auto"}),
     Way("cache off", {"document_order": "retrieval", "cache_prompt": False}),
 )
 
@@ -136,10 +134,10 @@ async def ask(client: Client, session: Session, way: Way, scope: str) -> list[tu
     messages: list[dict[str, Any]] = []
     answers: list[tuple[str, str, Result]] = []
     for turn in session:
-        messages.append(message := _message(turn, messages, way.deduplicate))
+        messages.append(message := _message(turn))
         body: dict[str, Any] = {"messages": messages, "documents": message["documents"], "max_tokens": MAX_TOKENS}
         body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-        body |= {"cache_prompt": True, "cache_scope": scope} | way.fields
+        body |= {"cache_prompt": True, "cache_scope": scope, "dedup": "off"} | way.fields
         last = {"role": "user", "content": message["content"]}
         body["messages"] = [*messages[:-1], last]
         result = await client.send(Request(PATH, json.dumps(body).encode()))
@@ -209,8 +207,6 @@ def _session(conversation: Conversation) -> Session:
     return tuple(turns)
 
 
-def _message(turn: Turn, history: Sequence[dict[str, Any]], deduplicate: bool) -> dict[str, Any]:
-    read = {document["id"] for message in history for document in message.get("documents", ())} if deduplicate else set()
-    above = location_hint(one.id for one in turn.documents if one.id in read)
-    documents = [{"id": one.id, "text": one.text, "title": one.title} for one in turn.documents if one.id not in read]
-    return {"role": "user", "content": above + turn.question, "documents": documents}
+def _message(turn: Turn) -> dict[str, Any]:
+    documents = [{"id": one.id, "text": one.text, "title": one.title} for one in turn.documents]
+    return {"role": "user", "content": turn.question, "documents": documents}

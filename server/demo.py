@@ -17,7 +17,6 @@ from ..bench.error import ServerError
 from ..bench.server import Server, ServerOptions, free_port, slotcache_command
 from ..models.demo import FILE
 from ..models.demo.corpus import Corpus, CorpusQuestion
-from ..ordering.prompt import location_hint
 
 SCRIPT = (
     "Which river does Tarnwick lie on?",
@@ -67,26 +66,21 @@ def demo(url: str = "", model: Path | None = None) -> int:
 
 
 def converse(url: str) -> Iterator[Step]:
-    """The script, turn by turn. What the conversation holds already is not sent again, only pointed to."""
+    """The script, turn by turn. What the conversation holds already, the server does not show the model again."""
     corpus = Corpus.load()
     asked = {one.question: one for one in corpus.questions}
     scope = f"demo {time.time_ns()}"  # nothing is left of an earlier demo
     ask(url, [{"role": "user", "content": "Hello"}], scope, reuse=False)  # the first request pays for the start
     history: list[dict[str, Any]] = []
-    read: set[str] = set()
     for question in (asked[text] for text in SCRIPT):
         found = question.ranked[:NUM_DOCUMENTS]
         documents = [
-            {"id": name, "title": corpus.documents[name].title, "text": corpus.documents[name].text}
-            for name in found
-            if name not in read
+            {"id": name, "title": corpus.documents[name].title, "text": corpus.documents[name].text} for name in found
         ]
-        hint = location_hint(name for name in found if name in read)
-        history.append({"role": "user", "content": hint + question.question, "documents": documents})
+        history.append({"role": "user", "content": question.question, "documents": documents})
         computed = ask(url, history, scope, reuse=False)
         reused = ask(url, history, scope, reuse=True)
         yield Step(question, reused, computed)
-        read |= set(found)
         history.append({"role": "assistant", "content": reused.text})
 
 
