@@ -40,7 +40,7 @@ async def holdings(request: Request) -> Response:
 async def drop(request: Request) -> Response:
     """Forget what one scope has cached, but for what running requests need."""
     service, scope = service_of(request), _scope(request)
-    dropped = await asyncio.wrap_future(service.engine.ask(lambda: service.engine.scheduler.drop(("shared", scope))))
+    dropped = await asyncio.wrap_future(service.engine.ask(lambda: service.engine.scheduler.tree.drop(("shared", scope))))
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
 
 

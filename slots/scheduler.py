@@ -8,7 +8,6 @@ from whatever of it is still in the tree. The oldest running request always make
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 from .budget import PrefillBudget, chunk
@@ -153,10 +152,6 @@ class Scheduler:
                 return False
             self._preempt(self._victim)
         return True
-
-    def drop(self, scope: Hashable) -> int:
-        """Forget what a scope holds and nobody needs; how many tokens of it had KV."""
-        return self.tree.drop(scope)
 
     def abandon(self) -> list[Request]:
         """The runner failed: forget everything that has KV, since nobody knows any more. Returns who was running.

@@ -65,7 +65,7 @@ def test_what_the_window_has_passed_is_not_taken_for_new_tokens(model, prompt):
     lab = lab_of(model)
     lab.run(prompt[:100], limit=2, scope="leaves")
     lab.run(prompt[:300], limit=2)
-    assert lab.scheduler.drop("leaves") > 100
+    assert lab.scheduler.tree.drop("leaves") > 100
     # Its cells come first, and behind them stand those of the other prompt, which its window has passed.
     lab.run(prompt[300:] + 1, limit=100, scope="comes")
     for cut in (60, 30, 200):

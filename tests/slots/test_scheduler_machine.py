@@ -95,7 +95,7 @@ class Lives(RuleBasedStateMachine):
     def drop(self, scope):
         before = self.scheduler.tree.num_ready
         pinned = self.scheduler.tree.num_pinned
-        self.scheduler.drop(scope)
+        self.scheduler.tree.drop(scope)
         assert pinned <= self.scheduler.tree.num_ready <= before
 
     @rule()
