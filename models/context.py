@@ -79,7 +79,9 @@ class Context:
         self.batch: int = min(batch, llama_cpp.llama_n_batch(handle))
         self._width, self._weights = model.attention_width, model.num_layer_parameters
         self._tiles = settings.flash_attention != "off" and not any(device.is_gpu for device in devices())
-        self.apart_from = PASS * model.num_parameters / (TILE_CELL * self._width) if self._tiles else math.inf
+        self.apart_from = (
+            PASS * model.num_parameters / (TILE_CELL * self._width) if self._tiles and self._width else math.inf
+        )
         """Cells in use from which generating and prefill cost less in batches of their own.
 
         A tile of both attends over the cells of everybody in it. At 4,100 cells: 3 tokens of 3 requests with 256 of a

@@ -99,9 +99,16 @@ class Model:
 
     def kv_bytes(self, type_k: str, type_v: str) -> int:
         """Bytes that one token's KV takes in all layers."""
-        heads = llama_cpp.llama_model_n_head_kv(self.handle)
         key, value = self._head_size("key") * TYPE_BYTES[type_k], self._head_size("value") * TYPE_BYTES[type_v]
-        return int(self.num_layers * heads * (key + value))
+        return int(self._kv_heads * (key + value))
+
+    @property
+    def _kv_heads(self) -> int:
+        """Of all layers together; the metadata lists them by layer where they differ, as in hybrid models."""
+        listed = self.metadata(f"{self.metadata('general.architecture')}.attention.head_count_kv") or ""
+        if listed.startswith("["):
+            return sum(int(number) for number in listed.strip("[]").split(","))
+        return self.num_layers * llama_cpp.llama_model_n_head_kv(self.handle)
 
     @property
     def can_trim(self) -> bool:

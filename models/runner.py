@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 
 from ..slots.node import Blob
-from ..slots.plan import Clear, Drop, Operation, Plan, Restore, Save, Share, Span, Trim
+from ..slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
 from .context import TILE, Context
 from .errors import NoRoom, RunnerError
 from .sampling import Sampler
@@ -67,12 +67,8 @@ class Runner:
 
     def warm_up(self) -> bool:
         """Compute a little, so that the first request finds everything in place; whether KV can be moved to host memory."""
-        tokens = np.zeros(WARM_UP, np.int32)
         blob = Blob(0, WARM_UP)
-        self.batch.fill((Span(0, 0, 0, tokens, logits=True),))
-        result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
-        if result != 0:
-            raise RunnerError(f"the first llama_decode returned {result}")
+        self._compute_anything(0, WARM_UP)
         model = self.context.model
         can_move = model.can_trim and not model.window  # of what a window has passed, llama.cpp saves nothing
         if can_move:
@@ -80,6 +76,22 @@ class Runner:
             can_move = blob.data is not None and is_known(blob.data)
         self.apply(Drop(0))
         return can_move
+
+    def measure_state(self) -> tuple[int, int]:
+        """What a whole state takes, in bytes: in any case, and more for each token before it."""
+        sizes = []
+        for start in (0, WARM_UP):
+            self._compute_anything(start, start + WARM_UP)
+            sizes.append(llama_cpp.llama_state_seq_get_size(self.context.handle, 0))
+        self.apply(Drop(0))
+        each = (sizes[1] - sizes[0]) // WARM_UP
+        return sizes[0] - WARM_UP * each, each
+
+    def _compute_anything(self, start: int, stop: int) -> None:
+        self.batch.fill((Span(0, 0, start, np.zeros(stop - start, np.int32), logits=True),))
+        result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+        if result != 0:
+            raise RunnerError(f"the first llama_decode returned {result}")
 
     def clear(self) -> None:
         """Free every cell and forget what was in it."""
@@ -100,6 +112,10 @@ class Runner:
                 self._save(sequence, blob)
             case Restore(blob, sequence, start, stop):
                 self._restore(blob, sequence, start, stop)
+            case Snap(sequence, blob):
+                self._write(sequence, blob)
+            case Load(blob, sequence):
+                self._read(blob, blob.data, sequence)
             case Clear():
                 llama_cpp.llama_memory_clear(memory, False)
 
@@ -115,27 +131,35 @@ class Runner:
 
     def _save(self, sequence: int, blob: Blob) -> None:
         """Through the scratch sequence, which holds just the range: saving is for whole sequences."""
-        context, scratch = self.context.handle, self.context.scratch
+        scratch = self.context.scratch
         llama_cpp.llama_memory_seq_cp(self.context.memory, sequence, scratch, blob.start, blob.stop)
-        size = llama_cpp.llama_state_seq_get_size(context, scratch)
-        blob.data = np.empty(size, np.uint8)
-        written = llama_cpp.llama_state_seq_get_data(context, blob.data.ctypes.data_as(BYTES), size, scratch)
+        self._write(scratch, blob)
         llama_cpp.llama_memory_seq_rm(self.context.memory, scratch, 0, ALL)
-        if written != size:
-            raise RunnerError(f"saving {len(blob)} tokens wrote {written} of {size} bytes")
 
     def _restore(self, blob: Blob, sequence: int, start: int, stop: int) -> None:
-        context, scratch = self.context.handle, self.context.scratch
-        if blob.data is None:
-            raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")
+        scratch = self.context.scratch
         whole = (start, stop) == (blob.start, blob.stop)
-        data = blob.data if whole else cut(blob.data, start, stop)
-        read = llama_cpp.llama_state_seq_set_data(context, data.ctypes.data_as(BYTES), len(data), scratch)
+        data = blob.data if whole or blob.data is None else cut(blob.data, start, stop)
+        self._read(blob, data, scratch)
         llama_cpp.llama_memory_seq_cp(self.context.memory, scratch, sequence, start, stop)
         self._guard(sequence, start, stop)
         llama_cpp.llama_memory_seq_rm(self.context.memory, scratch, 0, ALL)
+
+    def _write(self, sequence: int, blob: Blob) -> None:
+        """All that a sequence holds into a blob."""
+        size = llama_cpp.llama_state_seq_get_size(self.context.handle, sequence)
+        blob.data = np.empty(size, np.uint8)
+        written = llama_cpp.llama_state_seq_get_data(self.context.handle, blob.data.ctypes.data_as(BYTES), size, sequence)
+        if written != size:
+            raise RunnerError(f"saving {len(blob)} tokens wrote {written} of {size} bytes")
+
+    def _read(self, blob: Blob, data: np.ndarray | None, sequence: int) -> None:
+        """A blob, or a part of it, into an empty sequence."""
+        if data is None:
+            raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")
+        read = llama_cpp.llama_state_seq_set_data(self.context.handle, data.ctypes.data_as(BYTES), len(data), sequence)
         if read != len(data):
-            raise RunnerError(f"restoring {stop - start} tokens read {read} of {len(data)} bytes")
+            raise RunnerError(f"restoring positions {blob.start} to {blob.stop} read {read} of {len(data)} bytes")
 
     def logits(self, num_rows: int) -> np.ndarray:
         """The last batch's logits, (rows that asked for them, vocabulary), float32: a view that the next run overwrites."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from typing import Any
 
 from starlette.requests import Request
@@ -20,8 +21,8 @@ async def warm(request: Request) -> Response:
     """Compute the prompt of a chat (messages, documents) and leave it in the cache; nothing is generated."""
     service = service_of(request)
     asked = decode(await body_of(request), ChatRequest)
-    if not service.model.can_trim:
-        raise RequestError("this model keeps no KV that can be cut at a prefix: there is nothing to warm")
+    if not (service.model.can_trim or service.snapshots.max_bytes):
+        raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
     prompt = await asyncio.to_thread(service.builder.chat, asked)
     done = await unless_disconnected(request, collect(service, service.submit(prompt, asked)))
@@ -40,7 +41,7 @@ async def holdings(request: Request) -> Response:
 async def drop(request: Request) -> Response:
     """Forget what one scope has cached, but for what running requests need."""
     service, scope = service_of(request), _scope(request)
-    dropped = await asyncio.wrap_future(service.engine.ask(lambda: service.engine.scheduler.tree.drop(("shared", scope))))
+    dropped = await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, ("shared", scope))))
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
 
 
@@ -48,6 +49,11 @@ def _scope(request: Request) -> str:
     scope = request.query_params.get("scope", "")
     check_scope(scope, "scope")
     return scope
+
+
+def _drop(service: Service, scope: Hashable) -> int:
+    """Runs in the engine's thread."""
+    return service.engine.scheduler.tree.drop(scope) + service.snapshots.drop(scope)
 
 
 def _holdings(service: Service, scope: str) -> dict[str, Any]:
@@ -72,5 +78,9 @@ def _holdings(service: Service, scope: str) -> dict[str, Any]:
                 "in_use": node.pins > 0,
             }
             for node in nodes
+        ],
+        "snapshots": [
+            {"tokens": node.end, "bytes": service.snapshots.size_of(node.end)}
+            for node in service.snapshots.of(("shared", scope))
         ],
     }

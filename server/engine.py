@@ -121,11 +121,14 @@ class Engine:
         # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
         # are more than the cores, all of them sleep at each barrier instead of spinning (a token took 1.13 times
         # llama-server's time, and 1.03 times since).
+        snapshots = self.scheduler.snapshots
         try:
             can_move = self._runner.warm_up()
+            if snapshots.max_bytes:
+                snapshots.fixed_bytes, snapshots.token_bytes = self._runner.measure_state()
         except Exception:
             logger.exception("the warm-up failed")
-            can_move = False
+            can_move, snapshots.max_bytes = False, 0
         if not can_move:
             self.scheduler.tree.host.max_tokens = 0
 
@@ -193,7 +196,8 @@ class Engine:
         if len(tokens) and self._model.is_end(int(tokens[-1])):
             tokens = tokens[:-1]
         text = "".join(generation.parts)
-        if request.cache and text and self._model.detokenize(tokens) == text:
+        kept = request.cache or request.snapshot_scope is not None
+        if kept and text and self._model.detokenize(tokens) == text:
             self._answers.remember(generation.scope, text, tokens.copy())
 
     def _end(self, generation: Generation) -> None:

@@ -79,7 +79,7 @@ class Metrics:
         for name, (help, value) in self._snapshot.counters.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
-        for source in ("own", "fork", "host"):
+        for source in ("own", "fork", "host", "snapshot"):
             cached.add_metric([source], self._snapshot.cached_tokens.get(source, 0))
         yield cached
 
@@ -94,6 +94,8 @@ class Metrics:
                 "cells_reclaimable": ("KV cells in use that eviction could free now", tree.num_reclaimable),
                 "host_bytes": ("Idle KV in host memory", tree.host.num_tokens * self._token_bytes),
                 "host_budget_bytes": ("Host memory that idle KV may take", tree.host.max_tokens * self._token_bytes),
+                "snapshots": ("Whole states kept, of a model that cannot be cut", len(scheduler.snapshots)),
+                "snapshot_bytes": ("Host memory that they take", scheduler.snapshots.num_bytes),
                 "sequences_parked": ("Histories kept for reuse", len(tree.parked)),
                 "requests_running": ("Requests on a lane", len(scheduler.running)),
                 "requests_waiting": ("Requests in the queue", len(scheduler.waiting)),

@@ -24,6 +24,7 @@ from ..slots.host import HostTier
 from ..slots.replacement import Replacement
 from ..slots.request import Request
 from ..slots.scheduler import Scheduler
+from ..slots.snapshots import Snapshots
 from ..slots.tree import PrefixTree
 from .builder import PromptBuilder
 from .engine import Engine
@@ -114,8 +115,16 @@ class Service:
         asked = self.settings.cache_prompt if options.cache_prompt is None else options.cache_prompt
         number = next(self.ids)
         cache = asked and self.model.can_trim
-        scope = ("shared", options.cache_scope) if cache else ("private", number)
-        request = Request(number, prompt, max(limit, 1), scope, cache, options.priority)
+        shared = ("shared", options.cache_scope)
+        request = Request(
+            number,
+            prompt,
+            max(limit, 1),
+            shared if cache else ("private", number),
+            cache,
+            options.priority,
+            shared if asked and self.snapshots.max_bytes else None,
+        )
         request.owner = Generation(
             request,
             options.sampling(self.model.ends, self.model.num_vocab),
@@ -123,9 +132,22 @@ class Service:
             limit,
             options.cache_scope,
             options.return_progress,
-            _why_not(asked, cache),
+            self._why_not(asked, cache),
         )
         return request.owner
+
+    @property
+    def snapshots(self) -> Snapshots:
+        return self.engine.scheduler.snapshots
+
+    def _why_not(self, asked: bool, cache: bool) -> str | None:
+        if not asked:
+            return "cache_prompt is off"
+        if cache:
+            return None
+        if self.snapshots.max_bytes:
+            return "this model's state cannot be cut, and no snapshot of it goes further"
+        return "this model keeps no KV that can be cut at a prefix, and --cache-ram leaves no room for snapshots"
 
     def properties(self) -> dict[str, Any]:
         """`/props`: llama-server's fields, and every setting."""
@@ -139,12 +161,6 @@ class Service:
             "eos_token": self.model.eos,
             "settings": {name: value for name, value in vars(self.settings).items() if name != "api_key"},
         }
-
-
-def _why_not(asked: bool, cache: bool) -> str | None:
-    if not asked:
-        return "cache_prompt is off"
-    return None if cache else "this model keeps no KV that can be cut at a prefix"
 
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
@@ -174,6 +190,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         settings.idle_cells,
         context.apart_from,
         settings.window,
+        Snapshots(tree, 0 if model.can_trim else _host_bytes(settings)),
     )
     answers = AnswerMemory()
     engine = Engine(model, scheduler, runner, samplers, answers, settings.check)
@@ -215,8 +232,13 @@ def _token_bytes(settings: Settings, model: Model) -> int:
 
 
 def _host_tokens(settings: Settings, model: Model) -> int:
-    """Tokens that the host tier may hold: --cache-ram, but never more than half of the memory that is free now."""
-    return min(settings.cache_ram << 20, _free_memory() // 2) // _token_bytes(settings, model)
+    """Tokens that the host tier may hold."""
+    return _host_bytes(settings) // max(_token_bytes(settings, model), 1)
+
+
+def _host_bytes(settings: Settings) -> int:
+    """What the host tier may take: --cache-ram, but never more than half of the memory that is free now."""
+    return min(settings.cache_ram << 20, _free_memory() // 2)
 
 
 def _free_memory() -> int:

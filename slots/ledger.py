@@ -35,6 +35,10 @@ class Ledger(RadixTree):
         operations, self._operations = tuple(self._operations), []
         return operations
 
+    def perform(self, operation: Operation) -> None:
+        """Have an operation carried out behind those that were decided before."""
+        self._operations.append(operation)
+
     # ---- sequences -------------------------------------------------------------------------------------------------
 
     def _share(self, sequence: Sequence, upto: int) -> None:

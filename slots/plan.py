@@ -54,11 +54,27 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
+class Snap:
+    """Copy the whole state of `sequence` to host memory, into `blob`: for models whose memory cannot be cut."""
+
+    sequence: int
+    blob: Blob
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Give `sequence`, which holds nothing, the whole state that `blob` holds."""
+
+    blob: Blob
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class Clear:
     """Free every cell."""
 
 
-Operation = Share | Trim | Drop | Save | Restore | Clear
+Operation = Share | Trim | Drop | Save | Restore | Snap | Load | Clear
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -66,6 +66,7 @@ class Request:
     scope: Hashable
     cache: bool = True
     priority: int = 0
+    snapshot_scope: Hashable | None = None  # where its states are kept, if its model cannot be cut and may keep them
     owner: Any = None  # whoever submitted it: sampling state, text, events; the scheduler never looks inside
 
     layout: Layout | None = None
@@ -74,12 +75,13 @@ class Request:
     num_tokens: int = 0
     computed: int = 0
     started_at: int = 0  # what was computed already when it was admitted
+    stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
     claimed: int = 0  # tokens whose path is in the tree; what is computed beyond is the private tail
 
     sequence: Sequence | None = None
     lane: int = -1
     cached: int = 0  # prompt tokens it did not have to compute, at its first admission and by catching up
-    sources: dict[str, int] = field(default_factory=dict)  # those tokens by where they came from: own, fork, host
+    sources: dict[str, int] = field(default_factory=dict)  # those tokens by where they came from: own, fork, host, snapshot
     num_preempted: int = 0
     num_overtaken: int = 0  # requests that came after it and were admitted before it
 

@@ -17,6 +17,7 @@ from .plan import Operation, Plan, Span
 from .queue import Queue
 from .radix import common_prefix
 from .request import Request
+from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
 
 PACK_AFTER = 2  # requests that started beside others: so many scatter cells enough
@@ -40,7 +41,7 @@ class Scheduler:
     requests are generating, at the speed of a short context. idle_cells: most cells that may hold what
     no running request needs, where there is a host tier to move it to: every step attends over the whole pool, so idle
     KV slows what runs. apart_from: with so many cells in use, steps that generate and steps of prefill take turns.
-    window: how many later requests may be admitted before one that waits.
+    window: how many later requests may be admitted before one that waits. snapshots: for models that cannot be cut.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Scheduler:
         idle_cells: int = 0,
         apart_from: float = math.inf,
         window: int = 32,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.tree = tree
         self.lanes = [Lane(id) for id in range(num_lanes)]
@@ -60,6 +62,7 @@ class Scheduler:
         self.idle_cells = idle_cells
         self.apart_from = apart_from
         self.waiting = Queue(tree, window)
+        self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
         self._steps = 0
@@ -110,8 +113,13 @@ class Scheduler:
         return Plan(self.tree.take_operations() + self._packing(), tuple(spans), spare)
 
     def plan_idle_work(self) -> Plan | None:
-        """A small step for when there is nothing to compute: one idle run is copied to host memory. None: all is done."""
-        return Plan(self.tree.take_operations()) if self.tree.save_ahead() else None
+        """A small step for when there is nothing to compute: what was decided, and one idle run copied to host memory.
+
+        None: all is done.
+        """
+        self.tree.save_ahead()
+        operations = self.tree.take_operations()
+        return Plan(operations) if operations else None
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Request, int]]:
         """Take over what a plan computed. sampled: one token for each span that asked for logits, in order.
@@ -125,6 +133,8 @@ class Scheduler:
             if request.sequence is not None and request.sequence.length < request.claimed:
                 self.tree.advance(request.sequence, min(span.stop, request.claimed))
                 self.counters.prefilled_tokens += len(span.tokens)
+            if request.computed in request.stops:
+                self.snapshots.take(request)
             if span.logits:
                 token = next(tokens)
                 request.append(token)
@@ -164,6 +174,7 @@ class Scheduler:
         for scope in list(self.tree.roots):
             self.tree.forget(scope)
         self.tree.take_operations()
+        self.snapshots.void()
         return failed
 
     # ---- spans -----------------------------------------------------------------------------------------------------
@@ -197,7 +208,8 @@ class Scheduler:
             if self._waits_for(request, leaders):
                 continue
             leaders.append(request)
-            size = chunk(request.num_tokens - request.computed, room)
+            ahead = (next_stop(request.stops, request.computed) or request.num_tokens) - request.computed
+            size = chunk(ahead, room)
             planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
             if size <= 0:
                 continue
@@ -267,7 +279,10 @@ class Scheduler:
         self._spill_idle()
         if (needed := self.tree.restorable(claim.sequence)) and self._reserve(needed):
             self._count_cached(request, "host", self.tree.restore(claim.sequence))
+        if request.snapshot_scope is not None and self._reserve(request.num_tokens):
+            self._count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
+        request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else ()
         lane = self._choose_lane(claim.sequence.id, idle)
         self._num_mixed = self._num_mixed + 1 if self.running else 0
         lane.request, lane.sequence_id, lane.last_use = request, claim.sequence.id, self._steps
@@ -325,6 +340,8 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         """Take a request off its lane; everything of it that has KV stays in the tree."""
         assert request.sequence is not None
+        if request.snapshot_scope is not None:
+            self.snapshots.take(request)
         self.tree.release(request.sequence, request.tokens[request.claimed : max(request.computed, request.claimed)])
         self.running.remove(request)
         self.lanes[request.lane].request = None

@@ -38,9 +38,10 @@ class Lab:
         self.answers: dict[int, Answer] = {}
         self.number = 0
 
-    def submit(self, tokens, limit=4, stops=(), cache=True, scope="") -> Answer:
+    def submit(self, tokens, limit=4, stops=(), cache=True, scope="", snapshots=None) -> Answer:
         self.number += 1
-        request = Request(self.number, Fixed(tokens, stops), limit, scope if cache else ("private", self.number), cache)
+        scope = scope if cache else ("private", self.number)
+        request = Request(self.number, Fixed(tokens, stops), limit, scope, cache, snapshot_scope=snapshots)
         self.samplers[self.number] = self.sampler
         self.answers[self.number] = Answer(request)
         self.scheduler.submit(request)

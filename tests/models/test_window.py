@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 from slotcache.models.model import Model
-from windowed_model import WINDOW, generate
+from architectures import WINDOW, windowed
 
 from .lab import Lab
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    model = Model(generate(tmp_path_factory.mktemp("models") / "windowed.gguf"))
+    model = Model(windowed(tmp_path_factory.mktemp("models") / "windowed.gguf"))
     yield model
     model.close()
 

@@ -4,7 +4,7 @@ import pytest
 from slotcache.models.errors import ModelError
 from slotcache.server.service import load
 from slotcache.server.settings import defaults
-from windowed_model import generate as generate_windowed
+from architectures import hybrid, recurrent, windowed
 
 from .conftest import running, until
 
@@ -208,7 +208,7 @@ def test_reuse_does_not_change_greedy_text(server):
 
 
 def test_a_model_with_a_sliding_window_reuses_what_the_window_has_passed(tmp_path):
-    with running(generate_windowed(tmp_path / "windowed.gguf")) as up:
+    with running(windowed(tmp_path / "windowed.gguf")) as up:
         first = ask(up, [0, 1, 2])
         again = ask(up, [3, 1, 0, 2])
         assert used(again) == ["d0", "d1", "d2", "d3"]
@@ -218,4 +218,39 @@ def test_a_model_with_a_sliding_window_reuses_what_the_window_has_passed(tmp_pat
 
 def test_too_many_lanes_for_a_model_are_refused_with_what_would_be_right(tmp_path):
     with pytest.raises(ModelError, match="--parallel 100: at most 63 lanes"):
-        load(defaults(parallel=100, ctx_size=512), generate_windowed(tmp_path / "windowed.gguf"))
+        load(defaults(parallel=100, ctx_size=512), windowed(tmp_path / "windowed.gguf"))
+
+
+@pytest.mark.parametrize("generate", [recurrent, hybrid])
+def test_a_model_whose_state_cannot_be_cut_goes_on_from_snapshots(generate, tmp_path):
+    """Where a prompt parts from an earlier one there is a snapshot: at the end of its documents and of its answer."""
+    with running(generate(tmp_path / "model.gguf"), parallel=2) as up:
+        messages = [SYSTEM, {"role": "user", "content": "What is it?"}]
+        documents = [DOCUMENTS[number] for number in range(5)]
+        first = up.chat(messages=messages, documents=documents, max_tokens=12)
+        answer = first["choices"][0]["message"]["content"]
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}]
+        messages[1]["documents"] = documents
+        second = up.chat(messages=messages, max_tokens=12)
+        assert second["slotcache"]["source"] == "snapshot"
+        assert second["timings"]["prompt_n"] < 60
+        other = up.chat(messages=[SYSTEM, {"role": "user", "content": "Who was there?"}], documents=documents, max_tokens=12)
+        assert 0 < other["timings"]["prompt_n"] < 60
+        assert "no snapshot of it goes further" in other["slotcache"]["miss"]["why"]
+        for asked, used in ((messages, second),):
+            plain = up.chat(messages=asked, max_tokens=12, cache_prompt=False)
+            assert plain["timings"]["cache_n"] == 0
+            assert plain["choices"] == used["choices"]
+        held = up.http.get("/v1/cache").json()["snapshots"]
+        assert held and all(one["bytes"] > 0 for one in held)
+        assert f"slotcache_snapshots {len(held)}.0" in up.http.get("/metrics").text
+        assert up.http.delete("/v1/cache").json()["tokens"] > 0
+        assert up.chat(messages=messages, max_tokens=1)["timings"]["cache_n"] == 0
+
+
+def test_without_room_for_snapshots_nothing_is_reused_and_the_answer_says_why(tmp_path):
+    with running(hybrid(tmp_path / "hybrid.gguf"), cache_ram=0) as up:
+        ask(up, [0, 1])
+        again = ask(up, [0, 1])
+        assert again["timings"]["cache_n"] == 0
+        assert "--cache-ram leaves no room for snapshots" in again["slotcache"]["miss"]["why"]

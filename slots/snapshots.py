@@ -1,0 +1,130 @@
+"""Snapshots: whole states of sequences, for models whose memory cannot be cut (recurrent and hybrid ones).
+
+Such a state stands for exactly the tokens that led to it, so it is of use where a prompt begins with all of them. It is
+taken where a later prompt may part from this one (the end of a segment, the end of an answer), kept in host memory within
+a budget of bytes, and found by a radix tree over tokens. llama-server calls them context checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from .node import Blob, Node
+from .plan import Load, Snap
+from .radix import NO_TOKENS, RadixTree, path
+from .request import Request
+from .tree import PrefixTree
+
+SPACING = 256  # tokens: how far apart snapshots of one prompt are, but for its end
+MOST = 6  # of one prompt
+
+
+class Snapshots(RadixTree):
+    """tree: where the sequences are accounted for. max_bytes: of all snapshots; the least recently used leave first.
+
+    fixed_bytes, token_bytes: what a state takes, and what more for each token before it (the attention layers of a hybrid).
+    """
+
+    def __init__(self, tree: PrefixTree, max_bytes: int, spacing: int = SPACING) -> None:
+        super().__init__()
+        self.max_bytes = max_bytes
+        self.fixed_bytes = self.token_bytes = 0
+        self.num_bytes = 0
+        self.num_taken = 0  # ever
+        self.num_loaded = 0  # ever
+        self._tree, self._spacing = tree, spacing
+        self._kept: OrderedDict[Node, Hashable] = OrderedDict()  # scopes of nodes with a snapshot at their end, oldest first
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def size_of(self, num_tokens: int) -> int:
+        """Bytes of a snapshot behind so many tokens."""
+        return self.fixed_bytes + num_tokens * self.token_bytes
+
+    def of(self, scope: Hashable) -> list[Node]:
+        """The nodes of a scope at whose end there is a snapshot."""
+        return [node for node, other in self._kept.items() if other == scope]
+
+    def stops(self, request: Request) -> tuple[int, ...]:
+        """Where to take snapshots while the rest of a prompt is computed.
+
+        At the last two ends of its segments (for the same question again, and for another one), and well apart before.
+        """
+        assert request.layout is not None
+        chosen: list[int] = []
+        for stop in reversed(request.layout.stops):
+            apart = chosen[-1] - stop >= self._spacing if len(chosen) > 1 else stop < request.num_prompt
+            if apart and stop > request.computed and len(chosen) < MOST:
+                chosen.append(stop)
+        return tuple(reversed(chosen))
+
+    def load(self, request: Request) -> int:
+        """Give a request's new sequence the longest state that its tokens begin with; how many tokens that spares."""
+        assert request.sequence is not None
+        node = self._find(request.snapshot_scope, request.tokens[: request.num_tokens - 1])
+        if node is None:
+            return 0
+        assert node.blob is not None
+        self._kept.move_to_end(node)
+        self._tree.perform(Load(node.blob, request.sequence.id))
+        self._tree.advance(request.sequence, node.end)
+        self.num_loaded += 1
+        return node.end
+
+    def take(self, request: Request) -> None:
+        """Keep the state of a request's sequence as it is now, if there is room for it."""
+        assert request.sequence is not None
+        scope, tokens = request.snapshot_scope, request.tokens[: request.computed]
+        size = self.size_of(len(tokens))
+        if scope is None or not len(tokens) or size > self.max_bytes:
+            return
+        root = self.roots.setdefault(scope, Node(NO_TOKENS, 0, None))
+        node = self._descend(root, tokens)
+        if node.blob is None:
+            self._make_room(size)
+            node.blob = Blob(0, len(tokens))
+            self.num_bytes += size
+            self.num_taken += 1
+            self._tree.perform(Snap(request.sequence.id, node.blob))
+        self._kept[node] = scope
+        self._kept.move_to_end(node)
+
+    def drop(self, scope: Hashable) -> int:
+        """Forget a scope's snapshots; how many tokens the longest of each path stood for."""
+        nodes = self.of(scope)
+        dropped = sum(node.end for node in nodes if not node.children)
+        for node in nodes:
+            self._forget(node)
+        return dropped
+
+    def void(self) -> None:
+        """Forget snapshots that were decided and never made."""
+        for node in [node for node in self._kept if node.blob is None or node.blob.data is None]:
+            self._forget(node)
+
+    def _find(self, scope: Hashable, tokens: np.ndarray) -> Node | None:
+        match = self.match(scope, tokens)
+        ends = (node for node in path(match.node) if node.blob is not None and node.end <= match.length)
+        return next(ends, None)
+
+    def _make_room(self, size: int) -> None:
+        while self._kept and self.num_bytes + size > self.max_bytes:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, node: Node) -> None:
+        del self._kept[node]
+        node.blob = None
+        self.num_bytes -= self.size_of(node.end)
+        while node.parent and not node.children and node.blob is None:
+            parent = node.parent
+            self._unlink(node)
+            node = parent
+
+
+def next_stop(stops: Sequence[int], computed: int) -> int | None:
+    """The first of these stops (ascending) that lies ahead."""
+    return next((stop for stop in stops if stop > computed), None)

@@ -1,0 +1,144 @@
+"""Tiny models with random weights of architectures that are not Llama's: sliding windows, recurrent, hybrid."""
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from slotcache.models.chat import DEFAULT_TEMPLATE
+from slotcache.models.vocabulary import PRE_TOKENIZER, train
+
+LAYERS, WIDTH, HEADS, KV_HEADS, FEED_FORWARD, VOCABULARY = 4, 128, 4, 2, 256, 1024
+WINDOW = 32
+
+
+class TinyModel:
+    """A GGUF while it is written; leaving the `with` block finishes the file."""
+
+    def __init__(self, path: Path, architecture: str) -> None:
+        words = train(VOCABULARY, 700)
+        self.writer = writer = GGUFWriter(path, architecture)
+        self.rng = np.random.default_rng(0)
+        writer.add_context_length(8192)
+        writer.add_embedding_length(WIDTH)
+        writer.add_block_count(LAYERS)
+        writer.add_vocab_size(VOCABULARY)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(PRE_TOKENIZER)
+        writer.add_token_list(words.tokens)
+        writer.add_token_types(words.types)
+        writer.add_token_merges(words.merges)
+        writer.add_bos_token_id(words.bos)
+        writer.add_eos_token_id(words.eos)
+        writer.add_add_bos_token(False)
+        writer.add_chat_template(DEFAULT_TEMPLATE)
+        self.matrix("token_embd", VOCABULARY, WIDTH)
+
+    def __enter__(self) -> "TinyModel":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+
+    def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
+        """Random weights as Q8_0."""
+        blocks = self.random(rows, columns, gain=gain).reshape(rows, -1, 32)
+        scale = np.abs(blocks).max(axis=2, keepdims=True) / 127
+        whole = np.rint(blocks / scale).astype(np.int8)
+        data = np.concatenate([scale.astype(np.float16).view(np.uint8), whole.view(np.uint8)], axis=2)
+        self.writer.add_tensor(f"{name}.weight", data.reshape(rows, -1), raw_dtype=GGMLQuantizationType.Q8_0)
+
+    def numbers(self, name: str, values: np.ndarray) -> None:
+        """Values as float32."""
+        self.writer.add_tensor(name, values.astype(np.float32))
+
+    def ones(self, name: str, size: int, value: float = 1.0) -> None:
+        self.numbers(f"{name}.weight", np.full(size, value))
+
+    def random(self, *shape: int, gain: float = 1.0) -> np.ndarray:
+        return self.rng.standard_normal(shape, dtype=np.float32) * (gain / shape[-1] ** 0.5)
+
+    def attention(self, block: str) -> None:
+        self.matrix(f"{block}.attn_q", WIDTH, WIDTH, 2.0)
+        self.matrix(f"{block}.attn_k", WIDTH // HEADS * KV_HEADS, WIDTH, 2.0)
+        self.matrix(f"{block}.attn_v", WIDTH // HEADS * KV_HEADS, WIDTH)
+        self.matrix(f"{block}.attn_output", WIDTH, WIDTH)
+
+    def feed_forward(self, block: str) -> None:
+        self.matrix(f"{block}.ffn_gate", FEED_FORWARD, WIDTH)
+        self.matrix(f"{block}.ffn_up", FEED_FORWARD, WIDTH)
+        self.matrix(f"{block}.ffn_down", WIDTH, FEED_FORWARD)
+
+
+def windowed(path: Path) -> Path:
+    """Cohere 2's architecture: windows of 32 in layers 0 to 2, none in layer 3."""
+    with TinyModel(path, "cohere2") as model:
+        model.writer.add_feed_forward_length(FEED_FORWARD)
+        model.writer.add_head_count(HEADS)
+        model.writer.add_head_count_kv(KV_HEADS)
+        model.writer.add_rope_dimension_count(WIDTH // HEADS)
+        model.writer.add_layer_norm_eps(1e-5)
+        model.writer.add_logit_scale(1.0)
+        model.writer.add_sliding_window(WINDOW)
+        model.ones("output_norm", WIDTH, 3.0)
+        for layer in range(LAYERS):
+            block = f"blk.{layer}"
+            model.ones(f"{block}.attn_norm", WIDTH)
+            model.attention(block)
+            model.feed_forward(block)
+    return path
+
+
+def recurrent(path: Path) -> Path:
+    """Mamba's architecture: no attention, a state of fixed size."""
+    inner, state, kernel, rank = 2 * WIDTH, 16, 4, 32
+    with TinyModel(path, "mamba") as model:
+        model.writer.add_feed_forward_length(0)
+        model.writer.add_head_count(0)
+        model.writer.add_layer_norm_rms_eps(1e-5)
+        model.writer.add_ssm_conv_kernel(kernel)
+        model.writer.add_ssm_inner_size(inner)
+        model.writer.add_ssm_state_size(state)
+        model.writer.add_ssm_time_step_rank(rank)
+        model.ones("output_norm", WIDTH, 3.0)
+        for layer in range(LAYERS):
+            block = f"blk.{layer}"
+            model.ones(f"{block}.attn_norm", WIDTH)
+            model.matrix(f"{block}.ssm_in", 2 * inner, WIDTH)
+            model.numbers(f"{block}.ssm_conv1d.weight", model.random(inner, kernel))
+            model.numbers(f"{block}.ssm_conv1d.bias", np.zeros(inner))
+            model.matrix(f"{block}.ssm_x", rank + 2 * state, inner)
+            model.matrix(f"{block}.ssm_dt", inner, rank)
+            model.numbers(f"{block}.ssm_dt.bias", np.full(inner, -3.0))  # a long memory
+            model.numbers(f"{block}.ssm_a", -np.tile(np.arange(1, state + 1) / state, (inner, 1)))
+            model.numbers(f"{block}.ssm_d", np.ones(inner))
+            model.matrix(f"{block}.ssm_out", WIDTH, inner)
+    return path
+
+
+def hybrid(path: Path) -> Path:
+    """LFM 2's architecture: short convolutions in layers 0 and 2, attention in layers 1 and 3."""
+    kernel = 3
+    with TinyModel(path, "lfm2") as model:
+        model.writer.add_feed_forward_length(FEED_FORWARD)
+        model.writer.add_head_count(HEADS)
+        model.writer.add_head_count_kv([0, KV_HEADS, 0, KV_HEADS])
+        model.writer.add_layer_norm_rms_eps(1e-5)
+        model.writer.add_shortconv_l_cache(kernel)
+        model.ones("token_embd_norm", WIDTH, 3.0)
+        for layer in range(LAYERS):
+            block = f"blk.{layer}"
+            model.ones(f"{block}.attn_norm", WIDTH)
+            model.ones(f"{block}.ffn_norm", WIDTH)
+            model.feed_forward(block)
+            if layer % 2:
+                model.attention(block)
+                model.ones(f"{block}.attn_q_norm", WIDTH // HEADS)
+                model.ones(f"{block}.attn_k_norm", WIDTH // HEADS)
+            else:
+                model.numbers(f"{block}.shortconv.conv.weight", model.random(WIDTH, kernel))
+                model.matrix(f"{block}.shortconv.in_proj", 3 * WIDTH, WIDTH, 2.0)
+                model.matrix(f"{block}.shortconv.out_proj", WIDTH, WIDTH)
+    return path

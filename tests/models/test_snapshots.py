@@ -1,0 +1,143 @@
+"""Models whose memory cannot be cut: what is taken up from a snapshot is bit for bit what a full prefill gives."""
+
+import architectures
+import numpy as np
+import pytest
+from slotcache.models.model import Model
+from slotcache.slots.snapshots import Snapshots
+
+from .lab import Lab
+
+BUDGET = 64 << 20
+
+
+@pytest.fixture(scope="module", params=["recurrent", "hybrid"])
+def model(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
+    model = Model(getattr(architectures, request.param)(path))
+    yield model
+    model.close()
+
+
+def lab_of(model, budget=BUDGET, num_cells=1024, spacing=50):
+    lab = Lab(model, num_cells=num_cells, batch=128, budget=64, sequences=16)
+    snapshots = Snapshots(lab.scheduler.tree, budget, spacing)
+    snapshots.fixed_bytes, snapshots.token_bytes = lab.runner.measure_state()
+    lab.scheduler.snapshots = snapshots
+    return lab
+
+
+def fresh(model, tokens, limit):
+    lab = lab_of(model, budget=0)
+    answer = lab.run(tokens, limit=limit, cache=False)
+    lab.close()
+    assert answer.request.cached == 0
+    return answer
+
+
+def equal(answer, reference):
+    assert answer.tokens == reference.tokens
+    for row, expected in zip(answer.logits, reference.logits, strict=True):
+        assert np.array_equal(row, expected)
+
+
+@pytest.fixture
+def prompt():
+    return np.random.default_rng(1).integers(300, 900, 400).astype(np.int32)
+
+
+def kept(lab, scope="s"):
+    return sorted(node.end for node in lab.scheduler.snapshots.of(scope))
+
+
+def test_the_state_cannot_be_cut_and_its_size_is_known(model, prompt):
+    assert not model.can_trim
+    lab = lab_of(model)
+    lab.run(prompt, limit=5, stops=(100, 300), cache=False, snapshots="s")
+    snapshots = lab.scheduler.snapshots
+    assert kept(lab) == [100, 300, 404]
+    lab.runner.run(lab.scheduler.plan_idle_work())
+    assert snapshots.num_bytes == sum(len(node.blob.data) for node in snapshots.of("s"))
+    lab.close()
+
+
+def test_a_next_turn_and_a_branch_take_up_the_nearest_snapshot(model, prompt):
+    lab = lab_of(model)
+    first = lab.run(prompt, limit=5, stops=(100, 300), cache=False, snapshots="s")
+    equal(first, fresh(model, prompt, 5))
+    turn = np.concatenate([prompt, first.tokens[:-1], prompt[:30]]).astype(np.int32)
+    second = lab.run(turn, limit=3, cache=False, snapshots="s")
+    assert second.request.cached == 404 and second.request.source == "snapshot"
+    equal(second, fresh(model, turn, 3))
+    branch = np.concatenate([prompt[:350], prompt[:30]]).astype(np.int32)
+    third = lab.run(branch, limit=3, cache=False, snapshots="s")
+    assert third.request.cached == 300
+    equal(third, fresh(model, branch, 3))
+    other = lab.run(prompt, limit=1, cache=False, snapshots="another scope")
+    assert other.request.cached == 0
+    lab.close()
+
+
+def test_the_last_token_is_computed_again(model, prompt):
+    lab = lab_of(model)
+    lab.run(prompt, limit=1, stops=(100,), cache=False, snapshots="s")
+    assert kept(lab) == [100, 400]
+    again = lab.run(prompt, limit=2, cache=False, snapshots="s")
+    assert again.request.cached == 100
+    equal(again, fresh(model, prompt, 2))
+    lab.close()
+
+
+def test_stops_are_well_apart_and_not_many(model, prompt):
+    lab = lab_of(model, spacing=60)
+    lab.run(prompt, limit=1, stops=(20, 100, 130, 300, 380, 390), cache=False, snapshots="s")
+    assert kept(lab) == [20, 130, 300, 380, 390, 400]
+    lab.close()
+
+
+def test_requests_beside_each_other(model, prompt):
+    lab = lab_of(model)
+    prompts = [np.roll(prompt, -number)[: 150 + number] for number in range(5)]
+    for _ in range(2):
+        answers = [lab.submit(one, limit=4, stops=(90,), cache=False, snapshots="s") for one in prompts]
+        lab.finish()
+    for answer, one in zip(answers, prompts, strict=True):
+        assert answer.request.cached == 90
+        equal(answer, fresh(model, one, 4))
+    lab.close()
+
+
+def test_preempted_and_resumed_from_a_snapshot(model, prompt):
+    lab = lab_of(model, num_cells=512)
+    prompts = [np.roll(prompt, -number)[:200] for number in range(3)]
+    answers = [lab.submit(one, limit=60, stops=(150,), cache=False, snapshots="s") for one in prompts]
+    lab.finish()
+    assert lab.scheduler.counters.preemptions and lab.scheduler.snapshots.num_loaded
+    for answer, one in zip(answers, prompts, strict=True):
+        equal(answer, fresh(model, one, 60))
+    lab.close()
+
+
+def test_the_budget_holds_and_the_oldest_leave(model, prompt):
+    lab = lab_of(model)
+    size = lab.scheduler.snapshots.size_of(100)
+    lab.scheduler.snapshots.max_bytes = int(2.5 * size)
+    for number in range(4):
+        lab.run(np.roll(prompt, -number)[:98], limit=1, cache=False, snapshots=number)
+        assert lab.scheduler.snapshots.num_bytes <= lab.scheduler.snapshots.max_bytes
+    assert [len(kept(lab, number)) for number in range(4)] == [0, 0, 1, 1]
+    assert lab.scheduler.snapshots.drop(3) == 98 and not kept(lab, 3)
+    assert set(lab.scheduler.snapshots.roots) == {2}
+    lab.close()
+
+
+def test_snapshots_that_were_never_made_are_forgotten(model, prompt):
+    lab = lab_of(model)
+    answer = lab.submit(prompt, limit=4, stops=(100,), cache=False, snapshots="s")
+    while answer.request.computed < 100:
+        lab.step()
+    lab.scheduler.abandon()
+    assert not lab.scheduler.snapshots.of("s") and not lab.scheduler.snapshots.num_bytes
+    lab.runner.clear()
+    equal(lab.run(prompt, limit=4, cache=False, snapshots="s"), fresh(model, prompt, 4))
+    lab.close()
