@@ -79,11 +79,12 @@ class Runner:
 
     def measure_state(self) -> tuple[int, int]:
         """What a whole state takes, in bytes: in any case, and more for each token before it."""
-        sizes = []
+        sizes: list[int] = []
+        sequence: Any = 0
         for start in (0, WARM_UP):
             self._compute_anything(start, start + WARM_UP)
-            sizes.append(llama_cpp.llama_state_seq_get_size(self.context.handle, 0))
-        self.apply(Drop(0))
+            sizes.append(llama_cpp.llama_state_seq_get_size(self.context.handle, sequence))
+        self.apply(Drop(sequence))
         each = (sizes[1] - sizes[0]) // WARM_UP
         return sizes[0] - WARM_UP * each, each
 
@@ -145,7 +146,7 @@ class Runner:
         self._guard(sequence, start, stop)
         llama_cpp.llama_memory_seq_rm(self.context.memory, scratch, 0, ALL)
 
-    def _write(self, sequence: int, blob: Blob) -> None:
+    def _write(self, sequence: Any, blob: Blob) -> None:
         """All that a sequence holds into a blob."""
         size = llama_cpp.llama_state_seq_get_size(self.context.handle, sequence)
         blob.data = np.empty(size, np.uint8)
@@ -153,7 +154,7 @@ class Runner:
         if written != size:
             raise RunnerError(f"saving {len(blob)} tokens wrote {written} of {size} bytes")
 
-    def _read(self, blob: Blob, data: np.ndarray | None, sequence: int) -> None:
+    def _read(self, blob: Blob, data: np.ndarray | None, sequence: Any) -> None:
         """A blob, or a part of it, into an empty sequence."""
         if data is None:
             raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")

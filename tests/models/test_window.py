@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from slotcache.models.model import Model
 from architectures import WINDOW, windowed
+from slotcache.models.model import Model
 
 from .lab import Lab
 

@@ -1,10 +1,10 @@
 """Chat with documents over a real port, with the real client; what was reused is asserted where a user sees it."""
 
 import pytest
+from architectures import hybrid, recurrent, windowed
 from slotcache.models.errors import ModelError
 from slotcache.server.service import load
 from slotcache.server.settings import defaults
-from architectures import hybrid, recurrent, windowed
 
 from .conftest import running, until
 
