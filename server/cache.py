@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
+from math import inf
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..slots.radix import descendants
+from ..slots.request import Request as Queued
 from .completions import collect, unless_disconnected
 from .errors import RequestError
 from .service import Service
 from .web import Json, body_of, service_of
-from .wire import ChatRequest, check_scope, decode
+from .wire import WarmRequest, check_scope, decode
 
 
 async def warm(request: Request) -> Response:
-    """Compute the prompt of a chat (messages, documents) and leave it in the cache; nothing is generated."""
+    """Compute the prompt of a chat (messages, documents) and leave it in the cache; nothing is generated.
+
+    With `pin` it leaves the cache last, for `ttl` seconds or as long as the server runs.
+    """
     service = service_of(request)
-    asked = decode(await body_of(request), ChatRequest)
+    asked = decode(await body_of(request), WarmRequest)
+    if asked.pin is not None and not service.model.can_trim:
+        raise RequestError("this model's state cannot be cut, and snapshots cannot be pinned: leave pin out", param="pin")
     if not (service.model.can_trim or service.snapshots.max_bytes):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
     prompt = await asyncio.to_thread(service.builder.chat, asked)
-    done = await unless_disconnected(request, collect(service, service.submit(prompt, asked)))
+    generation = service.submit(prompt, asked)
+    done = await unless_disconnected(request, collect(service, generation))
     if done is None:
         return Response(status_code=499)  # nobody reads it
     report = done[1].report
-    return Json({"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()})
+    answer = {"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()}
+    if asked.pin is not None:
+        pinned = await asyncio.wrap_future(service.engine.ask(lambda: _pin(service, generation.request, asked)))
+        answer["pinned_tokens"] = pinned
+    return Json(answer)
 
 
 async def holdings(request: Request) -> Response:
@@ -49,6 +61,15 @@ def _scope(request: Request) -> str:
     scope = request.query_params.get("scope", "")
     check_scope(scope, "scope")
     return scope
+
+
+def _pin(service: Service, done: Queued, asked: WarmRequest) -> int:
+    """How many tokens of a finished request's prompt are pinned then. Runs in the engine's thread."""
+    holds, prompt = service.engine.scheduler.holds, done.tokens[: done.num_prompt]
+    if asked.pin:
+        return holds.hold(done.scope, prompt, asked.ttl or inf)
+    holds.release(done.scope, prompt)
+    return 0
 
 
 def _drop(service: Service, scope: Hashable) -> int:
@@ -76,6 +97,7 @@ def _holdings(service: Service, scope: str) -> dict[str, Any]:
                 "document": next((key for _, key in node.document_of), None),
                 "frequency": node.frequency,
                 "in_use": node.pins > 0,
+                "pinned": node.held_until > 0,
             }
             for node in nodes
         ],

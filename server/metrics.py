@@ -94,6 +94,10 @@ class Metrics:
                 "cells_reclaimable": ("KV cells in use that eviction could free now", tree.num_reclaimable),
                 "host_bytes": ("Idle KV in host memory", tree.host.num_tokens * self._token_bytes),
                 "host_budget_bytes": ("Host memory that idle KV may take", tree.host.max_tokens * self._token_bytes),
+                "pinned_tokens": (
+                    "Tokens that clients asked to keep",
+                    sum(len(node.tokens) for node in scheduler.holds.held()),
+                ),
                 "snapshots": ("Whole states kept, of a model that cannot be cut", len(scheduler.snapshots)),
                 "snapshot_bytes": ("Host memory that they take", scheduler.snapshots.num_bytes),
                 "sequences_parked": ("Histories kept for reuse", len(tree.parked)),

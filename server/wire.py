@@ -110,6 +110,18 @@ class ChatRequest(Options, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
 
 
+class WarmRequest(ChatRequest, kw_only=True):
+    """`POST /v1/cache/warm`. pin: keep it; false ends that. ttl: for how many seconds, without it until the server stops."""
+
+    pin: bool | None = None
+    ttl: Annotated[float, Meta(gt=0.0)] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.ttl is not None and not self.pin:
+            raise RequestError("ttl says how long a prompt stays pinned: send pin: true with it", param="ttl")
+
+
 class CompletionRequest(Options, kw_only=True):
     """`POST /v1/completions` and llama-server's `POST /completion`. prompt: a text or token ids."""
 

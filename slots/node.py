@@ -34,6 +34,7 @@ class Node:
     num_misses: int = 0  # those requests
     priority: float = 0.0  # on the device: whoever has least leaves first
     host_priority: float = 0.0
+    held_until: float = 0.0  # a client asked to keep it; 0: nobody did
     blob: Blob | None = field(default=None, repr=False)
     documents: dict[str, Node] = field(default_factory=dict, repr=False)
     document_of: set[tuple[Node, str]] = field(default_factory=set, repr=False)

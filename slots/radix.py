@@ -94,6 +94,7 @@ class RadixTree:
         upper.ready, upper.pins, upper.last_use = min(lower.ready, at), lower.pins, lower.last_use
         upper.frequency, upper.token_cost, upper.num_misses = lower.frequency, lower.token_cost, lower.num_misses
         upper.priority, upper.host_priority = lower.priority, lower.host_priority
+        upper.held_until = lower.held_until
         upper.sequences = set(lower.sequences)
         upper.parent.children[int(upper.tokens[0])] = upper  # type: ignore[union-attr]
         lower.tokens, lower.start, lower.parent = lower.tokens[at:], lower.start + at, upper

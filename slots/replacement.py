@@ -6,6 +6,7 @@ measured against.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from .node import Node
@@ -47,10 +48,10 @@ class Replacement:
         self._clock = 0.0
 
     def priority(self, node: Node) -> float:
-        """A node's priority, as of now: it is used, or it comes to this tier."""
-        return self._clock + self._worth(node)
+        """A node's priority, as of now: it is used, or it comes to this tier. What is held leaves last."""
+        return math.inf if node.held_until else self._clock + self._worth(node)
 
     def left(self, priority: float) -> None:
         """A node of this priority has left: whatever is used from now on counts for more."""
-        if self._ages:
+        if self._ages and priority < math.inf:
             self._clock = max(self._clock, priority)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .budget import PrefillBudget, chunk
 from .counters import Counters
+from .holds import Holds
 from .packing import pack
 from .plan import Operation, Plan, Span
 from .queue import Queue
@@ -62,6 +63,7 @@ class Scheduler:
         self.idle_cells = idle_cells
         self.apart_from = apart_from
         self.waiting = Queue(tree, window)
+        self.holds = Holds(tree)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
@@ -103,6 +105,7 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step. Empty when nobody runs and nobody could be admitted."""
         self._steps += 1
+        self.holds.expire()
         self._admit()
         while True:
             spans = self._spans()

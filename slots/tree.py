@@ -177,6 +177,11 @@ class PrefixTree(Ledger):
                     return self._save(node, sequence)
         return False
 
+    def price(self, node: Node) -> None:
+        """A node was used, or is held, or is not any longer: what it is worth to its tiers, as of now."""
+        node.priority = self._replacement.priority(node)
+        self.host.touch(node)
+
     def forget(self, scope: Hashable) -> None:
         """Drop a scope and all it holds. None of its requests may be running."""
         root = self.roots.pop(scope, None)
@@ -230,8 +235,7 @@ class PrefixTree(Ledger):
             node.missed(each)
         for node in nodes:
             node.frequency += not (goes_on and node.frequency)
-            node.priority = self._replacement.priority(node)
-            self.host.touch(node)
+            self.price(node)
 
     def _leave_device(self, leaf: Node, keep: bool = True) -> None:
         """Free a parked leaf's cells; its sequence lives on at the parent if needed.

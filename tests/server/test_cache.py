@@ -1,6 +1,9 @@
 """The cache filled ahead, listed and dropped, as a user sees it."""
 
 import pytest
+from architectures import hybrid
+
+from .conftest import running
 
 DOCUMENTS = [{"id": f"w{number}", "text": f"Text {number} is about the {name} of the town. " * 4} for number, name in
              enumerate(["bakery", "school", "station"])]  # fmt: skip
@@ -59,3 +62,33 @@ def test_a_prompt_that_cannot_fit_cannot_be_warmed(server):
     body = {"messages": [{"role": "user", "content": "word " * 9000}]}
     answer = server.http.post("/v1/cache/warm", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_pinned_prompt_outlives_what_fills_the_cache(tiny):
+    with running(tiny, ctx_size=1024, cache_ram=0) as up:
+        body = {"messages": MESSAGES, "documents": DOCUMENTS}
+        pinned = up.http.post("/v1/cache/warm", json=body | {"pin": True, "ttl": 600}).json()
+        assert pinned["pinned_tokens"] == pinned["prompt_tokens"]
+        assert f"slotcache_pinned_tokens {pinned['prompt_tokens']}.0" in up.http.get("/metrics").text
+        for number in range(6):
+            for _ in range(2):
+                up.chat(f"Something else, number {number}: " + f"word{number} " * 60, max_tokens=1)
+        assert cached(up.chat(**body)) == pinned["prompt_tokens"] - 1
+        assert all(run["pinned"] for run in up.http.get("/v1/cache").json()["runs"] if run["document"])
+        released = up.http.post("/v1/cache/warm", json=body | {"pin": False}).json()
+        assert released["pinned_tokens"] == 0
+        assert "slotcache_pinned_tokens 0.0" in up.http.get("/metrics").text
+
+
+def test_a_ttl_without_a_pin_is_refused(server):
+    answer = server.http.post("/v1/cache/warm", json={"messages": MESSAGES, "ttl": 5})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "ttl"
+    answer = server.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": True, "ttl": -1})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "ttl"
+
+
+def test_snapshots_cannot_be_pinned_and_the_answer_says_so(tmp_path):
+    with running(hybrid(tmp_path / "hybrid.gguf")) as up:
+        answer = up.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": True})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "pin"
+        assert up.http.post("/v1/cache/warm", json={"messages": MESSAGES}).status_code == 200
