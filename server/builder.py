@@ -33,8 +33,11 @@ class PromptBuilder:
         tokens = self._ids(prompt) if isinstance(prompt, list) else self._model.tokenize(prompt, special=True, begin=True)
         return ChatPrompt([Fixed(tokens, "the prompt")])
 
-    def chat(self, request: ChatRequest) -> ChatPrompt:
-        """The parts of a chat with documents. Raises RequestError."""
+    def chat(self, request: ChatRequest, open_turn: bool = False) -> ChatPrompt:
+        """The parts of a chat with documents. Raises RequestError.
+
+        open_turn: documents of the last message, a user's, are still to come, so what follows them is left out.
+        """
         documents = _documents(request)
         messages = [{name: value for name, value in message.items() if name != "documents"} for message in request.messages]
         try:
@@ -43,7 +46,10 @@ class PromptBuilder:
             raise RequestError(str(error), param="messages") from None
         parts: list[Fixed | DocumentSet] = []
         held: set[str] | None = set() if (request.dedup or self._dedup) == "auto" else None
+        end = len(messages) - 1 if open_turn else None
         for piece in pieces:
+            if piece.message is not None and piece.message == end:
+                break
             if piece.message is None:
                 parts.append(self._template_text(piece.text, first=not parts))
                 continue

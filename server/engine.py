@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -54,6 +54,8 @@ class Engine:
         self._checks = checks
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox: list[tuple[Generation, Event]] = []
+        self._background: dict[Hashable, Generation] = {}  # what is computed ahead of time, by who wants it
+        self.num_background_dropped = 0
         self._stopping = False
         self._door = Lock()
         self._closed = False  # guarded by the door
@@ -83,6 +85,19 @@ class Engine:
                 sampler.close()
                 raise RequestError("the server is shutting down", status=503)
             self._inbox.put(lambda: self._accept(generation, sampler))
+
+    def submit_background(self, key: Hashable, generation: Generation) -> Future[bool]:
+        """Compute a generation's prompt while there is nothing else to do; whether there is nothing else to do.
+
+        It takes the place of an earlier one of the same key, and gives way, part computed, to whatever is submitted. Its
+        events go nowhere.
+        """
+        sampler = Sampler(self._model, generation.sampling)
+        return self.ask(lambda: self._accept_background(key, generation, sampler))
+
+    def drop_background(self, key: Hashable) -> Future[bool]:
+        """Stop computing ahead for `key`; whether it was still being computed. What is done stays in the cache."""
+        return self.ask(lambda: self._drop_background(key))
 
     def cancel(self, generation: Generation) -> None:
         """Let go of a generation whose client has gone, by the next step."""
@@ -176,7 +191,28 @@ class Engine:
             if request.owner.wants_progress and request.num_tokens == request.num_prompt:
                 self._outbox.append((request.owner, request.owner.progress()))
 
+    def _accept_background(self, key: Hashable, generation: Generation, sampler: Sampler) -> bool:
+        self._drop_background(key)
+        open = (*self.scheduler.running, *self.scheduler.waiting)
+        if self._stopping or not all(request.background for request in open):
+            sampler.close()
+            return False
+        self._background[key] = generation
+        self._samplers[generation.request.id] = sampler
+        self.scheduler.submit(generation.request)
+        return True
+
+    def _drop_background(self, key: Hashable) -> bool:
+        generation = self._background.pop(key, None)
+        if generation is None or generation.done:
+            return False
+        self._end(generation)
+        self.num_background_dropped += 1
+        return True
+
     def _accept(self, generation: Generation, sampler: Sampler) -> None:
+        for key in list(self._background):
+            self._drop_background(key)
         self._samplers[generation.request.id] = sampler
         self.scheduler.submit(generation.request)
 

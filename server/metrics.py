@@ -114,6 +114,11 @@ class Metrics:
                 "evicted_tokens": ("Tokens that left the device", tree.num_evicted),
                 "saved_tokens": ("Tokens copied to host memory", tree.host.num_saved),
                 "restored_tokens": ("Tokens brought back from host memory", tree.host.num_restored),
+                "speculated_tokens": ("Prompt tokens computed ahead of a request", counters.background_tokens),
+                "speculations_dropped": (
+                    "Prompts computed ahead that gave way to a request or to another one",
+                    self._engine.num_background_dropped,
+                ),
                 "preemptions": ("Requests paused because cells ran out", counters.preemptions),
                 "overtakes": (
                     "Times a waiting request was overtaken by one with more of its prompt cached",

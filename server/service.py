@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,22 @@ class Service:
     def submit(self, prompt: ChatPrompt, options: Options) -> Generation:
         """Hand a prompt to the engine. Raises RequestError: too long, or the queue is full."""
         options.check()
+        self._check_length(prompt)
+        self._admit_to_queue()
+        generation = self._generation(prompt, options)
+        self.engine.submit(generation)
+        self.open.add(generation)
+        return generation
+
+    def ahead(self, key: Hashable, prompt: ChatPrompt, options: Options) -> Future[bool]:
+        """Have a prompt computed while nobody asks for anything; whether that is now. Raises RequestError: too long."""
+        options.check()
+        self._check_length(prompt)
+        generation = self._generation(prompt, options)
+        generation.request.background = True
+        return self.engine.submit_background((options.cache_scope, key), generation)
+
+    def _check_length(self, prompt: ChatPrompt) -> None:
         if prompt.num_tokens == 0:
             raise RequestError("the prompt is empty: expected at least one token")
         if prompt.num_tokens >= self.limit:
@@ -69,11 +86,6 @@ class Service:
                 n_prompt_tokens=prompt.num_tokens,
                 n_ctx=self.limit,
             )
-        self._admit_to_queue()
-        generation = self._generation(prompt, options)
-        self.engine.submit(generation)
-        self.open.add(generation)
-        return generation
 
     async def next_event(self, generation: Generation) -> Event:
         """The next event of a generation; accounts for it when it is the last one."""
@@ -123,7 +135,7 @@ class Service:
             shared if cache else ("private", number),
             cache,
             options.priority,
-            shared if asked and self.snapshots.max_bytes else None,
+            snapshot_scope=shared if asked and self.snapshots.max_bytes else None,
         )
         request.owner = Generation(
             request,

@@ -122,6 +122,12 @@ class WarmRequest(ChatRequest, kw_only=True):
             raise RequestError("ttl says how long a prompt stays pinned: send pin: true with it", param="ttl")
 
 
+class SpeculateRequest(ChatRequest, kw_only=True):
+    """`POST /v1/speculate`. id: whose turn this is; documents: those that the search has found so far, if any."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=MAX_SCOPE)] = "default"
+
+
 class CompletionRequest(Options, kw_only=True):
     """`POST /v1/completions` and llama-server's `POST /completion`. prompt: a text or token ids."""
 

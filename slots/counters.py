@@ -13,4 +13,5 @@ class Counters:
     prefilled_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    background_tokens: int = 0  # of the prefilled ones, those computed ahead of a request
     cached_tokens: dict[str, int] = field(default_factory=dict)

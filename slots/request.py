@@ -66,6 +66,7 @@ class Request:
     scope: Hashable
     cache: bool = True
     priority: int = 0
+    background: bool = False  # ahead of time, so in small steps: whoever asks for something meanwhile waits for one
     snapshot_scope: Hashable | None = None  # where its states are kept, if its model cannot be cut and may keep them
     owner: Any = None  # whoever submitted it: sampling state, text, events; the scheduler never looks inside
 

@@ -22,6 +22,7 @@ from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
 
 PACK_AFTER = 2  # requests that started beside others: so many scatter cells enough
+BACKGROUND_CHUNK = 128  # prompt tokens a step computes ahead of time: most that a request may have to wait for
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
@@ -136,6 +137,7 @@ class Scheduler:
             if request.sequence is not None and request.sequence.length < request.claimed:
                 self.tree.advance(request.sequence, min(span.stop, request.claimed))
                 self.counters.prefilled_tokens += len(span.tokens)
+                self.counters.background_tokens += len(span.tokens) if request.background else 0
             if request.computed in request.stops:
                 self.snapshots.take(request)
             if span.logits:
@@ -212,7 +214,7 @@ class Scheduler:
                 continue
             leaders.append(request)
             ahead = (next_stop(request.stops, request.computed) or request.num_tokens) - request.computed
-            size = chunk(ahead, room)
+            size = chunk(ahead, min(room, BACKGROUND_CHUNK) if request.background else room)
             planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
             if size <= 0:
                 continue

@@ -1,0 +1,41 @@
+"""Turns that are opened before their search is done (RAGCache, section 5.3: dynamic speculative pipelining).
+
+Whoever searches in stages sends the messages at once and the documents of each stage; the server computes what it would
+need for them while it has nothing else to do. A later stage takes the place of the one before, and what both begin with
+stays. The chat completion with the final documents finds in the cache what was right; what was wrong is in nobody's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .errors import RequestError
+from .web import Json, body_of, service_of
+from .wire import MAX_SCOPE, SpeculateRequest, check_scope, decode
+
+
+async def speculate(request: Request) -> Response:
+    """Compute the system prompt, the history and the documents so far, if the server is idle."""
+    service = service_of(request)
+    asked = decode(await body_of(request), SpeculateRequest)
+    asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
+    last = asked.messages[-1] if asked.messages else {}
+    is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
+    prompt = await asyncio.to_thread(service.builder.chat, asked, is_open)
+    started = await asyncio.wrap_future(service.ahead(("speculation", asked.id), prompt, asked))
+    state = "started" if started else "skipped"
+    return Json({"object": "speculation", "id": asked.id, "state": state})
+
+
+async def forget(request: Request) -> Response:
+    """Stop: the turn will not come (`?id=`, `?scope=`)."""
+    service, query = service_of(request), request.query_params
+    scope, name = query.get("scope", ""), query.get("id", "default")
+    check_scope(scope, "scope")
+    if len(name) > MAX_SCOPE:
+        raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_SCOPE}", param="id")
+    dropped = await asyncio.wrap_future(service.engine.drop_background((scope, ("speculation", name))))
+    return Json({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
