@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from . import burst, cached, conversations, decode, machine, mtrag, quality, replacement, residency, stall, step
+from . import burst, cached, conversations, decode, machine, mtrag, quality, replacement, residency, speculation, stall, step
 from .error import BenchError, Skip
 from .report import Report
 
@@ -28,6 +28,9 @@ SCENARIOS = {
     "decode": Scenario("tokens per second of many streams", decode.add_arguments, decode.run),
     "step": Scenario("what a step costs outside llama.cpp", step.add_arguments, step.run),
     "stall": Scenario("a long prefill among running streams", stall.add_arguments, stall.run),
+    "speculation": Scenario(
+        "a search in stages, with a server that reads along", speculation.add_arguments, speculation.run
+    ),
     "cached": Scenario("a prompt that is cached as a whole", cached.add_arguments, cached.run),
     "quality": Scenario("answers of the embedded model, however its documents come", quality.add_arguments, quality.run),
     "residency": Scenario("what idle and moved KV costs, without a server", residency.add_arguments, residency.run),

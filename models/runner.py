@@ -15,7 +15,8 @@ import numpy as np
 from ..slots.node import Blob
 from ..slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
 from .context import TILE, Context
-from .errors import NoRoom, RunnerError
+from .errors import Interrupted, NoRoom, RunnerError
+from .interrupt import Interrupt
 from .sampling import Sampler
 from .state import cut, is_known
 
@@ -31,11 +32,12 @@ class Runner:
         self.context = context
         self.samplers = samplers
         self.batch = Batch(max(context.batch, TILE))
+        self.interrupt = Interrupt(context)
 
     def run(self, plan: Plan) -> list[int]:
         """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
 
-        Raises NoRoom (operations done, nothing computed) and RunnerError.
+        Raises NoRoom and Interrupted (operations done, nothing computed), and RunnerError.
         """
         for operation in plan.operations:
             self.apply(operation)
@@ -43,17 +45,28 @@ class Runner:
             return []
         self.batch.fill(plan.spans)
         padded = self._pad(plan)
-        result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+        result = self._decode(may_end_early=plan.background and self.context.model.can_trim)
         if padded:
             self.apply(Drop(self.context.scratch))
         if result == 1:
             raise NoRoom
+        if result == 2:
+            raise Interrupted
         if result != 0:
             raise RunnerError(f"llama_decode returned {result} for a batch of {plan.num_tokens} tokens")
         if self.context.twin:
             for span in plan.spans:
                 self._guard(span.sequence, span.start, span.stop)
         return self._sample(plan.spans)
+
+    def _decode(self, may_end_early: bool) -> int:
+        if not may_end_early:
+            return llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+        self.interrupt.arm()
+        try:
+            return llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+        finally:
+            self.interrupt.disarm()
 
     def _pad(self, plan: Plan) -> bool:
         """Fill a small batch up to a tile of the attention kernel with tokens of no meaning, where that is faster."""

@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from time import perf_counter
 from typing import TypeVar
 
-from ..models.errors import NoRoom
+from ..models.errors import Interrupted, NoRoom
 from ..models.model import Model
 from ..models.runner import Runner
 from ..models.sampling import Sampler
@@ -85,6 +85,7 @@ class Engine:
                 sampler.close()
                 raise RequestError("the server is shutting down", status=503)
             self._inbox.put(lambda: self._accept(generation, sampler))
+        self._runner.interrupt.set()
 
     def submit_background(self, key: Hashable, generation: Generation) -> Future[bool]:
         """Compute a generation's prompt while there is nothing else to do; whether there is nothing else to do.
@@ -149,6 +150,7 @@ class Engine:
 
     def _read_inbox(self) -> None:
         """Do what others asked for; with nothing to compute, use the time and then wait."""
+        self._runner.interrupt.clear()
         if self.scheduler.idle:
             while self._inbox.empty() and (work := self.scheduler.plan_idle_work()):
                 self._runner.run(work)
@@ -172,6 +174,8 @@ class Engine:
             if not self.scheduler.refuse():
                 raise
             return
+        except Interrupted:
+            return  # for what is in the inbox
         ran = perf_counter()
         self.scheduler.observe(plan, ran - planned)
         self._commit(plan, sampled)

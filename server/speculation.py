@@ -21,13 +21,14 @@ async def speculate(request: Request) -> Response:
     """Compute the system prompt, the history and the documents so far, if the server is idle."""
     service = service_of(request)
     asked = decode(await body_of(request), SpeculateRequest)
+    if service.open:
+        return _answer(asked, "skipped")
     asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
     prompt = await asyncio.to_thread(service.builder.chat, asked, is_open)
     started = await asyncio.wrap_future(service.ahead(("speculation", asked.id), prompt, asked))
-    state = "started" if started else "skipped"
-    return Json({"object": "speculation", "id": asked.id, "state": state})
+    return _answer(asked, "started" if started else "skipped")
 
 
 async def forget(request: Request) -> Response:
@@ -39,3 +40,7 @@ async def forget(request: Request) -> Response:
         raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_SCOPE}", param="id")
     dropped = await asyncio.wrap_future(service.engine.drop_background((scope, ("speculation", name))))
     return Json({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
+
+
+def _answer(asked: SpeculateRequest, state: str) -> Response:
+    return Json({"object": "speculation", "id": asked.id, "state": state})

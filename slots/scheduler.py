@@ -22,7 +22,7 @@ from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
 
 PACK_AFTER = 2  # requests that started beside others: so many scatter cells enough
-BACKGROUND_CHUNK = 128  # prompt tokens a step computes ahead of time: most that a request may have to wait for
+BACKGROUND_CHUNK = 64  # prompt tokens a step computes ahead of time: what is lost when a request ends it early
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
@@ -114,7 +114,8 @@ class Scheduler:
                 break
             self._preempt(self._victim)  # everybody wants cells and has none: the youngest gives up its own
         spare = self._num_free - sum(len(span.tokens) for span in spans)
-        return Plan(self.tree.take_operations() + self._packing(), tuple(spans), spare)
+        background = all(request.background for request in self._in_flight)
+        return Plan(self.tree.take_operations() + self._packing(), tuple(spans), spare, background)
 
     def plan_idle_work(self) -> Plan | None:
         """A small step for when there is nothing to compute: what was decided, and one idle run copied to host memory.

@@ -1,0 +1,63 @@
+"""Ending a batch early leaves everything as it was before."""
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from slotcache.models.errors import Interrupted
+from slotcache.models.model import Model
+
+from .lab import Lab
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    model = Model(tiny)
+    yield model
+    model.close()
+
+
+def test_what_is_ended_early_is_computed_again_and_nothing_differs(model):
+    prompt = np.random.default_rng(3).integers(300, 900, 1500).astype(np.int32)
+    lab = Lab(model, batch=2000, budget=2000)
+    reference = lab.run(prompt, limit=3, cache=False)
+    answer = lab.submit(prompt, limit=3, cache=False)
+    answer.request.background = True
+    lab.runner.interrupt.set()
+    plan = lab.scheduler.plan()
+    assert plan.background and plan.spans
+    with pytest.raises(Interrupted):
+        lab.runner.run(plan)
+    lab.runner.interrupt.clear()
+    lab.finish()
+    assert answer.tokens == reference.tokens
+    assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
+    lab.close()
+
+
+def test_from_another_thread_in_the_middle(model):
+    prompt = np.random.default_rng(3).integers(300, 900, 1900).astype(np.int32)
+    lab = Lab(model, batch=2000, budget=2000)
+    lab.context.model = model
+    lab.submit(prompt, limit=1, cache=False)
+    plan = replace(lab.scheduler.plan(), background=True)
+    began = time.perf_counter()
+    lab.runner.run(plan)
+    whole = time.perf_counter() - began
+    lab.scheduler.abandon()
+    lab.runner.clear()
+    lab.submit(prompt, limit=1, cache=False)
+    plan = replace(lab.scheduler.plan(), background=True)
+    threading.Timer(whole / 10, lab.runner.interrupt.set).start()
+    with pytest.raises(Interrupted):
+        lab.runner.run(plan)
+    lab.close()
+
+
+def test_what_somebody_waits_for_is_never_ended_early(model):
+    lab = Lab(model)
+    lab.runner.interrupt.set()
+    assert lab.run(np.arange(300, 500, dtype=np.int32), limit=2).tokens
+    lab.close()
