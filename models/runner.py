@@ -18,7 +18,7 @@ from .context import TILE, Context
 from .errors import Interrupted, NoRoom, RunnerError
 from .interrupt import Interrupt
 from .sampling import Sampler
-from .state import cut, is_known
+from .state import cut, is_known, is_of, shape
 
 ALL = -1
 WARM_UP = 4  # tokens
@@ -33,6 +33,7 @@ class Runner:
         self.samplers = samplers
         self.batch = Batch(max(context.batch, TILE))
         self.interrupt = Interrupt(context)
+        self._shape = b""  # of saved states, once one was made
 
     def run(self, plan: Plan) -> list[int]:
         """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
@@ -87,8 +88,16 @@ class Runner:
         if can_move:
             self._save(0, blob)
             can_move = blob.data is not None and is_known(blob.data)
+            self._shape = shape(blob.data) if can_move and blob.data is not None else b""
         self.apply(Drop(0))
         return can_move
+
+    def accepts(self, data: np.ndarray, start: int, stop: int) -> bool:
+        """Whether a saved state that was kept elsewhere is of positions [start, stop) and fits this context."""
+        try:
+            return bool(self._shape) and is_of(data, start, stop) and shape(data) == self._shape
+        except (ValueError, OverflowError):  # its sizes are nonsense
+            return False
 
     def measure_state(self) -> tuple[int, int]:
         """What a whole state takes, in bytes: in any case, and more for each token before it."""

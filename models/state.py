@@ -33,6 +33,19 @@ def cut(state: np.ndarray, start: int, stop: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def shape(state: np.ndarray) -> bytes:
+    """Whether V is transposed, the layers, and the types and sizes of their rows: the same for all states of a context."""
+    return cut(state, 0, 0)[HEADER:].tobytes()
+
+
+def is_of(state: np.ndarray, start: int, stop: int) -> bool:
+    """Whether a saved state is of just the positions [start, stop), in order."""
+    numbers = state[:HEADER].copy().view(np.int32)
+    count = int(numbers[COUNT_AT])
+    cells = state[HEADER : HEADER + CELL * count].copy().view(np.int32).reshape(-1, 3)
+    return len(cells) == count == stop - start and bool((cells[:, 0] == np.arange(start, stop)).all())
+
+
 def is_known(state: np.ndarray) -> bool:
     """Whether a saved state has the layout above; models with more than a position in a cell have another one."""
     count = int(state[:HEADER].copy().view(np.int32)[COUNT_AT])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
 from math import inf
 from typing import Any
 
@@ -53,7 +52,9 @@ async def holdings(request: Request) -> Response:
 async def drop(request: Request) -> Response:
     """Forget what one scope has cached, but for what running requests need."""
     service, scope = service_of(request), _scope(request)
-    dropped = await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, ("shared", scope))))
+    dropped = await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
+    if service.disk is not None:
+        service.disk.drop(scope)
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
 
 
@@ -72,9 +73,9 @@ def _pin(service: Service, done: Queued, asked: WarmRequest) -> int:
     return 0
 
 
-def _drop(service: Service, scope: Hashable) -> int:
+def _drop(service: Service, scope: str) -> int:
     """Runs in the engine's thread."""
-    return service.engine.scheduler.tree.drop(scope) + service.snapshots.drop(scope)
+    return service.engine.scheduler.tree.drop(("shared", scope)) + service.snapshots.drop(("shared", scope))
 
 
 def _holdings(service: Service, scope: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from math import inf
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
@@ -19,16 +20,20 @@ from ..models.errors import Interrupted, NoRoom
 from ..models.model import Model
 from ..models.runner import Runner
 from ..models.sampling import Sampler
+from ..slots.archive import Archive, Record
 from ..slots.check import check
 from ..slots.plan import Plan
 from ..slots.request import Request
 from ..slots.scheduler import Scheduler
+from .disk import DiskTier
 from .errors import RequestError
 from .generation import End, Event, Failure, Generation
 from .tokens import AnswerMemory
 
 logger = logging.getLogger("slotcache.engine")
 T = TypeVar("T")
+ADOPT_SECONDS = 60.0  # that a record from disk may wait for the engine
+LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
 
 
 class Engine:
@@ -45,6 +50,7 @@ class Engine:
         samplers: dict[int, Sampler],
         answers: AnswerMemory,
         checks: bool = False,
+        disk: DiskTier | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.step_seconds = 0.0  # what the last step took, and how much of that was ours and not llama.cpp's
@@ -52,6 +58,10 @@ class Engine:
         self.num_failed_steps = 0
         self._model, self._runner, self._samplers, self._answers = model, runner, samplers, answers
         self._checks = checks
+        self.archive = Archive(scheduler.tree)
+        self._disk = disk
+        if disk is not None:
+            scheduler.tree.host.news = []
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox: list[tuple[Generation, Event]] = []
         self._background: dict[Hashable, Generation] = {}  # what is computed ahead of time, by who wants it
@@ -104,6 +114,13 @@ class Engine:
         """Let go of a generation whose client has gone, by the next step."""
         self._inbox.put(lambda: self._end(generation))
 
+    def adopt(self, record: Record) -> bool:
+        """Put a record from elsewhere into the host tier; whether it is there then. Waits for the step that runs."""
+        if not self._runner.accepts(record.data, record.start, len(record.tokens)):
+            logger.warning("%d tokens from disk do not fit this model's KV", len(record.tokens) - record.start)
+            return False
+        return self.ask(lambda: self.archive.adopt(record, "disk")).result(ADOPT_SECONDS)
+
     def ask(self, question: Callable[[], T]) -> Future[T]:
         """Run a function between two steps, where nothing changes under it."""
         future: Future[T] = Future()
@@ -132,6 +149,8 @@ class Engine:
                 self._fail(self.scheduler.abandon(), RequestError("the engine failed while computing this", status=500))
                 self._runner.clear()
             self._publish()
+        if self._disk is not None:
+            self._use_idle_time(until=perf_counter() + LAST_SAVE)
 
     def _warm_up(self) -> None:
         # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
@@ -152,8 +171,7 @@ class Engine:
         """Do what others asked for; with nothing to compute, use the time and then wait."""
         self._runner.interrupt.clear()
         if self.scheduler.idle:
-            while self._inbox.empty() and (work := self.scheduler.plan_idle_work()):
-                self._runner.run(work)
+            self._use_idle_time()
             if self._checks:
                 check(self.scheduler)
             self._inbox.get()()
@@ -162,6 +180,22 @@ class Engine:
                 self._inbox.get_nowait()()
         except Empty:
             return
+
+    def _use_idle_time(self, until: float = inf) -> None:
+        """Copy idle KV to host memory, and from there to disk, while nobody wants anything."""
+        while self._inbox.empty() and perf_counter() < until and (work := self.scheduler.plan_idle_work()):
+            self._runner.run(work)
+            self._write_behind()
+
+    def _write_behind(self) -> None:
+        """Hand what has come to the host tier to the disk tier."""
+        host = self.scheduler.tree.host
+        if self._disk is None or not host.news:
+            return
+        news, host.news = host.news, []
+        for node in news:
+            if record := self.archive.record(node):
+                self._disk.write(record)
 
     def _step(self) -> None:
         began = perf_counter()
@@ -177,6 +211,7 @@ class Engine:
         except Interrupted:
             return  # for what is in the inbox
         ran = perf_counter()
+        self._write_behind()
         self.scheduler.observe(plan, ran - planned)
         self._commit(plan, sampled)
         self.step_seconds = perf_counter() - began

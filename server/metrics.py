@@ -9,6 +9,7 @@ from math import ceil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from .disk import DiskTier
 from .engine import Engine
 from .generation import Report
 
@@ -28,7 +29,8 @@ class Snapshot:
 class Metrics:
     """One server's metrics; each server has its own registry. token_bytes: what one token's KV takes."""
 
-    def __init__(self, engine: Engine, token_bytes: int) -> None:
+    def __init__(self, engine: Engine, token_bytes: int, disk: DiskTier | None = None) -> None:
+        self._disk = disk
         self._engine = engine
         self._token_bytes = token_bytes
         self._snapshot: Snapshot | None = None
@@ -79,7 +81,7 @@ class Metrics:
         for name, (help, value) in self._snapshot.counters.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
-        for source in ("own", "fork", "host", "snapshot"):
+        for source in ("own", "fork", "host", "disk", "snapshot"):
             cached.add_metric([source], self._snapshot.cached_tokens.get(source, 0))
         yield cached
 
@@ -94,6 +96,8 @@ class Metrics:
                 "cells_reclaimable": ("KV cells in use that eviction could free now", tree.num_reclaimable),
                 "host_bytes": ("Idle KV in host memory", tree.host.num_tokens * self._token_bytes),
                 "host_budget_bytes": ("Host memory that idle KV may take", tree.host.max_tokens * self._token_bytes),
+                "disk_bytes": ("Idle KV on disk", self._disk.num_bytes if self._disk else 0),
+                "disk_budget_bytes": ("What it may take there", self._disk.max_bytes if self._disk else 0),
                 "pinned_tokens": (
                     "Tokens that clients asked to keep",
                     sum(len(node.tokens) for node in scheduler.holds.held()),
@@ -113,6 +117,8 @@ class Metrics:
                 "generated_tokens": ("Tokens generated", counters.generated_tokens),
                 "evicted_tokens": ("Tokens that left the device", tree.num_evicted),
                 "saved_tokens": ("Tokens copied to host memory", tree.host.num_saved),
+                "disk_written_runs": ("Runs written to disk", self._disk.num_written if self._disk else 0),
+                "disk_refused_files": ("Files that were damaged, and are gone", self._disk.num_refused if self._disk else 0),
                 "restored_tokens": ("Tokens brought back from host memory", tree.host.num_restored),
                 "speculated_tokens": ("Prompt tokens computed ahead of a request", counters.background_tokens),
                 "speculations_dropped": (

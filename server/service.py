@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import logging
 import os
@@ -11,7 +12,11 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
+from time import perf_counter
 from typing import Any
+
+import llama_cpp
 
 from ..models.chat import DEFAULT_TEMPLATE, ChatTemplate, TemplateError
 from ..models.context import MAX_SEQUENCES, Context, ContextSettings
@@ -28,6 +33,7 @@ from ..slots.scheduler import Scheduler
 from ..slots.snapshots import Snapshots
 from ..slots.tree import PrefixTree
 from .builder import PromptBuilder
+from .disk import DiskTier
 from .engine import Engine
 from .errors import RequestError
 from .generation import End, Event, Failure, Generation
@@ -56,6 +62,7 @@ class Service:
     limit: int  # tokens a prompt and its answer may have together
     open: set[Generation]
     ids: itertools.count
+    disk: DiskTier | None = None
 
     def submit(self, prompt: ChatPrompt, options: Options) -> Generation:
         """Hand a prompt to the engine. Raises RequestError: too long, or the queue is full."""
@@ -107,6 +114,8 @@ class Service:
 
     def close(self) -> None:
         self.engine.stop()
+        if self.disk is not None:
+            self.disk.close()
         self.context.close()
         self.model.close()
 
@@ -205,17 +214,30 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         Snapshots(tree, 0 if model.can_trim else _host_bytes(settings)),
     )
     answers = AnswerMemory()
-    engine = Engine(model, scheduler, runner, samplers, answers, settings.check)
+    disk = DiskTier(_cache_folder(settings, model), settings.cache_disk << 20) if settings.cache_dir else None
+    engine = Engine(model, scheduler, runner, samplers, answers, settings.check, disk)
     builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint, settings.dedup)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
-    metrics = Metrics(engine, _token_bytes(settings, model))
-    return Service(settings, name, model, context, engine, builder, source, metrics, limit, set(), itertools.count(1))
+    metrics = Metrics(engine, _token_bytes(settings, model), disk)
+    return Service(settings, name, model, context, engine, builder, source, metrics, limit, set(), itertools.count(1), disk)
 
 
 def start(service: Service) -> None:
-    """Start the engine; its events go to the running event loop."""
+    """Start the engine; its events go to the running event loop. What is on disk comes back meanwhile."""
     service.engine.start(asyncio.get_running_loop())
+    if service.disk is not None:
+        Thread(target=_load_from_disk, args=(service, service.disk), name="load", daemon=True).start()
+
+
+def _load_from_disk(service: Service, disk: DiskTier) -> None:
+    """Fill the host tier with what an earlier run of the server left."""
+    host = service.engine.scheduler.tree.host
+    service.engine.ask(lambda: None).result()  # the warm-up is over
+    began, budget = perf_counter(), host.max_tokens * _token_bytes(service.settings, service.model)
+    with contextlib.suppress(TimeoutError):
+        count = disk.load(budget, service.engine.adopt)
+        logger.info("%d runs came back from %s in %.1f s", count, disk.folder, perf_counter() - began)
 
 
 def describe(model: Model, context: Context, settings: Settings) -> str:
@@ -251,6 +273,18 @@ def _host_tokens(settings: Settings, model: Model) -> int:
 def _host_bytes(settings: Settings) -> int:
     """What the host tier may take: --cache-ram, but never more than half of the memory that is free now."""
     return min(settings.cache_ram << 20, _free_memory() // 2)
+
+
+def _cache_folder(settings: Settings, model: Model) -> Path:
+    """Where the KV of this model lies, computed with these settings: another folder for whatever makes it differ."""
+    parts = (
+        model.digest(),
+        llama_cpp.__version__,
+        *(device.description for device in devices()),
+        *(getattr(settings, name) for name in ("cache_type_k", "cache_type_v", "flash_attn", "repack", "gpu_layers")),
+    )
+    name = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    return Path(settings.cache_dir).expanduser() / name
 
 
 def _free_memory() -> int:

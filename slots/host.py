@@ -22,18 +22,25 @@ class HostTier:
         self.num_saved = 0  # tokens saved, ever
         self.num_restored = 0  # tokens restored, ever
         self.nodes: set[Node] = set()
+        self.news: list[Node] | None = None  # those saved lately, where somebody writes them behind
         self._replacement = replacement or Replacement()
         self._heap: list[tuple[float, int, Node]] = []  # may leave; entries that are no longer true are passed over
         self._count = itertools.count()
 
-    def keep(self, node: Node) -> Blob:
+    def save(self, node: Node) -> Blob:
         """A new, empty blob for a node's run; whoever asks has made room."""
-        node.blob = Blob(node.start, node.end)
+        self.num_saved += len(node.tokens)
+        if self.news is not None:
+            self.news.append(node)
+        return self.keep(node, Blob(node.start, node.end))
+
+    def keep(self, node: Node, blob: Blob) -> Blob:
+        """A node has a copy of its own now."""
+        node.blob = blob
         self.nodes.add(node)
-        self.num_tokens += len(node.blob)
-        self.num_saved += len(node.blob)
+        self.num_tokens += len(blob)
         self.touch(node)
-        return node.blob
+        return blob
 
     def touch(self, node: Node) -> None:
         """A node is used or comes here: its priority, as of now."""

@@ -57,6 +57,11 @@ class Node:
         self.num_misses += 1
         self.token_cost += (token_cost - self.token_cost) / self.num_misses
 
+    def place(self, key: str, end: Node) -> None:
+        """A document follows this run, and ends with the run `end`."""
+        self.documents[key] = end
+        end.document_of.add((self, key))
+
     def longest_holder(self) -> Sequence:
         """The sequence that holds most of this run: who to share it from."""
         return max(self.sequences, key=lambda sequence: sequence.length)
@@ -87,6 +92,7 @@ class Blob:
     stop: int
     data: np.ndarray | None = None
     users: int = 1
+    source: str = "host"  # where it came from: the device, or what was kept on disk
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -64,7 +64,7 @@ class RadixTree:
                 break
         return Match(node, length, ready_node, ready, covered, evictable)
 
-    def _insert(self, root: Node, tokens: np.ndarray, stops: Seq[int]) -> dict[int, Node]:
+    def insert(self, root: Node, tokens: np.ndarray, stops: Seq[int]) -> dict[int, Node]:
         """Make nodes end at every stop and at the end of `tokens`; the node that ends at each position."""
         ends = {0: root}
         node, start = root, 0

@@ -284,7 +284,8 @@ class Scheduler:
         self._count_cached(request, claim.source, claim.cached)
         self._spill_idle()
         if (needed := self.tree.restorable(claim.sequence)) and self._reserve(needed):
-            self._count_cached(request, "host", self.tree.restore(claim.sequence))
+            for source, tokens in self.tree.restore(claim.sequence).items():
+                self._count_cached(request, source, tokens)
         if request.snapshot_scope is not None and self._reserve(request.num_tokens):
             self._count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length

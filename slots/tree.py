@@ -75,11 +75,9 @@ class PrefixTree(Ledger):
         own = self._continued(match, cached)
         goes_on = match.length == match.node.end and not match.node.children
         root = self.roots.setdefault(scope, Node(NO_TOKENS, 0, None))
-        ends = self._insert(root, tokens, sorted({*stops, *(at for _, *span in documents for at in span)}))
+        ends = self.insert(root, tokens, sorted({*stops, *(at for _, *span in documents for at in span)}))
         for key, start, stop in documents:
-            origin, end = ends[start], ends[stop]
-            origin.documents[key] = end
-            end.document_of.add((origin, key))
+            ends[start].place(key, ends[stop])
         tip = ends[len(tokens)]
         self._count_use(tip, goes_on=goes_on)
         for node in path(tip):
@@ -97,17 +95,22 @@ class PrefixTree(Ledger):
         """How many tokens, and so free cells, `restore` would bring back."""
         return sum(restore.stop - restore.start for restore, _ in self._restores(sequence))
 
-    def restore(self, sequence: Sequence) -> int:
-        """Bring back from host memory what follows on the sequence's path, up to its last token; how many tokens."""
-        before = sequence.length
+    def restore(self, sequence: Sequence) -> dict[str, int]:
+        """Bring back from host memory what follows on the sequence's path, up to its last token.
+
+        How many tokens, by where their copies came from (host, disk).
+        """
+        restored: dict[str, int] = {}
         for restore, nodes in self._restores(sequence):
+            source, size = restore.blob.source, restore.stop - restore.start
+            restored[source] = restored.get(source, 0) + size
             self._operations.append(restore)
             for node in nodes:
                 self._count_ready(node, min(node.end, restore.stop) - node.start)
                 node.sequences.add(sequence)
             sequence.length = restore.stop
-        self.host.num_restored += sequence.length - before
-        return sequence.length - before
+        self.host.num_restored += sum(restored.values())
+        return restored
 
     def catch_up(self, sequence: Sequence) -> int:
         """Share what others have computed on this sequence's path since; how many tokens that was."""
@@ -168,10 +171,10 @@ class PrefixTree(Ledger):
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory while there is time, so that it can leave the device for nothing later.
 
-        False when every idle run has a copy or the budget has no room; nothing is dropped for it.
+        The beginnings come first: a run is of no use without what stands before it. False when every idle run has a copy or the budget has no room; nothing is dropped for it.
         """
         for sequence in self.parked.values():
-            for node in path(sequence.tip):
+            for node in reversed(list(path(sequence.tip))):
                 fits = self.host.num_tokens + len(node.tokens) <= self.host.max_tokens
                 if fits and node.blob is None and sequence.length >= node.end:
                     return self._save(node, sequence)
@@ -270,7 +273,7 @@ class PrefixTree(Ledger):
             host.drop(least)
             if not least.ready:
                 self._unlink_all(least)
-        self._operations.append(Save(sequence.id, host.keep(node)))
+        self._operations.append(Save(sequence.id, host.save(node)))
         return True
 
     def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:

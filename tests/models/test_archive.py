@@ -1,0 +1,129 @@
+"""Runs that leave as records and come back: bit for bit what a fresh prefill gives, or nothing at all."""
+
+import numpy as np
+import pytest
+from slotcache.models.model import Model
+from slotcache.server.recordfile import Torn, decode, encode, file_name
+from slotcache.slots.archive import Archive, Record
+
+from .lab import Lab
+
+SCOPE = ("shared", "a scope")
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    model = Model(tiny)
+    yield model
+    model.close()
+
+
+def lab_of(model):
+    lab = Lab(model, host=4096)
+    lab.scheduler.tree.host.news = []
+    assert lab.runner.warm_up()
+    return lab
+
+
+@pytest.fixture
+def prompt():
+    return np.random.default_rng(1).integers(300, 900, 400).astype(np.int32)
+
+
+@pytest.fixture
+def records(model, prompt):
+    """What a prompt of three segments leaves."""
+    lab = lab_of(model)
+    lab.run(prompt, limit=4, stops=(100, 260), scope=SCOPE)
+    while plan := lab.scheduler.plan_idle_work():
+        lab.runner.run(plan)
+    archive = Archive(lab.scheduler.tree)
+    found = [archive.record(node) for node in lab.scheduler.tree.host.news]
+    lab.close()
+    assert all(found)
+    return sorted(found, key=lambda record: record.start)
+
+
+def file_of(record):
+    return b"".join(bytes(part) for part in encode(record))
+
+
+def test_a_record_survives_its_file(records):
+    for record in records:
+        read = decode(file_of(record))
+        assert read.scope == SCOPE and read.start == record.start and read.frequency == record.frequency
+        assert np.array_equal(read.tokens, record.tokens) and np.array_equal(read.data, record.data)
+        assert file_name(read) == file_name(record)
+    assert len({file_name(record) for record in records}) == len(records) == 4  # three segments and the answer
+
+
+def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, records):
+    reference = Lab(model).run(prompt, limit=4, cache=False)
+    lab = lab_of(model)
+    archive = Archive(lab.scheduler.tree)
+    for record in records:
+        read = decode(file_of(record))
+        assert lab.runner.accepts(read.data, read.start, len(read.tokens))
+        assert archive.adopt(read, "disk")
+    answer = lab.run(prompt, limit=4, scope=SCOPE)
+    assert answer.request.sources["disk"] == answer.request.cached == len(prompt) - 1
+    assert answer.tokens == reference.tokens
+    assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
+    assert lab.run(prompt, limit=1, scope=("shared", "another")).request.cached == 0
+    lab.close()
+
+
+def test_a_run_without_what_comes_before_it_is_not_taken(model, prompt, records):
+    lab = lab_of(model)
+    archive = Archive(lab.scheduler.tree)
+    assert not archive.adopt(records[1], "disk") and not lab.scheduler.tree.roots
+    assert archive.adopt(records[0], "disk") and archive.adopt(records[1], "disk")
+    assert archive.adopt(records[1], "disk")  # there already
+    assert lab.scheduler.tree.host.num_tokens == 260
+    lab.close()
+
+
+def test_a_run_that_does_not_fit_the_budget_is_not_taken(model, records):
+    lab = lab_of(model)
+    lab.scheduler.tree.host.max_tokens = 200
+    archive = Archive(lab.scheduler.tree)
+    assert archive.adopt(records[0], "disk") and not archive.adopt(records[1], "disk")
+    lab.close()
+
+
+def test_kv_of_another_shape_or_place_is_not_accepted(model, records):
+    lab, record = lab_of(model), records[1]
+    assert lab.runner.accepts(record.data, record.start, len(record.tokens))
+    assert not lab.runner.accepts(record.data, record.start + 1, len(record.tokens))
+    other = record.data.copy()
+    other[16 + 12 * (len(record.tokens) - record.start)] ^= 1  # whether V is transposed
+    assert not lab.runner.accepts(other, record.start, len(record.tokens))
+    lab.close()
+
+
+@pytest.mark.parametrize("at", [0, 16, 40, 300, -1])
+def test_a_flipped_bit_anywhere_is_noticed(records, at):
+    content = bytearray(file_of(records[0]))
+    content[at] ^= 4
+    with pytest.raises(Torn):
+        decode(bytes(content))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.5, 0.999])
+def test_a_file_that_ends_early_is_noticed(records, share):
+    content = file_of(records[0])
+    with pytest.raises(Torn):
+        decode(content[: int(share * len(content))])
+
+
+def test_documents_are_found_again(model, prompt, records):
+    lab = lab_of(model)
+    first, second = records[0], records[1]
+    archive, tree = Archive(lab.scheduler.tree), lab.scheduler.tree
+    assert archive.adopt(first, "disk")
+    marked = Record(SCOPE, second.tokens, second.start, second.data, (("key", 100),))
+    assert archive.adopt(marked, "disk")
+    origin = next(iter(tree.roots[SCOPE].children.values()))
+    assert origin.documents["key"].end == 260
+    assert archive.record(origin.documents["key"]).documents == (("key", 100),)
+    lab.close()
