@@ -12,8 +12,8 @@ from ..slots.radix import descendants
 from .completions import collect, unless_disconnected
 from .errors import RequestError
 from .service import Service
-from .web import Json, body_of, service_of
-from .wire import ChatRequest, check_scope, decode
+from .web import Json, body_of, scope_of, service_of
+from .wire import ChatRequest, decode
 
 
 async def warm(request: Request) -> Response:
@@ -23,8 +23,8 @@ async def warm(request: Request) -> Response:
     if not service.model.can_trim:
         raise RequestError("this model keeps no KV that can be cut at a prefix: there is nothing to warm")
     asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
-    prompt = await asyncio.to_thread(service.builder.chat, asked)
-    done = await unless_disconnected(request, collect(service, service.submit(prompt, asked)))
+    chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked))
+    done = await unless_disconnected(request, collect(service, service.submit(chat.prompt, asked)))
     if done is None:
         return Response(status_code=499)  # nobody reads it
     report = done[1].report
@@ -33,21 +33,15 @@ async def warm(request: Request) -> Response:
 
 async def holdings(request: Request) -> Response:
     """What one scope (`?scope=`, the common one without it) has cached, run by run."""
-    service, scope = service_of(request), _scope(request)
+    service, scope = service_of(request), scope_of(request)
     return Json(await asyncio.wrap_future(service.engine.ask(lambda: _holdings(service, scope))))
 
 
 async def drop(request: Request) -> Response:
     """Forget what one scope has cached, but for what running requests need."""
-    service, scope = service_of(request), _scope(request)
+    service, scope = service_of(request), scope_of(request)
     dropped = await asyncio.wrap_future(service.engine.ask(lambda: service.engine.scheduler.tree.drop(("shared", scope))))
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
-
-
-def _scope(request: Request) -> str:
-    scope = request.query_params.get("scope", "")
-    check_scope(scope, "scope")
-    return scope
 
 
 def _holdings(service: Service, scope: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from math import ceil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from .conversations import Conversations
 from .engine import Engine
 from .generation import Report
 
@@ -28,8 +29,8 @@ class Snapshot:
 class Metrics:
     """One server's metrics; each server has its own registry. token_bytes: what one token's KV takes."""
 
-    def __init__(self, engine: Engine, token_bytes: int) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, token_bytes: int, conversations: Conversations) -> None:
+        self._engine, self._conversations = engine, conversations
         self._token_bytes = token_bytes
         self._snapshot: Snapshot | None = None
         self._registry = CollectorRegistry()
@@ -76,6 +77,9 @@ class Metrics:
             return
         for name, (help, value) in self._snapshot.gauges.items():
             yield GaugeMetricFamily(f"slotcache_{name}", help, value)
+        held = self._conversations
+        yield GaugeMetricFamily("slotcache_conversations", "Conversations that are remembered", len(held))
+        yield GaugeMetricFamily("slotcache_conversation_bytes", "What they take, about", held.num_bytes)
         for name, (help, value) in self._snapshot.counters.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
@@ -104,6 +108,7 @@ class Metrics:
                 "steps": ("Steps", counters.steps),
                 "failed_steps": ("Steps that failed", self._engine.num_failed_steps),
                 "prompt_tokens": ("Prompt tokens computed", counters.prefilled_tokens),
+                "idle_prompt_tokens": ("Prompt tokens computed ahead in idle time, beside those", counters.idle_tokens),
                 "generated_tokens": ("Tokens generated", counters.generated_tokens),
                 "evicted_tokens": ("Tokens that left the device", tree.num_evicted),
                 "saved_tokens": ("Tokens copied to host memory", tree.host.num_saved),

@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,17 @@ from ..slots.request import Request
 from ..slots.scheduler import Scheduler
 from ..slots.tree import PrefixTree
 from .builder import PromptBuilder
+from .conversations import Conversations, Origin
 from .engine import Engine
 from .errors import RequestError
 from .generation import End, Event, Failure, Generation
+from .idle import Ahead, IdlePrefill
 from .metrics import Metrics
 from .prompt import ChatPrompt
 from .settings import Settings
 from .tokens import AnswerMemory
-from .wire import Options
+from .turn import Turn
+from .wire import ChatRequest, Options
 
 logger = logging.getLogger("slotcache")
 DEFAULT_CONTEXT = 16384  # cells, where the model was trained for more and nobody asked for more
@@ -54,8 +57,15 @@ class Service:
     limit: int  # tokens a prompt and its answer may have together
     open: set[Generation]
     ids: itertools.count
+    conversations: Conversations
+    idle: IdlePrefill
 
-    def submit(self, prompt: ChatPrompt, options: Options) -> Generation:
+    def origin(self, asked: ChatRequest) -> Origin | None:
+        """What a chat goes on from, if it has to do with a conversation. Raises RequestError where that is not known."""
+        asked.check()
+        return self.conversations.origin(asked, self._caches(asked))
+
+    def submit(self, prompt: ChatPrompt, options: Options, turn: Turn | None = None) -> Generation:
         """Hand a prompt to the engine. Raises RequestError: too long, or the queue is full."""
         options.check()
         if prompt.num_tokens == 0:
@@ -70,6 +80,8 @@ class Service:
             )
         self._admit_to_queue()
         generation = self._generation(prompt, options)
+        generation.turn = turn
+        self.idle.stop()
         self.engine.submit(generation)
         self.open.add(generation)
         return generation
@@ -79,18 +91,36 @@ class Service:
         event = await generation.events.get()
         if isinstance(event, End):
             self.metrics.finished(event.report, event.reason)
+            event = self._concluded(generation, event)
         elif isinstance(event, Failure):
             self.metrics.failed()
         if isinstance(event, End | Failure):
-            self.open.discard(generation)
+            self._close(generation)
         return event
 
     def abandon(self, generation: Generation) -> None:
         """Whoever waited for this generation has gone. Does nothing when it has had its final event."""
         if generation in self.open:
-            self.open.discard(generation)
             self.metrics.cancelled()
             self.engine.cancel(generation)
+            self._close(generation)
+
+    def _concluded(self, generation: Generation, end: End) -> End:
+        """Remember the turn of a whole answer; its end, with what became of the conversation. Of others nothing is kept."""
+        request, turn = generation.request, generation.turn
+        if turn is None:
+            return end
+        assert request.layout is not None
+        entries = turn.entries(request.layout, "".join(generation.parts), generation.sampled)
+        remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
+        if self.settings.idle_prefill and request.cache and generation.limit:
+            self.idle.add(Ahead(turn.asked, entries))
+        return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
+
+    def _close(self, generation: Generation) -> None:
+        self.open.discard(generation)
+        if not self.open:
+            self.idle.go_on()
 
     def close(self) -> None:
         self.engine.stop()
@@ -108,10 +138,14 @@ class Service:
                 retry_after=self.metrics.seconds_until_room(self.settings.parallel),
             )
 
+    def _caches(self, options: Options) -> bool:
+        """Whether a request may leave anything behind."""
+        return self.settings.cache_prompt if options.cache_prompt is None else options.cache_prompt
+
     def _generation(self, prompt: ChatPrompt, options: Options) -> Generation:
         wanted, room = options.limit(), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
-        asked = self.settings.cache_prompt if options.cache_prompt is None else options.cache_prompt
+        asked = self._caches(options)
         number = next(self.ids)
         cache = asked and self.model.can_trim
         scope = ("shared", options.cache_scope) if cache else ("private", number)
@@ -180,8 +214,11 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint, settings.dedup)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
-    metrics = Metrics(engine, _token_bytes(settings, model))
-    return Service(settings, name, model, context, engine, builder, source, metrics, limit, set(), itertools.count(1))
+    conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
+    metrics = Metrics(engine, _token_bytes(settings, model), conversations)
+    ids = itertools.count(1)
+    idle = IdlePrefill(model, engine, builder, limit, ids)
+    return Service(settings, name, model, context, engine, builder, source, metrics, limit, set(), ids, conversations, idle)
 
 
 def start(service: Service) -> None:

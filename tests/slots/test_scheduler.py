@@ -254,6 +254,23 @@ def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():
     assert world.run([*range(100), 7]).sources["host"] == 100
 
 
+def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fits():
+    world = World(batch=512, cells=300)
+    world.run(range(50))
+    ahead = Fixed(range(200))
+    assert world.scheduler.can_compute_ahead(ahead, "")
+    request = Request(1, ahead, 1, "", background=True)
+    world.requests.append(request)
+    world.scheduler.submit(request)
+    assert not world.scheduler.can_compute_ahead(ahead, "")  # somebody is there
+    while not world.scheduler.idle:
+        assert computed(world.step(), request) <= 64
+    counters = world.scheduler.counters
+    assert (counters.idle_tokens, counters.prefilled_tokens, counters.cached_tokens) == (150, 50, {"none": 0})
+    assert not world.scheduler.can_compute_ahead(ahead, "")  # all of it is there
+    assert not world.scheduler.can_compute_ahead(Fixed(range(200, 400)), "")  # nobody's KV leaves for it
+
+
 def test_idle_kv_stays_where_there_is_no_host_tier():
     world = World()
     world.run(range(100))
