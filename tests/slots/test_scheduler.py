@@ -6,7 +6,7 @@ import pytest
 from fixed_prompt import Fixed
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
-from slotcache.slots.plan import Clear, Restore, Save
+from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
@@ -240,6 +240,19 @@ def test_idle_kv_goes_to_host_memory_once_and_comes_back():
     restores = [op for plan in world.plans for op in plan.operations if isinstance(op, Restore)]
     assert len(saves) == 2  # the two prompts' first runs, once each
     assert len(restores) >= 3
+
+
+def test_a_run_that_was_restored_for_a_cancelled_request_goes_back():
+    world = World(host=1000)
+    world.run(range(100), stops=[50])
+    world.run(range(200, 300))
+    request = world.submit(range(50))
+    plan = world.scheduler.plan()
+    assert any(isinstance(op, Restore) and op.stop == 49 for op in plan.operations)
+    world.memory.run(Plan(plan.operations))  # the runner had no room for the rest
+    world.scheduler.finish(request)  # and its client has gone
+    check(world.scheduler)
+    assert world.run([*range(100), 7]).sources["host"] == 100
 
 
 def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():
