@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import cache, completions, speculation, status, texts
+from . import cache, completions, remembered, speculation, status, texts
 from .errors import RequestError
 from .web import Host, refusal
 
@@ -39,6 +39,8 @@ def make_app(host: Host) -> Starlette:
         Route("/v1/cache/warm", cache.warm, methods=["POST"]),
         Route("/v1/speculate", speculation.speculate, methods=["POST"]),
         Route("/v1/speculate", speculation.forget, methods=["DELETE"]),
+        Route("/v1/conversations/{id:path}", remembered.show, methods=["GET"]),
+        Route("/v1/conversations/{id:path}", remembered.forget, methods=["DELETE"]),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
         Route("/detokenize", texts.detokenize, methods=["POST"]),
         Route("/apply-template", texts.apply_template, methods=["POST"]),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,14 @@ from ..models.model import Model
 from ..ordering.document import Document, DocumentError, parse_documents
 from ..ordering.prompt import document_text, location_hint
 from ..slots.radix import NO_TOKENS
+from .conversations import Origin
 from .errors import RequestError
+from .history import Chat, Entry, History, go_on
 from .prompt import ChatPrompt, DocumentSet, Fixed
 from .tokens import AnswerMemory, TokenCache
 from .wire import ChatRequest, Options
+
+NEXT_TURN = {"role": "user", "content": "?"}  # stands for whatever a user will say
 
 
 class PromptBuilder:
@@ -33,19 +38,43 @@ class PromptBuilder:
         tokens = self._ids(prompt) if isinstance(prompt, list) else self._model.tokenize(prompt, special=True, begin=True)
         return ChatPrompt([Fixed(tokens, "the prompt")])
 
-    def chat(self, request: ChatRequest, open_turn: bool = False) -> ChatPrompt:
-        """The parts of a chat with documents. Raises RequestError.
+    def chat(self, request: ChatRequest, origin: Origin | None = None, open_turn: bool = False) -> Chat:
+        """A chat with documents. Raises RequestError.
 
-        open_turn: documents of the last message, a user's, are still to come, so what follows them is left out.
+        origin: what it goes on from. open_turn: documents of the last message, a user's, are still to come, so what
+        follows them is left out.
         """
-        documents = _documents(request)
-        messages = [{name: value for name, value in message.items() if name != "documents"} for message in request.messages]
+        remembered, kind = (origin.entries, origin.kind) if origin else ((), "whole")
+        history = go_on(request.messages, _documents(request), remembered, kind)
         try:
-            pieces = self._template.pieces(messages, tools=request.tools, **request.chat_template_kwargs)
+            return self._chat(history, request, open_turn)
         except TemplateError as error:
             raise RequestError(str(error), param="messages") from None
+
+    def ahead(self, request: ChatRequest, entries: Sequence[Entry]) -> ChatPrompt | None:
+        """What any next turn after `entries` begins with, up to its user's message; None where that cannot be said."""
+        messages = [*(entry.message for entry in entries), NEXT_TURN]
+        try:
+            parts = self._chat(History(messages, {}, entries), request).prompt.parts
+        except (TemplateError, RequestError):
+            return None
+        next_turn = _label(len(entries), NEXT_TURN)
+        known = list(itertools.takewhile(lambda part: not isinstance(part, Fixed) or part.label != next_turn, parts))
+        return ChatPrompt(known) if len(known) < len(parts) else None
+
+    def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> Chat:
+        """Raises TemplateError, and RequestError for documents that the template leaves out."""
+        messages = history.messages
+        pieces = self._template.pieces(messages, tools=request.tools, **request.chat_template_kwargs)
+        sets = self._document_sets(history, request)
+        entries = [
+            *history.kept,
+            *(
+                Entry(messages[at], tuple(document.key for document in history.documents.get(at, ())), sets.get(at))
+                for at in range(len(history.kept), len(messages))
+            ),
+        ]
         parts: list[Fixed | DocumentSet] = []
-        held: set[str] | None = set() if (request.dedup or self._dedup) == "auto" else None
         end = len(messages) - 1 if open_turn else None
         for piece in pieces:
             if piece.message is not None and piece.message == end:
@@ -53,15 +82,15 @@ class PromptBuilder:
             if piece.message is None:
                 parts.append(self._template_text(piece.text, first=not parts))
                 continue
-            if given := documents.pop(piece.message, None):
-                parts.append(self._document_set(given, request, held))
-            parts.append(self._content(piece, messages[piece.message], request.cache_scope))
-        if documents:
-            at = next(iter(documents))
+            if shown := sets.pop(piece.message, None):
+                parts.append(shown)
+            parts.append(self._content(piece, entries[piece.message], request.cache_scope))
+        if sets:
+            at = next(iter(sets)) - history.shift
             raise RequestError(
                 f"the chat template leaves out messages[{at}], which has documents", param=f"messages[{at}].documents"
             )
-        return ChatPrompt(parts)
+        return Chat(ChatPrompt(parts), tuple(entries), len(history.kept))
 
     def _ids(self, prompt: list[Any]) -> np.ndarray:
         most = self._model.num_vocab - 1
@@ -74,12 +103,24 @@ class PromptBuilder:
         begin = first and not (self._model.bos and text.startswith(self._model.bos))
         return Fixed(self._model.tokenize(text, special=True, begin=begin), "the chat template", ends=False)
 
-    def _content(self, piece: Piece, message: Mapping[str, Any], scope: str) -> Fixed:
+    def _content(self, piece: Piece, entry: Entry, scope: str) -> Fixed:
         """A message's text; an answer of ours as it was sampled. Control tokens in it are just text."""
-        role = message["role"]
-        sampled = self._answers.recall(scope, piece.text) if role == "assistant" else None
-        tokens = self._tokens(piece.text) if sampled is None else sampled
-        return Fixed(tokens, f"message {piece.message} ({role})")
+        tokens = None
+        if entry.message["role"] == "assistant":
+            # The template may have changed the text: the ids that were sampled spell all of it or nothing.
+            is_whole = entry.sampled is not None and piece.text == entry.message["content"]
+            tokens = entry.sampled if is_whole else self._answers.recall(scope, piece.text)
+        assert piece.message is not None
+        return Fixed(self._tokens(piece.text) if tokens is None else tokens, _label(piece.message, entry.message))
+
+    def _document_sets(self, history: History, options: Options) -> dict[int, DocumentSet]:
+        """The documents of each message that has some: of those that are kept as they stood, of the others new."""
+        sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
+        held: set[str] | None = None
+        if (options.dedup or self._dedup) == "auto":
+            held = {key for shown in sets.values() for key in shown.keys}
+        new = {at: self._document_set(given, options, held) for at, given in sorted(history.documents.items()) if given}
+        return sets | new
 
     def _document_set(self, given: tuple[Document, ...], options: Options, held: set[str] | None) -> DocumentSet:
         """held: keys of the documents of earlier turns, which are not shown again (RAGBoost, 5.4); None to show all."""
@@ -99,7 +140,7 @@ class PromptBuilder:
 
 
 def _documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
-    """The documents of each message that has some; also checks the messages themselves. Raises RequestError."""
+    """The documents of each message that says which it has; also checks the messages themselves. Raises RequestError."""
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
     found: dict[int, tuple[Document, ...]] = {}
@@ -109,18 +150,25 @@ def _documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
             raise RequestError(f"{where}.role: expected a text such as 'user'", param=f"{where}.role")
         if not isinstance(message.get("content"), str | list | None):
             raise RequestError(f"{where}.content: expected a text or a list of parts", param=f"{where}.content")
-        if message.get("documents"):
-            if message["role"] != "user":
-                raise RequestError(f"{where}.documents: only user messages have documents", param=f"{where}.documents")
-            found[at] = _parsed(message["documents"], f"{where}.documents")
-    if request.documents:
-        last = max((at for at, message in enumerate(request.messages) if message["role"] == "user"), default=None)
-        if last is None:
-            raise RequestError("documents belong to the last user message, and there is none", param="documents")
-        if last in found:
+        given = message.get("documents")
+        if given and message["role"] != "user":
+            raise RequestError(f"{where}.documents: only user messages have documents", param=f"{where}.documents")
+        if given is not None:
+            found[at] = _parsed(given, f"{where}.documents")
+    if request.documents is None:
+        return found
+    last = max((at for at, message in enumerate(request.messages) if message["role"] == "user"), default=None)
+    if last is None and request.documents:
+        raise RequestError("documents belong to the last user message, and there is none", param="documents")
+    if last is not None:
+        if found.get(last) and request.documents:
             raise RequestError(f"documents and messages[{last}].documents: give one of them", param="documents")
-        found[last] = _parsed(request.documents, "documents")
+        found[last] = found.get(last) or _parsed(request.documents, "documents")
     return found
+
+
+def _label(at: int, message: Mapping[str, Any]) -> str:
+    return f"message {at} ({message['role']})"
 
 
 def _parsed(values: Any, where: str) -> tuple[Document, ...]:

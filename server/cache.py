@@ -14,8 +14,8 @@ from ..slots.request import Request as Queued
 from .completions import collect, unless_disconnected
 from .errors import RequestError
 from .service import Service
-from .web import Json, body_of, service_of
-from .wire import WarmRequest, check_scope, decode
+from .web import Json, body_of, scope_of, service_of
+from .wire import WarmRequest, decode
 
 
 async def warm(request: Request) -> Response:
@@ -30,8 +30,8 @@ async def warm(request: Request) -> Response:
     if not (service.model.can_trim or service.snapshots.max_bytes):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
-    prompt = await asyncio.to_thread(service.builder.chat, asked)
-    generation = service.submit(prompt, asked)
+    chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked))
+    generation = service.submit(chat.prompt, asked)
     done = await unless_disconnected(request, collect(service, generation))
     if done is None:
         return Response(status_code=499)  # nobody reads it
@@ -45,23 +45,17 @@ async def warm(request: Request) -> Response:
 
 async def holdings(request: Request) -> Response:
     """What one scope (`?scope=`, the common one without it) has cached, run by run."""
-    service, scope = service_of(request), _scope(request)
+    service, scope = service_of(request), scope_of(request)
     return Json(await asyncio.wrap_future(service.engine.ask(lambda: _holdings(service, scope))))
 
 
 async def drop(request: Request) -> Response:
     """Forget what one scope has cached, but for what running requests need."""
-    service, scope = service_of(request), _scope(request)
+    service, scope = service_of(request), scope_of(request)
     dropped = await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
     if service.disk is not None:
         service.disk.drop(scope)
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
-
-
-def _scope(request: Request) -> str:
-    scope = request.query_params.get("scope", "")
-    check_scope(scope, "scope")
-    return scope
 
 
 def _pin(service: Service, done: Queued, asked: WarmRequest) -> int:

@@ -13,6 +13,7 @@ from . import reply
 from .generation import End, Event, Failure, Generation
 from .prompt import ChatPrompt
 from .service import Service
+from .turn import Turn
 from .web import Json, body_of, service_of
 from .wire import ChatRequest, CompletionRequest, Options, decode
 
@@ -22,8 +23,10 @@ T = TypeVar("T")
 async def chat(request: Request) -> Response:
     service = service_of(request)
     asked = decode(await body_of(request), ChatRequest)
-    prompt = await asyncio.to_thread(service.builder.chat, asked)
-    return await _answer(request, service, prompt, asked, "chat")
+    origin = service.origin(asked)
+    chat = await asyncio.to_thread(service.builder.chat, asked, origin)
+    style = reply.dialect("chat", service.name)
+    return await _answer(request, service, chat.prompt, asked, style, Turn(style.id, asked, chat, origin))
 
 
 async def text(request: Request) -> Response:
@@ -38,12 +41,18 @@ async def _complete(request: Request, kind: str) -> Response:
     service = service_of(request)
     asked = decode(await body_of(request), CompletionRequest)
     prompt = await asyncio.to_thread(service.builder.text, asked.prompt)
-    return await _answer(request, service, prompt, asked, kind)
+    return await _answer(request, service, prompt, asked, reply.dialect(kind, service.name))
 
 
-async def _answer(request: Request, service: Service, prompt: ChatPrompt, asked: Options, kind: str) -> Response:
-    generation = service.submit(prompt, asked)
-    style = reply.dialect(kind, generation.request.id, service.name)
+async def _answer(
+    request: Request,
+    service: Service,
+    prompt: ChatPrompt,
+    asked: Options,
+    style: reply.Dialect,
+    turn: Turn | None = None,
+) -> Response:
+    generation = service.submit(prompt, asked, turn)
     if asked.stream:
         usage = bool(asked.stream_options and asked.stream_options.include_usage)
         body = reply.stream(style, _events(service, generation), usage)

@@ -126,6 +126,8 @@ class Engine:
         future: Future[T] = Future()
 
         def answer() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has gone
             try:
                 future.set_result(question())
             except Exception as error:
@@ -273,7 +275,8 @@ class Engine:
         text = "".join(generation.parts)
         kept = request.cache or request.snapshot_scope is not None
         if kept and text and self._model.detokenize(tokens) == text:
-            self._answers.remember(generation.scope, text, tokens.copy())
+            generation.sampled = tokens.copy()
+            self._answers.remember(generation.scope, text, generation.sampled)
 
     def _end(self, generation: Generation) -> None:
         """Take a generation out of the engine, once."""

@@ -3,7 +3,7 @@
 RequestError            anything that is answered with a status and {"error": {...}}
   400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
   401 authentication_error        no or a wrong API key
-  404 not_found_error             no such route
+  404 not_found_error             no such route; an answer or a conversation that is not remembered
   413 invalid_request_error       a body larger than --max-body
   429 rate_limit_error            the queue is full; Retry-After says when to come back
   500 server_error                the engine failed

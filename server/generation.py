@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from ..models.sampling import Sampling
 from ..models.text import TextStream
 from ..slots.request import Request
 from .errors import RequestError
+from .turn import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Report:
     prompt_time: float
     generation_time: float
     num_preempted: int
+    conversation: dict[str, Any] | None = None
 
     def timings(self) -> dict[str, Any]:
         """llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were."""
@@ -92,7 +96,7 @@ class Report:
             "repeated": self.repeated,
             "miss": self.miss,
             "preempted": self.num_preempted,
-        }
+        } | ({} if self.conversation is None else {"conversation": self.conversation})
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's `usage`."""
@@ -123,6 +127,8 @@ class Generation:
     scope: str = ""
     wants_progress: bool = False
     no_cache_reason: str | None = None  # why nothing may be reused, where that is so
+    turn: Turn | None = None  # of a chat
+    sampled: np.ndarray | None = None  # the ids (int32) of the whole answer, once they are known to spell its text exactly
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     parts: list[str] = field(default_factory=list)  # the text so far
     arrived: float = field(default_factory=perf_counter)

@@ -9,6 +9,7 @@ from math import ceil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from .conversations import Conversations
 from .disk import DiskTier
 from .engine import Engine
 from .generation import Report
@@ -29,9 +30,8 @@ class Snapshot:
 class Metrics:
     """One server's metrics; each server has its own registry. token_bytes: what one token's KV takes."""
 
-    def __init__(self, engine: Engine, token_bytes: int, disk: DiskTier | None = None) -> None:
-        self._disk = disk
-        self._engine = engine
+    def __init__(self, engine: Engine, token_bytes: int, conversations: Conversations, disk: DiskTier | None = None) -> None:
+        self._engine, self._conversations, self._disk = engine, conversations, disk
         self._token_bytes = token_bytes
         self._snapshot: Snapshot | None = None
         self._registry = CollectorRegistry()
@@ -78,6 +78,9 @@ class Metrics:
             return
         for name, (help, value) in self._snapshot.gauges.items():
             yield GaugeMetricFamily(f"slotcache_{name}", help, value)
+        held = self._conversations
+        yield GaugeMetricFamily("slotcache_conversations", "Conversations that are remembered", len(held))
+        yield GaugeMetricFamily("slotcache_conversation_bytes", "What they take, about", held.num_bytes)
         for name, (help, value) in self._snapshot.counters.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
@@ -114,13 +117,16 @@ class Metrics:
                 "steps": ("Steps", counters.steps),
                 "failed_steps": ("Steps that failed", self._engine.num_failed_steps),
                 "prompt_tokens": ("Prompt tokens computed", counters.prefilled_tokens),
+                "idle_prompt_tokens": (
+                    "Prompt tokens computed in idle time for what may come",
+                    counters.idle_tokens,
+                ),
                 "generated_tokens": ("Tokens generated", counters.generated_tokens),
                 "evicted_tokens": ("Tokens that left the device", tree.num_evicted),
                 "saved_tokens": ("Tokens copied to host memory", tree.host.num_saved),
                 "disk_written_runs": ("Runs written to disk", self._disk.num_written if self._disk else 0),
                 "disk_refused_files": ("Files that were damaged, and are gone", self._disk.num_refused if self._disk else 0),
                 "restored_tokens": ("Tokens brought back from host memory", tree.host.num_restored),
-                "speculated_tokens": ("Prompt tokens computed ahead of a request", counters.background_tokens),
                 "speculations_dropped": (
                     "Prompts computed ahead that gave way to a request or to another one",
                     self._engine.num_background_dropped,

@@ -44,6 +44,7 @@ class DocumentSet:
     """The documents of one turn in retrieval rank. tokens: of each. hint: tokenises an order hint; None for no hints.
 
     repeated: ids of those that an earlier turn holds, which do not stand here again; location: tokens that say so.
+    order: ranks in the order in which they once stood in a prompt, which is the one they keep; None: not chosen yet.
     """
 
     documents: tuple[Document, ...]
@@ -52,6 +53,7 @@ class DocumentSet:
     hint: Tokenize | None
     repeated: tuple[str, ...] = ()
     location: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    order: tuple[int, ...] | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -89,10 +91,8 @@ class ChatPrompt:
                 behind.append(part.tokens)
                 continue
             node = node and _follow(tree, node, behind)
-            cached = CachedDocuments(tree, node, part, self.parts[index + 1 :])
-            keys, names = part.keys, [document.id for document in part.documents]
-            others = [other.keys for prompt in waiting if (other := self._sharing(prompt, index))]
-            order = arrange(keys, cached, part.policy, names=names, waiting=others).order
+            order = self._arranged(index, tree, node, waiting) if part.order is None else part.order
+            keys = part.keys
             for at in order:
                 layout.add_document(part.documents[at], part.tokens[at])
                 node = node and node.documents.get(keys[at])
@@ -101,6 +101,15 @@ class ChatPrompt:
             layout.repeat(part.repeated)
             behind = [hint]
         return layout.build()
+
+    def _arranged(self, index: int, tree: PrefixTree, node: Node | None, waiting: Collection[Prompt]) -> Sequence[int]:
+        """The best order of the documents of part `index`, which follow `node`."""
+        part = self.parts[index]
+        assert isinstance(part, DocumentSet)
+        cached = CachedDocuments(tree, node, part, self.parts[index + 1 :])
+        names = [document.id for document in part.documents]
+        others = [other.keys for prompt in waiting if (other := self._sharing(prompt, index))]
+        return arrange(part.keys, cached, part.policy, names=names, waiting=others).order
 
     def _sharing(self, prompt: Prompt, index: int) -> DocumentSet | None:
         """The documents that another prompt has where this one has part `index`, if both are the same up to there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from time import time
@@ -17,6 +18,9 @@ DONE = b"data: [DONE]\n\n"
 
 class Dialect(Protocol):
     """One API's way to say the same."""
+
+    @property
+    def id(self) -> str: ...
 
     def first(self) -> dict[str, Any] | None:
         """A chunk before any text."""
@@ -111,10 +115,10 @@ def _completion(style: Chat | Text, kind: str, choice: dict[str, Any]) -> dict[s
 DIALECTS = {"chat": ("chatcmpl", Chat), "text": ("cmpl", Text), "native": ("cmpl", Native)}
 
 
-def dialect(kind: str, number: int, model: str) -> Dialect:
-    """The dialect `kind` for request `number`."""
+def dialect(kind: str, model: str) -> Dialect:
+    """The dialect `kind` for one answer, whose id nobody can guess: whoever knows it may go on from the answer."""
     prefix, made = DIALECTS[kind]
-    return made(f"{prefix}-{number}", model, int(time()))
+    return made(f"{prefix}-{secrets.token_hex(12)}", model, int(time()))
 
 
 def whole(style: Dialect, text: str, end: End) -> bytes:

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -33,15 +33,18 @@ from ..slots.scheduler import Scheduler
 from ..slots.snapshots import Snapshots
 from ..slots.tree import PrefixTree
 from .builder import PromptBuilder
+from .conversations import Conversations, Origin
 from .disk import DiskTier
 from .engine import Engine
 from .errors import RequestError
 from .generation import End, Event, Failure, Generation
+from .idle import Ahead, IdlePrefill
 from .metrics import Metrics
 from .prompt import ChatPrompt
 from .settings import Settings
 from .tokens import AnswerMemory
-from .wire import Options
+from .turn import Turn
+from .wire import ChatRequest, Options
 
 logger = logging.getLogger("slotcache")
 DEFAULT_CONTEXT = 16384  # cells, where the model was trained for more and nobody asked for more
@@ -62,14 +65,23 @@ class Service:
     limit: int  # tokens a prompt and its answer may have together
     open: set[Generation]
     ids: itertools.count
-    disk: DiskTier | None = None
+    conversations: Conversations
+    idle: IdlePrefill
+    disk: DiskTier | None
 
-    def submit(self, prompt: ChatPrompt, options: Options) -> Generation:
+    def origin(self, asked: ChatRequest) -> Origin | None:
+        """What a chat goes on from, if it has to do with a conversation. Raises RequestError where that is not known."""
+        asked.check()
+        return self.conversations.origin(asked, self._caches(asked))
+
+    def submit(self, prompt: ChatPrompt, options: Options, turn: Turn | None = None) -> Generation:
         """Hand a prompt to the engine. Raises RequestError: too long, or the queue is full."""
         options.check()
         self._check_length(prompt)
         self._admit_to_queue()
         generation = self._generation(prompt, options)
+        generation.turn = turn
+        self.idle.stop()
         self.engine.submit(generation)
         self.open.add(generation)
         return generation
@@ -99,18 +111,36 @@ class Service:
         event = await generation.events.get()
         if isinstance(event, End):
             self.metrics.finished(event.report, event.reason)
+            event = self._concluded(generation, event)
         elif isinstance(event, Failure):
             self.metrics.failed()
         if isinstance(event, End | Failure):
-            self.open.discard(generation)
+            self._close(generation)
         return event
 
     def abandon(self, generation: Generation) -> None:
         """Whoever waited for this generation has gone. Does nothing when it has had its final event."""
         if generation in self.open:
-            self.open.discard(generation)
             self.metrics.cancelled()
             self.engine.cancel(generation)
+            self._close(generation)
+
+    def _concluded(self, generation: Generation, end: End) -> End:
+        """Remember the turn of a whole answer; its end, with what became of the conversation. Of others nothing is kept."""
+        request, turn = generation.request, generation.turn
+        if turn is None:
+            return end
+        assert request.layout is not None
+        entries = turn.entries(request.layout, "".join(generation.parts), generation.sampled)
+        remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
+        if self.settings.idle_prefill and request.cache and generation.limit:
+            self.idle.add(Ahead(turn.asked, entries))
+        return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
+
+    def _close(self, generation: Generation) -> None:
+        self.open.discard(generation)
+        if not self.open:
+            self.idle.go_on()
 
     def close(self) -> None:
         self.engine.stop()
@@ -130,10 +160,14 @@ class Service:
                 retry_after=self.metrics.seconds_until_room(self.settings.parallel),
             )
 
+    def _caches(self, options: Options) -> bool:
+        """Whether a request may leave anything behind."""
+        return self.settings.cache_prompt if options.cache_prompt is None else options.cache_prompt
+
     def _generation(self, prompt: ChatPrompt, options: Options) -> Generation:
         wanted, room = options.limit(), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
-        asked = self.settings.cache_prompt if options.cache_prompt is None else options.cache_prompt
+        asked = self._caches(options)
         number = next(self.ids)
         cache = asked and self.model.can_trim
         shared = ("shared", options.cache_scope)
@@ -219,8 +253,13 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint, settings.dedup)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
-    metrics = Metrics(engine, _token_bytes(settings, model), disk)
-    return Service(settings, name, model, context, engine, builder, source, metrics, limit, set(), itertools.count(1), disk)
+    conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
+    metrics = Metrics(engine, _token_bytes(settings, model), conversations, disk)
+    ids = itertools.count(1)
+    idle = IdlePrefill(model, engine, builder, limit, ids)
+    return Service(
+        settings, name, model, context, engine, builder, source, metrics, limit, set(), ids, conversations, idle, disk
+    )
 
 
 def start(service: Service) -> None:

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .errors import RequestError
-from .web import Json, body_of, service_of
-from .wire import MAX_SCOPE, SpeculateRequest, check_scope, decode
+from .web import Json, body_of, scope_of, service_of
+from .wire import MAX_SCOPE, SpeculateRequest, decode
 
 
 async def speculate(request: Request) -> Response:
@@ -26,16 +26,15 @@ async def speculate(request: Request) -> Response:
     asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
-    prompt = await asyncio.to_thread(service.builder.chat, asked, is_open)
-    started = await asyncio.wrap_future(service.ahead(("speculation", asked.id), prompt, asked))
+    chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked), is_open)
+    started = await asyncio.wrap_future(service.ahead(("speculation", asked.id), chat.prompt, asked))
     return _answer(asked, "started" if started else "skipped")
 
 
 async def forget(request: Request) -> Response:
     """Stop: the turn will not come (`?id=`, `?scope=`)."""
     service, query = service_of(request), request.query_params
-    scope, name = query.get("scope", ""), query.get("id", "default")
-    check_scope(scope, "scope")
+    scope, name = scope_of(request), query.get("id", "default")
     if len(name) > MAX_SCOPE:
         raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_SCOPE}", param="id")
     dropped = await asyncio.wrap_future(service.engine.drop_background((scope, ("speculation", name))))

@@ -44,8 +44,8 @@ async def apply_template(request: Request) -> Response:
     """What a chat would be as one prompt, its documents in the order they would have now."""
     service = service_of(request)
     asked = decode(await body_of(request), ChatRequest)
-    prompt = await asyncio.to_thread(service.builder.chat, asked)
+    chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked))
     tree = service.engine.scheduler.tree
     scope = ("shared", asked.cache_scope)
-    layout = await asyncio.wrap_future(service.engine.ask(lambda: prompt.arrange(tree, scope)))
+    layout = await asyncio.wrap_future(service.engine.ask(lambda: chat.prompt.arrange(tree, scope)))
     return Json({"prompt": service.model.detokenize(layout.tokens, special=True), "n_tokens": len(layout.tokens)})

@@ -12,6 +12,7 @@ from . import reply
 from .errors import RequestError
 from .service import Service
 from .settings import Settings
+from .wire import check_scope
 
 
 @dataclass(slots=True)
@@ -49,6 +50,13 @@ async def body_of(request: Request) -> bytes:
         if len(body) > most:
             raise RequestError(f"the body is larger than {most:,} bytes, the server's --max-body", status=413)
     return bytes(body)
+
+
+def scope_of(request: Request) -> str:
+    """The scope that the address names (`?scope=`); the common one without it. Raises RequestError."""
+    scope = request.query_params.get("scope", "")
+    check_scope(scope, "scope")
+    return scope
 
 
 def service_of(request: Request) -> Service:

@@ -14,7 +14,7 @@ from .errors import RequestError
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-MAX_SCOPE = 256  # characters: a scope is a name, not a document
+MAX_SCOPE = 256  # characters: a scope, or a conversation's id, is a name, not a document
 
 
 class StreamOptions(Struct):
@@ -101,11 +101,24 @@ class Options(Struct):
         return biases
 
 
+class ConversationReference(Struct):
+    """A conversation by its id. history: whether `messages` are all of it or only what is new; auto: as they look."""
+
+    id: str
+    history: Literal["auto", "whole", "new"] = "auto"
+
+
 class ChatRequest(Options, kw_only=True):
-    """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own."""
+    """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
+
+    conversation, previous_response_id: what the messages go on from. store: remember this one, as OpenAI has it.
+    """
 
     messages: list[dict[str, Any]]
     documents: list[Any] | None = None
+    conversation: str | ConversationReference | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = {}
 

@@ -11,7 +11,7 @@ class Counters:
 
     steps: int = 0
     prefilled_tokens: int = 0
+    idle_tokens: int = 0  # prompt tokens computed for requests in the background
     generated_tokens: int = 0
     preemptions: int = 0
-    background_tokens: int = 0  # of the prefilled ones, those computed ahead of a request
     cached_tokens: dict[str, int] = field(default_factory=dict)

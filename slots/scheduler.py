@@ -8,21 +8,22 @@ from whatever of it is still in the tree. The oldest running request always make
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
-from .budget import PrefillBudget, chunk
+from .budget import MIN_CHUNK, PrefillBudget, chunk
 from .counters import Counters
 from .holds import Holds
 from .packing import pack
 from .plan import Operation, Plan, Span
 from .queue import Queue
 from .radix import common_prefix
-from .request import Request
+from .request import Prompt, Request
 from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
 
 PACK_AFTER = 2  # requests that started beside others: so many scatter cells enough
-BACKGROUND_CHUNK = 64  # prompt tokens a step computes ahead of time: what is lost when a request ends it early
+BACKGROUND_STEP = MIN_CHUNK  # prompt tokens a step computes in the background: what is lost when a request ends it early
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
@@ -117,6 +118,12 @@ class Scheduler:
         background = all(request.background for request in self._in_flight)
         return Plan(self.tree.take_operations() + self._packing(), tuple(spans), spare, background)
 
+    def can_compute_ahead(self, prompt: Prompt, scope: Hashable) -> bool:
+        """Whether a background request would compute something, and may now: nobody else is here, and cells are free."""
+        tokens = prompt.arrange(self.tree, scope).tokens
+        match = self.tree.match(scope, tokens)
+        return self.idle and match.length < len(tokens) and len(tokens) - match.ready <= self._num_free
+
     def plan_idle_work(self) -> Plan | None:
         """A small step for when there is nothing to compute: what was decided, and one idle run copied to host memory.
 
@@ -137,8 +144,10 @@ class Scheduler:
             request.computed = span.stop
             if request.sequence is not None and request.sequence.length < request.claimed:
                 self.tree.advance(request.sequence, min(span.stop, request.claimed))
-                self.counters.prefilled_tokens += len(span.tokens)
-                self.counters.background_tokens += len(span.tokens) if request.background else 0
+                if request.background:
+                    self.counters.idle_tokens += len(span.tokens)
+                else:
+                    self.counters.prefilled_tokens += len(span.tokens)
             if request.computed in request.stops:
                 self.snapshots.take(request)
             if span.logits:
@@ -214,8 +223,9 @@ class Scheduler:
             if self._waits_for(request, leaders):
                 continue
             leaders.append(request)
+            most = min(room, BACKGROUND_STEP) if request.background else room
             ahead = (next_stop(request.stops, request.computed) or request.num_tokens) - request.computed
-            size = chunk(ahead, min(room, BACKGROUND_CHUNK) if request.background else room)
+            size = chunk(ahead, most)
             planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
             if size <= 0:
                 continue
@@ -302,8 +312,8 @@ class Scheduler:
         return own or min(idle, key=lambda lane: lane.last_use)
 
     def _count_cached(self, request: Request, source: str, tokens: int) -> None:
-        if request.num_preempted:
-            return  # its prompt has been counted
+        if request.num_preempted or request.background:
+            return  # its prompt has been counted, or nobody asked for it
         request.cached += tokens
         request.sources[source] = request.sources.get(source, 0) + tokens
         self.counters.cached_tokens[source] = self.counters.cached_tokens.get(source, 0) + tokens

@@ -171,7 +171,8 @@ class PrefixTree(Ledger):
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory while there is time, so that it can leave the device for nothing later.
 
-        The beginnings come first: a run is of no use without what stands before it. False when every idle run has a copy or the budget has no room; nothing is dropped for it.
+        The beginnings come first: a run is of no use without what stands before it. False when every idle run has a copy
+        or the budget has no room; nothing is dropped for it.
         """
         for sequence in self.parked.values():
             for node in reversed(list(path(sequence.tip))):

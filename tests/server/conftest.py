@@ -57,7 +57,8 @@ def _running(model, **changed):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    settings = defaults(**({"port": port, "ctx_size": 8192, "flash_attn": "off", "check": True, "threads": 1} | changed))
+    usual = {"port": port, "ctx_size": 8192, "flash_attn": "off", "check": True, "threads": 1, "idle_prefill": False}
+    settings = defaults(**(usual | changed))
     server, host = make_server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(run(server, host, model)))
     thread.start()

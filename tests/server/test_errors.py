@@ -116,8 +116,9 @@ def test_a_body_that_is_too_large(tiny):
 def test_an_api_key(tiny):
     with running(tiny, api_key="secret") as server:
         assert server.http.get("/health").status_code == 200
-        refused = server.http.get("/v1/models")
-        assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
+        for path in ("/v1/models", "/v1/conversations/c"):
+            refused = server.http.get(path)
+            assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret") as client:
             assert client.models.list().data[0].id == "tiny"
         assert "secret" not in server.http.get("/props", headers={"Authorization": "Bearer secret"}).text

@@ -34,13 +34,13 @@ def used(answer):
 
 def test_the_final_documents_find_what_was_computed_ahead(server):
     body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": "right"}
-    before = server.metric("slotcache_speculated_tokens_total")
+    before = server.metric("slotcache_idle_prompt_tokens_total")
     started = speculate(server, **body)
     assert started["object"] == "speculation" and started["state"] == "started"
     at_rest(server)
     answer = server.chat(**body)
     assert used(answer) == answer["usage"]["prompt_tokens"] - 1
-    assert server.metric("slotcache_speculated_tokens_total") - before == answer["usage"]["prompt_tokens"]
+    assert server.metric("slotcache_idle_prompt_tokens_total") - before == answer["usage"]["prompt_tokens"]
     plain = server.chat(**body | {"cache_prompt": False, "document_order": "retrieval"})
     assert plain["choices"] == answer["choices"]
 
@@ -51,11 +51,11 @@ def test_before_there_are_documents_everything_in_front_of_them_is_computed(serv
         {"role": "assistant", "content": "Of stone, most of it."},
         {"role": "user", "content": "And the roof?"},
     ]
-    before = server.metric("slotcache_speculated_tokens_total")
+    before = server.metric("slotcache_idle_prompt_tokens_total")
     speculate(server, messages=history, cache_scope="open")
     at_rest(server)
     answer = server.chat(messages=history, documents=DOCUMENTS[:2], cache_scope="open")
-    assert used(answer) == server.metric("slotcache_speculated_tokens_total") - before > 40
+    assert used(answer) == server.metric("slotcache_idle_prompt_tokens_total") - before > 40
     assert answer["slotcache"]["documents"][0]["cached_tokens"] == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 from fixed_prompt import Fixed
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
-from slotcache.slots.plan import Clear, Restore, Save
+from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
@@ -242,6 +242,19 @@ def test_idle_kv_goes_to_host_memory_once_and_comes_back():
     assert len(restores) >= 3
 
 
+def test_a_run_that_was_restored_for_a_cancelled_request_goes_back():
+    world = World(host=1000)
+    world.run(range(100), stops=[50])
+    world.run(range(200, 300))
+    request = world.submit(range(50))
+    plan = world.scheduler.plan()
+    assert any(isinstance(op, Restore) and op.stop == 49 for op in plan.operations)
+    world.memory.run(Plan(plan.operations))  # the runner had no room for the rest
+    world.scheduler.finish(request)  # and its client has gone
+    check(world.scheduler)
+    assert world.run([*range(100), 7]).sources["host"] == 100
+
+
 def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():
     world = World(host=1000)
     world.run(range(100), stops=[50])
@@ -252,6 +265,23 @@ def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():
     world.run(range(200, 300))
     assert not any(isinstance(op, Save) for plan in world.plans for op in plan.operations)
     assert world.run([*range(100), 7]).sources["host"] == 100
+
+
+def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fits():
+    world = World(batch=512, cells=300)
+    world.run(range(50))
+    ahead = Fixed(range(200))
+    assert world.scheduler.can_compute_ahead(ahead, "")
+    request = Request(1, ahead, 1, "", background=True)
+    world.requests.append(request)
+    world.scheduler.submit(request)
+    assert not world.scheduler.can_compute_ahead(ahead, "")  # somebody is there
+    while not world.scheduler.idle:
+        assert computed(world.step(), request) <= 64
+    counters = world.scheduler.counters
+    assert (counters.idle_tokens, counters.prefilled_tokens, counters.cached_tokens) == (150, 50, {"none": 0})
+    assert not world.scheduler.can_compute_ahead(ahead, "")  # all of it is there
+    assert not world.scheduler.can_compute_ahead(Fixed(range(200, 400)), "")  # nobody's KV leaves for it
 
 
 def test_idle_kv_stays_where_there_is_no_host_tier():

@@ -55,8 +55,9 @@ class Lives(RuleBasedStateMachine):
         scope=st.sampled_from(["", "", "", "x"]),
         cache=st.sampled_from([True, True, True, False]),
         priority=st.sampled_from([0, 0, 1]),
+        background=st.sampled_from([False, False, True]),
     )
-    def submit(self, data, fresh, limit, scope, cache, priority):
+    def submit(self, data, fresh, limit, scope, cache, priority, background):
         history = data.draw(st.sampled_from(self.histories[-8:]))
         cut = data.draw(st.integers(0, len(history)))
         tokens = np.array([*history[:cut], *fresh][: CONTEXT - limit], np.int32)
@@ -66,7 +67,7 @@ class Lives(RuleBasedStateMachine):
         )
         number = next(self.ids)
         scope = scope if cache else ("private", number)
-        request = Request(number, Fixed(tokens, at, documents), limit, scope, cache, priority)
+        request = Request(number, Fixed(tokens, at, documents), limit, scope, cache, priority, background)
         self.scheduler.submit(request)
         self.open.append(request)
 

@@ -1,0 +1,40 @@
+"""One turn of a chat on its way: what was asked, what its prompt holds, and what there is to remember at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..slots.request import Layout
+from .conversations import Origin
+from .history import Chat, Entry
+from .wire import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """id: of its answer. origin: what it goes on from; None where it has nothing to do with a conversation."""
+
+    id: str
+    asked: ChatRequest
+    chat: Chat
+    origin: Origin | None
+
+    def entries(self, layout: Layout, text: str, sampled: np.ndarray | None) -> tuple[Entry, ...]:
+        """The whole conversation once the answer is. sampled: its ids (int32) where they spell exactly `text`."""
+        return (*self.chat.placed(layout), Entry({"role": "assistant", "content": text}, sampled=sampled))
+
+    def report(self, remembered: bool) -> dict[str, Any] | None:
+        """What the answer says of its conversation. messages: of the prompt; messages_kept: of them, as remembered."""
+        if self.origin is None:
+            return None
+        return {
+            "id": self.origin.id,
+            "previous": self.origin.answer or None,
+            "turns": sum(entry.message["role"] == "user" for entry in self.chat.entries),
+            "messages": len(self.chat.entries),
+            "messages_kept": self.chat.num_kept,
+            "remembered": remembered,
+        }
