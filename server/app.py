@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import cache, completions, remembered, speculation, status, texts
+from . import cache, completions, lanes, remembered, speculation, status, texts
 from .errors import RequestError
 from .web import Host, refusal
 
@@ -28,6 +28,7 @@ def make_app(host: Host) -> Starlette:
         Route("/models", status.models),
         Route("/props", status.properties),
         Route("/slots", status.slots),
+        Route("/slots/{id:int}", lanes.act, methods=["POST"]),
         Route("/metrics", status.metrics),
         Route("/v1/chat/completions", completions.chat, methods=["POST"]),
         Route("/chat/completions", completions.chat, methods=["POST"]),

@@ -20,6 +20,7 @@ from ..models.errors import Interrupted, NoRoom
 from ..models.model import Model
 from ..models.runner import Runner
 from ..models.sampling import Sampler
+from ..models.state import cut
 from ..slots.archive import Archive, Record
 from ..slots.check import check
 from ..slots.plan import Plan
@@ -58,7 +59,7 @@ class Engine:
         self.num_failed_steps = 0
         self._model, self._runner, self._samplers, self._answers = model, runner, samplers, answers
         self._checks = checks
-        self.archive = Archive(scheduler.tree)
+        self.archive = Archive(scheduler.tree, cut)
         self._disk = disk
         if disk is not None:
             scheduler.tree.host.news = []
@@ -114,12 +115,19 @@ class Engine:
         """Let go of a generation whose client has gone, by the next step."""
         self._inbox.put(lambda: self._end(generation))
 
-    def adopt(self, record: Record) -> bool:
+    def carry_out(self) -> None:
+        """Do what the cache has decided, now; in the engine's thread."""
+        self._runner.run(Plan(self.scheduler.tree.take_operations()))
+
+    def adopt(self, record: Record, source: str = "disk") -> bool:
         """Put a record from elsewhere into the host tier; whether it is there then. Waits for the step that runs."""
+        if self.scheduler.snapshots.max_bytes:
+            snapshots = self.scheduler.snapshots
+            return self.ask(lambda: snapshots.keep(record.scope, record.tokens, record.data)).result(ADOPT_SECONDS)
         if not self._runner.accepts(record.data, record.start, len(record.tokens)):
             logger.warning("%d tokens from disk do not fit this model's KV", len(record.tokens) - record.start)
             return False
-        return self.ask(lambda: self.archive.adopt(record, "disk")).result(ADOPT_SECONDS)
+        return self.ask(lambda: self.archive.adopt(record, source)).result(ADOPT_SECONDS)
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
         """Run a function between two steps, where nothing changes under it."""

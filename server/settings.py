@@ -66,6 +66,7 @@ SETTINGS = (
     Setting("cache_ram", ("-cram", "--cache-ram"), 8192, "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out"),
     Setting("cache_dir", ("--cache-dir",), "", "folder where idle KV is kept for the next start of the server; it tells what was asked, so only its owner may read it"),
     Setting("cache_disk", ("--cache-disk",), 8192, "MiB that it may take there", least=0),
+    Setting("slot_save_path", ("--slot-save-path",), "", "folder for llama-server's `POST /slots/{id}?action=save` and `restore`; without one they are refused"),
     Setting("eviction", ("--eviction",), "pgdsf", "which idle KV leaves first when a tier is full: pgdsf counts use, cost and age", tuple(POLICIES)),
     Setting("idle_cells", ("--idle-cells",), 0, "cells on the device that may hold idle KV when a request starts; the rest moves to host memory"),
     Setting("window", ("--window",), 32, "how many later requests, with more of their prompt cached, may overtake one that waits"),

@@ -5,7 +5,7 @@ A record stands for itself: it has all tokens from the first one on, so whoever 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,9 @@ import numpy as np
 from .node import Blob, Node
 from .radix import NO_TOKENS, path
 from .tree import PrefixTree
+
+Cut = Callable[[np.ndarray, int, int], np.ndarray]
+"""The part of a copy (uint8) at positions [start, stop)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,19 +38,21 @@ class Record:
 class Archive:
     """Reads records out of a tree and puts them back."""
 
-    def __init__(self, tree: PrefixTree) -> None:
-        self._tree = tree
+    def __init__(self, tree: PrefixTree, cut: Cut) -> None:
+        self._tree, self._cut = tree, cut
 
     def record(self, node: Node) -> Record | None:
-        """A run as a record; None where its copy in host memory has not been made, or is shared with another run."""
+        """A run as a record; None where its copy in host memory has not been made."""
         blob = node.blob
-        if blob is None or blob.data is None or (blob.start, blob.stop) != (node.start, node.end):
+        if blob is None or blob.data is None:
             return None
+        whole = (blob.start, blob.stop) == (node.start, node.end)
+        data = blob.data if whole else self._cut(blob.data, node.start, node.end)
         nodes = list(path(node))[::-1]
         documents = tuple((key, origin.end) for origin, key in node.document_of)
         tokens = np.concatenate([one.tokens for one in nodes])
         scope = self._scope_of(nodes[0])
-        return Record(scope, tokens, node.start, blob.data, documents, node.frequency, node.token_cost)
+        return Record(scope, tokens, node.start, data, documents, node.frequency, node.token_cost)
 
     def adopt(self, record: Record, source: str) -> bool:
         """Put a record into the host tier, if what comes before it is cached and there is room; whether it is there then."""
@@ -69,10 +74,10 @@ class Archive:
         tree.price(node)
         return True
 
-    def held(self, scope: Hashable, tokens: np.ndarray) -> Iterator[Node]:
+    def held(self, scope: Hashable, tokens: np.ndarray) -> list[Node]:
         """The runs of a prompt that are cached, the first one first."""
         match = self._tree.match(scope, tokens)
-        return (node for node in list(path(match.node))[::-1] if node.end <= match.length and node.is_cached)
+        return [node for node in list(path(match.node))[::-1] if node.end <= match.length and node.is_cached]
 
     def _scope_of(self, first: Node) -> Hashable:
         return next(scope for scope, root in self._tree.roots.items() if root is first.parent)

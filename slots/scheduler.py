@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from .budget import MIN_CHUNK, PrefillBudget, chunk
 from .counters import Counters
@@ -17,7 +19,7 @@ from .holds import Holds
 from .packing import pack
 from .plan import Operation, Plan, Span
 from .queue import Queue
-from .radix import common_prefix
+from .radix import NO_TOKENS, common_prefix
 from .request import Prompt, Request
 from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
@@ -35,6 +37,8 @@ class Lane:
     request: Request | None = None
     sequence_id: int = -1
     last_use: int = 0
+    scope: Hashable = None  # of that history
+    history: np.ndarray = field(default_factory=lambda: NO_TOKENS)  # int32; empty where nothing of it was kept
 
 
 class Scheduler:
@@ -361,5 +365,7 @@ class Scheduler:
             self.snapshots.take(request)
         self.tree.release(request.sequence, request.tokens[request.claimed : max(request.computed, request.claimed)])
         self.running.remove(request)
-        self.lanes[request.lane].request = None
+        lane = self.lanes[request.lane]
+        lane.request, lane.scope = None, request.scope if request.cache else request.snapshot_scope
+        lane.history = NO_TOKENS if lane.scope is None else request.tokens[: request.computed]
         request.sequence = None

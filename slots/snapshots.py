@@ -8,7 +8,7 @@ a budget of bytes, and found by a radix tree over tokens. llama-server calls the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class Snapshots(RadixTree):
     def load(self, request: Request) -> int:
         """Give a request's new sequence the longest state that its tokens begin with; how many tokens that spares."""
         assert request.sequence is not None
-        node = self._find(request.snapshot_scope, request.tokens[: request.num_tokens - 1])
+        node = self.longest(request.snapshot_scope, request.tokens[: request.num_tokens - 1])
         if node is None:
             return 0
         assert node.blob is not None
@@ -79,43 +79,64 @@ class Snapshots(RadixTree):
         """Keep the state of a request's sequence as it is now, if there is room for it."""
         assert request.sequence is not None
         scope, tokens = request.snapshot_scope, request.tokens[: request.computed]
-        size = self.size_of(len(tokens))
-        if scope is None or not len(tokens) or size > self.max_bytes:
+        if scope is None or not len(tokens) or self.size_of(len(tokens)) > self.max_bytes:
             return
-        root = self.roots.setdefault(scope, Node(NO_TOKENS, 0, None))
-        node = self._descend(root, tokens)
+        node = self._place(scope, tokens)
         if node.blob is None:
-            self._make_room(size)
-            node.blob = Blob(0, len(tokens))
-            self.num_bytes += size
+            node.blob = self._blob(len(tokens), None)
             self.num_taken += 1
             self._tree.perform(Snap(request.sequence.id, node.blob))
-        self._kept[node] = scope
-        self._kept.move_to_end(node)
+
+    def along(self, scope: Hashable, tokens: np.ndarray) -> Iterator[Node]:
+        """The nodes with snapshots that these tokens begin with, the longest one first."""
+        match = self.match(scope, tokens)
+        return (node for node in path(match.node) if node.blob is not None and node.end <= match.length)
+
+    def longest(self, scope: Hashable, tokens: np.ndarray) -> Node | None:
+        return next(self.along(scope, tokens), None)
+
+    def keep(self, scope: Hashable, tokens: np.ndarray, data: np.ndarray) -> bool:
+        """Take over a snapshot (uint8) that was kept elsewhere; False where it does not fit."""
+        size = self.size_of(len(tokens))
+        if size > self.max_bytes or len(data) != size:
+            return False
+        node = self._place(scope, tokens)
+        node.blob = node.blob or self._blob(len(tokens), data)
+        return True
 
     def drop(self, scope: Hashable) -> int:
         """Forget a scope's snapshots; how many tokens the longest of each path stood for."""
         nodes = self.of(scope)
         dropped = sum(node.end for node in nodes if not node.children)
         for node in nodes:
-            self._forget(node)
+            self.forget(node)
         return dropped
 
     def void(self) -> None:
         """Forget snapshots that were decided and never made."""
         for node in [node for node in self._kept if node.blob is None or node.blob.data is None]:
-            self._forget(node)
+            self.forget(node)
 
-    def _find(self, scope: Hashable, tokens: np.ndarray) -> Node | None:
-        match = self.match(scope, tokens)
-        ends = (node for node in path(match.node) if node.blob is not None and node.end <= match.length)
-        return next(ends, None)
+    def _place(self, scope: Hashable, tokens: np.ndarray) -> Node:
+        """The node at whose end a snapshot is kept, as the newest one, with room made for it."""
+        found = self.longest(scope, tokens)
+        if found is None or found.end < len(tokens):
+            self._make_room(self.size_of(len(tokens)))
+        node = self._descend(self.roots.setdefault(scope, Node(NO_TOKENS, 0, None)), tokens)
+        self._kept[node] = scope
+        self._kept.move_to_end(node)
+        return node
+
+    def _blob(self, num_tokens: int, data: np.ndarray | None) -> Blob:
+        self.num_bytes += self.size_of(num_tokens)
+        return Blob(0, num_tokens, data)
 
     def _make_room(self, size: int) -> None:
         while self._kept and self.num_bytes + size > self.max_bytes:
-            self._forget(next(iter(self._kept)))
+            self.forget(next(iter(self._kept)))
 
-    def _forget(self, node: Node) -> None:
+    def forget(self, node: Node) -> None:
+        """Drop the snapshot at the end of a node."""
         del self._kept[node]
         node.blob = None
         self.num_bytes -= self.size_of(node.end)

@@ -8,7 +8,7 @@ ADR 007 (a slot's history outlives its request).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -168,6 +168,10 @@ class PrefixTree(Ledger):
         self._leave_device(leaf)
         return True
 
+    def save(self, nodes: Iterable[Node]) -> bool:
+        """See that all of these runs have a copy in host memory; False where there is no room."""
+        return all([bool(node.blob) or self._save(node, node.longest_holder()) for node in nodes])
+
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory while there is time, so that it can leave the device for nothing later.
 
@@ -201,8 +205,13 @@ class PrefixTree(Ledger):
 
     def drop(self, scope: Hashable) -> int:
         """Forget what a scope holds and no running request needs, on every tier; how many tokens that were."""
-        root, dropped = self.roots.get(scope), 0
-        for node in reversed(list(descendants(root)) if root else []):
+        root = self.roots.get(scope)
+        return self.discard(list(descendants(root))[::-1] if root else [])
+
+    def discard(self, nodes: Iterable[Node]) -> int:
+        """Forget those of these runs, deepest first, that nothing stands behind and no running request needs."""
+        dropped = 0
+        for node in nodes:
             if node.pins or node.children:
                 continue
             dropped += len(node.tokens)

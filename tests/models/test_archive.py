@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from slotcache.models.model import Model
+from slotcache.models.state import cut
 from slotcache.server.recordfile import Torn, decode, encode, file_name
 from slotcache.slots.archive import Archive, Record
 
@@ -37,7 +38,7 @@ def records(model, prompt):
     lab.run(prompt, limit=4, stops=(100, 260), scope=SCOPE)
     while plan := lab.scheduler.plan_idle_work():
         lab.runner.run(plan)
-    archive = Archive(lab.scheduler.tree)
+    archive = Archive(lab.scheduler.tree, cut)
     found = [archive.record(node) for node in lab.scheduler.tree.host.news]
     lab.close()
     assert all(found)
@@ -60,7 +61,7 @@ def test_a_record_survives_its_file(records):
 def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, records):
     reference = Lab(model).run(prompt, limit=4, cache=False)
     lab = lab_of(model)
-    archive = Archive(lab.scheduler.tree)
+    archive = Archive(lab.scheduler.tree, cut)
     for record in records:
         read = decode(file_of(record))
         assert lab.runner.accepts(read.data, read.start, len(read.tokens))
@@ -75,7 +76,7 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
 
 def test_a_run_without_what_comes_before_it_is_not_taken(model, prompt, records):
     lab = lab_of(model)
-    archive = Archive(lab.scheduler.tree)
+    archive = Archive(lab.scheduler.tree, cut)
     assert not archive.adopt(records[1], "disk") and not lab.scheduler.tree.roots
     assert archive.adopt(records[0], "disk") and archive.adopt(records[1], "disk")
     assert archive.adopt(records[1], "disk")  # there already
@@ -86,7 +87,7 @@ def test_a_run_without_what_comes_before_it_is_not_taken(model, prompt, records)
 def test_a_run_that_does_not_fit_the_budget_is_not_taken(model, records):
     lab = lab_of(model)
     lab.scheduler.tree.host.max_tokens = 200
-    archive = Archive(lab.scheduler.tree)
+    archive = Archive(lab.scheduler.tree, cut)
     assert archive.adopt(records[0], "disk") and not archive.adopt(records[1], "disk")
     lab.close()
 
@@ -119,7 +120,7 @@ def test_a_file_that_ends_early_is_noticed(records, share):
 def test_documents_are_found_again(model, prompt, records):
     lab = lab_of(model)
     first, second = records[0], records[1]
-    archive, tree = Archive(lab.scheduler.tree), lab.scheduler.tree
+    archive, tree = Archive(lab.scheduler.tree, cut), lab.scheduler.tree
     assert archive.adopt(first, "disk")
     marked = Record(SCOPE, second.tokens, second.start, second.data, (("key", 100),))
     assert archive.adopt(marked, "disk")

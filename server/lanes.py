@@ -1,0 +1,159 @@
+"""llama-server's `POST /slots/{id}?action=save|restore|erase`: what a lane ran last, to a file, from one, and forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..slots.archive import Record
+from ..slots.scheduler import Lane
+from .errors import RequestError
+from .recordfile import Torn, decode, encode
+from .service import Service
+from .web import Json, body_of, service_of
+from .wire import decode as decode_body
+
+ACTIONS = ("save", "restore", "erase")
+SIZE = struct.Struct("<Q")  # of a record, in front of it
+
+
+class FileName(Struct):
+    """The body of save and restore."""
+
+    filename: str
+
+
+async def act(request: Request) -> Response:
+    """One of the three, by the query's `action`."""
+    service, number = service_of(request), request.path_params["id"]
+    action = request.query_params.get("action")
+    if action not in ACTIONS:
+        raise RequestError(f"action is {action!r}: expected one of {', '.join(ACTIONS)}", param="action")
+    if number >= len(service.engine.scheduler.lanes):
+        raise RequestError(f"there is no slot {number}: expected 0 to {service.settings.parallel - 1}", param="id")
+    if action == "erase":
+        erased = await asyncio.wrap_future(service.engine.ask(lambda: _erase(service, number)))
+        return Json({"id_slot": number, "n_erased": erased})
+    path = _path(service, decode_body(await body_of(request), FileName).filename)
+    began = perf_counter()
+    about = await (_save if action == "save" else _restore)(service, number, path)
+    return Json(about | {"timings": {f"{action}_ms": 1000 * (perf_counter() - began)}})
+
+
+async def _save(service: Service, number: int, path: Path) -> dict[str, Any]:
+    records = await asyncio.wrap_future(service.engine.ask(lambda: _records(service, number)))
+    written = await asyncio.to_thread(_write, path, records)
+    saved = len(records[-1].tokens) if records else 0
+    return {"id_slot": number, "filename": path.name, "n_saved": saved, "n_written": written}
+
+
+async def _restore(service: Service, number: int, path: Path) -> dict[str, Any]:
+    records = await asyncio.to_thread(_read, path)
+    restored = 0
+    for record in records:
+        if not await asyncio.to_thread(service.engine.adopt, record):
+            break
+        restored = len(record.tokens)
+    if records and not restored:
+        raise RequestError(
+            f"{path.name} is not of this model with these settings, or --cache-ram has no room", param="filename"
+        )
+    if records:
+        last = records[-1]
+        await asyncio.wrap_future(service.engine.ask(lambda: _remember(service, number, last, restored)))
+    return {"id_slot": number, "filename": path.name, "n_restored": restored, "n_read": path.stat().st_size}
+
+
+def _path(service: Service, name: str) -> Path:
+    """The file of that name in --slot-save-path. Raises RequestError."""
+    if not service.settings.slot_save_path:
+        raise RequestError("this server was started without --slot-save-path: slots cannot be saved or restored")
+    if not name or name != Path(name).name or name.startswith(".") or "\\" in name:
+        raise RequestError(f"filename is {name[:80]!r}: expected a file's name, without a path", param="filename")
+    return Path(service.settings.slot_save_path).expanduser() / name
+
+
+def _write(path: Path, records: Sequence[Record]) -> int:
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        with aside.open("wb") as file:
+            for record in records:
+                parts = encode(record)
+                file.write(SIZE.pack(sum(map(len, parts))))
+                file.writelines(parts)
+            written = file.tell()
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RequestError(f"cannot write {path.name}: {error.strerror}", status=500) from None
+    return written
+
+
+def _read(path: Path) -> list[Record]:
+    try:
+        return list(_decoded(memoryview(path.read_bytes())))
+    except OSError as error:
+        raise RequestError(f"cannot read {path.name}: {error.strerror}", param="filename") from None
+    except (Torn, struct.error) as error:
+        raise RequestError(f"{path.name} is damaged: {error}", param="filename") from None
+
+
+def _decoded(content: memoryview) -> Iterator[Record]:
+    at = 0
+    while at < len(content):
+        (size,) = SIZE.unpack_from(content, at)
+        at += SIZE.size
+        yield decode(bytes(content[at : at + size]))
+        at += size
+
+
+# ---- in the engine's thread ----------------------------------------------------------------------------------------
+
+
+def _lane(service: Service, number: int) -> Lane:
+    lane = service.engine.scheduler.lanes[number]
+    if lane.request is not None:
+        raise RequestError(f"slot {number} is running a request: try again when it has ended", status=503, retry_after=1)
+    return lane
+
+
+def _records(service: Service, number: int) -> list[Record]:
+    """What a lane ran last, as far as it is cached; beginnings first."""
+    engine, lane = service.engine, _lane(service, number)
+    if service.snapshots.max_bytes:
+        engine.carry_out()
+        kept = [node.blob for node in service.snapshots.along(lane.scope, lane.history) if node.blob][::-1]
+        return [
+            Record(lane.scope, np.array(lane.history[: blob.stop]), 0, blob.data) for blob in kept if blob.data is not None
+        ]
+    nodes = engine.archive.held(lane.scope, lane.history)
+    if not engine.scheduler.tree.save(nodes):
+        raise RequestError("there is no room in host memory for what the slot holds: start with a larger --cache-ram")
+    engine.carry_out()
+    return [record for node in nodes if (record := engine.archive.record(node))]
+
+
+def _remember(service: Service, number: int, record: Record, length: int) -> None:
+    lane = _lane(service, number)
+    lane.scope, lane.history = record.scope, record.tokens[:length]
+
+
+def _erase(service: Service, number: int) -> int:
+    """Forget what only this lane's history holds."""
+    lane, scheduler = _lane(service, number), service.engine.scheduler
+    if service.snapshots.max_bytes:
+        nodes = list(service.snapshots.along(lane.scope, lane.history))
+        erased = nodes[0].end if nodes else 0
+        for node in nodes:
+            service.snapshots.forget(node)
+        return erased
+    return scheduler.tree.discard(service.engine.archive.held(lane.scope, lane.history)[::-1])

@@ -1,0 +1,82 @@
+"""llama-server's save, restore and erase of slots."""
+
+import pytest
+from architectures import hybrid
+
+from .conftest import running
+
+LONG = {"messages": [{"role": "user", "content": "Tell me of the old mill. " * 12}], "max_tokens": 12}
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def act(server, action, number=0, **body):
+    return server.http.post(f"/slots/{number}", params={"action": action}, json=body)
+
+
+@pytest.fixture(params=["tiny", "hybrid"])
+def model(request, tiny, tmp_path):
+    return tiny if request.param == "tiny" else hybrid(tmp_path / "hybrid.gguf")
+
+
+def test_what_was_saved_is_restored_by_another_server_and_answers_the_same(model, tmp_path):
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    with running(model, slot_save_path=str(folder), parallel=1) as up:
+        first = up.chat(**LONG)
+        saved = act(up, "save", filename="mill.bin").json()
+        assert saved["n_saved"] > first["usage"]["prompt_tokens"]
+        assert saved["n_written"] == (folder / "mill.bin").stat().st_size
+        assert saved["id_slot"] == 0 and saved["timings"]["save_ms"] > 0
+    with running(model, slot_save_path=str(folder), parallel=1) as up:
+        restored = act(up, "restore", filename="mill.bin").json()
+        assert restored["n_restored"] == saved["n_saved"] and restored["n_read"] == saved["n_written"]
+        longer = [*LONG["messages"], {"role": "assistant", "content": first["choices"][0]["message"]["content"]}]
+        messages = [*longer, {"role": "user", "content": "And then?"}]
+        again = up.chat(messages=messages, max_tokens=8)
+        assert cached(again) > 50  # the answer's text need not be cut into tokens as it was sampled
+        assert up.chat(messages=messages, max_tokens=8, cache_prompt=False)["choices"] == again["choices"]
+
+
+def test_what_was_erased_is_computed_again(model):
+    with running(model, parallel=1) as up:
+        up.chat(**LONG)
+        assert act(up, "erase").json()["n_erased"] > 50
+        assert cached(up.chat(**LONG)) < 20
+        assert act(up, "erase", 0).json()["n_erased"] > 50
+        assert act(up, "erase", 0).json()["n_erased"] == 0
+
+
+def test_what_was_not_to_be_cached_cannot_be_saved(tiny, tmp_path):
+    with running(tiny, slot_save_path=str(tmp_path), parallel=1) as up:
+        up.chat(**LONG | {"cache_prompt": False})
+        assert act(up, "save", filename="none.bin").json()["n_saved"] == 0
+        assert act(up, "restore", filename="none.bin").json()["n_restored"] == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "number", "body", "param"),
+    [
+        ("burn", 0, {}, "action"),
+        ("save", 9, {"filename": "a"}, "id"),
+        ("save", 0, {}, "filename"),
+        ("save", 0, {"filename": "../a"}, "filename"),
+        ("save", 0, {"filename": "/etc/passwd"}, "filename"),
+        ("restore", 0, {"filename": ".."}, "filename"),
+        ("restore", 0, {"filename": "nothing"}, "filename"),
+        ("restore", 0, {"filename": "damaged"}, "filename"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_would_be_right(tiny, tmp_path, action, number, body, param):
+    (tmp_path / "damaged").write_bytes(b"nothing of ours, but long enough to be read")
+    with running(tiny, slot_save_path=str(tmp_path)) as up:
+        answer = act(up, action, number, **body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+def test_without_a_folder_nothing_is_saved(tiny):
+    with running(tiny) as up:
+        answer = act(up, "save", filename="a")
+        assert answer.status_code == 400 and "--slot-save-path" in answer.json()["error"]["message"]
