@@ -41,6 +41,11 @@ class Snapshots(RadixTree):
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def nodes(self) -> set[Node]:
+        """Those at whose end there is a snapshot."""
+        return set(self._kept)
+
     def size_of(self, num_tokens: int) -> int:
         """Bytes of a snapshot behind so many tokens."""
         return self.fixed_bytes + num_tokens * self.token_bytes
@@ -85,8 +90,8 @@ class Snapshots(RadixTree):
         root = self.roots.setdefault(scope, Node(NO_TOKENS, 0, None))
         node = self._descend(root, tokens)
         if node.blob is None:
+            node.blob = Blob(0, len(tokens))  # before room is made: with nothing left behind it an empty run would go, too
             self._make_room(size)
-            node.blob = Blob(0, len(tokens))
             self.num_bytes += size
             self.num_taken += 1
             self._tree.perform(Snap(request.sequence.id, node.blob))
