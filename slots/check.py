@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .radix import descendants, path
 from .scheduler import Scheduler
+from .snapshots import Snapshots
 from .tree import PrefixTree
 
 
@@ -44,10 +45,18 @@ def check_tree(tree: PrefixTree) -> None:
         assert held == {node for node in nodes if sequence in node.sequences}
 
 
+def check_snapshots(snapshots: Snapshots) -> None:
+    """Raise AssertionError where the snapshots in the tree are not those that are accounted for."""
+    kept = [node for root in snapshots.roots.values() for node in descendants(root) if node.blob is not None]
+    assert set(kept) == snapshots.nodes
+    assert snapshots.num_bytes == sum(snapshots.size_of(node.end) for node in kept) <= snapshots.max_bytes
+
+
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError where requests, lanes, sequences and cells disagree."""
     tree = scheduler.tree
     check_tree(tree)
+    check_snapshots(scheduler.snapshots)
     assert scheduler.num_used <= tree.num_cells
     assert [lane.request for lane in scheduler.lanes if lane.request] == sorted(
         scheduler.running, key=lambda request: request.lane

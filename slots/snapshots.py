@@ -41,6 +41,11 @@ class Snapshots(RadixTree):
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def nodes(self) -> set[Node]:
+        """Those at whose end there is a snapshot."""
+        return set(self._kept)
+
     def size_of(self, num_tokens: int) -> int:
         """Bytes of a snapshot behind so many tokens."""
         return self.fixed_bytes + num_tokens * self.token_bytes

@@ -4,12 +4,14 @@ It carries out plans like the real one and fails where the real one would give a
 not hold exactly its own earlier tokens, a position held twice, a pool that overflows.
 """
 
-from slotcache.slots.plan import Clear, Drop, Operation, Plan, Restore, Save, Share, Span, Trim
+from slotcache.slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
 
 
 class Memory:
-    def __init__(self, num_cells: int) -> None:
-        self.num_cells = num_cells
+    """can_cut: False for a model whose memory is one state, which can only be dropped, copied and taken up as a whole."""
+
+    def __init__(self, num_cells: int, can_cut: bool = True) -> None:
+        self.num_cells, self.can_cut = num_cells, can_cut
         self.cells: dict[int, dict[int, tuple]] = {}  # sequence -> position -> the whole prefix that cell stands for
         self.identities: dict[tuple[int, int], int] = {}  # (sequence, position) -> which cell
         self.next_cell = 0
@@ -23,6 +25,7 @@ class Memory:
         return [token for token in sampled if token is not None]
 
     def apply(self, operation: Operation) -> None:
+        assert self.can_cut or isinstance(operation, Drop | Snap | Load | Clear), "a state cannot be cut"
         match operation:
             case Share(source, target, start, stop):
                 held, mine = self.cells[source], self.cells.setdefault(target, {})
@@ -48,6 +51,17 @@ class Memory:
                 for position in range(start, stop):
                     assert position not in mine, "a position would be held twice"
                     mine[position] = blob.data[position - blob.start]
+                    self.identities[sequence, position] = self.next_cell
+                    self.next_cell += 1
+
+            case Snap(sequence, blob):
+                assert sorted(self.cells[sequence]) == list(range(len(blob))), "not the state it is kept as"
+                blob.data = [self.cells[sequence][position] for position in range(len(blob))]
+            case Load(blob, sequence):
+                assert self.num_used + len(blob) <= self.num_cells, "no room for a state"
+                assert not self.cells.get(sequence), "a state is loaded into an empty sequence"
+                self.cells[sequence] = dict(enumerate(blob.data))
+                for position in range(len(blob)):
                     self.identities[sequence, position] = self.next_cell
                     self.next_cell += 1
 

@@ -1,0 +1,59 @@
+"""Snapshots of whole states within a budget, without a model."""
+
+import numpy as np
+from fixed_prompt import Fixed
+from slotcache.slots.check import check
+from slotcache.slots.request import Request
+from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.snapshots import Snapshots
+from slotcache.slots.tree import PrefixTree
+
+from .memory import Memory
+
+
+class Server:
+    """A model that cannot be cut, with room for so many bytes of states, one byte a token."""
+
+    def __init__(self, budget):
+        self.memory = Memory(100, can_cut=False)
+        tree = PrefixTree(100, 8)
+        self.snapshots = Snapshots(tree, budget)
+        self.snapshots.token_bytes = 1
+        self.scheduler = Scheduler(tree, 1, snapshots=self.snapshots)
+
+    def ask(self, tokens):
+        """How much of a prompt a snapshot spared."""
+        prompt = Fixed(tokens, [len(tokens)])
+        request = Request(len(tokens), prompt, 1, ("private", len(tokens)), cache=False, snapshot_scope="s")
+        self.scheduler.submit(request)
+        while request.num_tokens == request.num_prompt:
+            plan = self.scheduler.plan()
+            self.scheduler.commit(plan, self.memory.run(plan))
+            check(self.scheduler)
+        self.scheduler.finish(request)
+        self.memory.run(self.scheduler.plan())
+        check(self.scheduler)
+        return request.cached
+
+    def kept(self):
+        return [node.end for node in self.snapshots.of("s")]
+
+
+PROMPT = np.arange(30, dtype=np.int32)
+
+
+def test_a_shorter_prompt_takes_the_room_of_a_longer_one():
+    server = Server(budget=30)
+    server.ask(PROMPT)
+    assert server.kept() == [30]
+    server.ask(PROMPT[:20])
+    assert server.kept() == [20]
+    assert server.ask(PROMPT[:21]) == 20
+    assert server.snapshots.drop("s") == 21 and server.snapshots.num_bytes == 0
+
+
+def test_a_longer_prompt_takes_the_room_of_a_shorter_one():
+    server = Server(budget=30)
+    server.ask(PROMPT[:20])
+    assert server.ask(PROMPT) == 20
+    assert server.kept() == [30] and server.snapshots.num_bytes == 30
