@@ -112,6 +112,11 @@ class Model:
             return sum(int(number) for number in listed.strip("[]").split(","))
         return self.num_layers * llama_cpp.llama_model_n_head_kv(self.handle)
 
+    @property
+    def rope_depends_on_context(self) -> bool:
+        """Whether llama.cpp takes other rotary factors for a larger pool of cells, as it does for Phi 3."""
+        return bool(self.metadata(f"{self.metadata('general.architecture')}.rope.scaling.original_context_length"))
+
     def digest(self) -> str:
         """What tells one model file from another: its size, its metadata and some of its weights."""
         size = self.path.stat().st_size

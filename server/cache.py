@@ -54,7 +54,7 @@ async def drop(request: Request) -> Response:
     service, scope = service_of(request), scope_of(request)
     dropped = await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
     if service.disk is not None:
-        service.disk.drop(scope)
+        await asyncio.to_thread(service.disk.drop, scope)
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
 
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ class DiskTier:
         self.num_written = self.num_refused = 0  # records; files
         self._entries: dict[Path, Entry] = {}  # the oldest first
         self._pending: list[Record] = []
-        self._dropped: deque[str] = deque()  # scopes
+        self._dropped: list[str] = []  # scopes
         self._pending_bytes = 0
         self._writing: Record | None = None
         self._changed = threading.Condition()
@@ -74,13 +73,14 @@ class DiskTier:
             self._pending_bytes += len(record.data)
             self._changed.notify()
 
-    def drop(self, scope: str) -> None:
-        """Delete a scope's files some time soon. From any thread."""
+    def drop(self, scope: str, seconds: float = 10.0) -> bool:
+        """Delete a scope's files; whether that is done within so long. From any thread."""
         with self._changed:
             self._pending = [record for record in self._pending if name_of(record.scope) != scope]
             self._pending_bytes = sum(len(record.data) for record in self._pending)
             self._dropped.append(scope)
-            self._changed.notify()
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: scope not in self._dropped, seconds)
 
     def load(self, num_bytes: int, adopt: Callable[[Record], bool]) -> int:
         """Give `adopt` the newest records, as many as take `num_bytes`, beginnings first; how many it took."""
@@ -113,16 +113,21 @@ class DiskTier:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending or self._dropped or self._closing)
-                scopes, self._dropped = set(self._dropped), deque()
+                scopes = set(self._dropped)
                 record = self._writing = self._next()
                 self._pending_bytes -= len(record.data) if record else 0
                 if record is None and not scopes:
                     return
-            if scopes:
+            try:
                 self._remove([entry for entry in self._entries.values() if entry.scope in scopes])
-            if record is not None:
-                self._write(record)
-            self._writing = None
+                if record is not None:
+                    self._write(record)
+            except Exception:  # a thread that ends would never write again
+                logger.exception("the disk tier failed; it goes on with what comes next")
+            with self._changed:
+                self._writing = None
+                self._dropped = [scope for scope in self._dropped if scope not in scopes]
+                self._changed.notify_all()
 
     def _next(self) -> Record | None:
         """What to write now: beginnings first, since a run is of no use without what stands before it."""
@@ -140,7 +145,7 @@ class DiskTier:
         size = sum(map(len, parts))
         if size > self.max_bytes:
             return
-        aside = path.with_suffix(".tmp")
+        aside = path.with_suffix(f".{os.getpid()}.tmp")  # two servers may share the folder
         try:
             self._make_room(size)
             with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

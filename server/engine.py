@@ -29,6 +29,7 @@ from ..slots.scheduler import Scheduler
 from .disk import DiskTier
 from .errors import RequestError
 from .generation import End, Event, Failure, Generation
+from .recordfile import is_shared
 from .tokens import AnswerMemory
 
 logger = logging.getLogger("slotcache.engine")
@@ -204,7 +205,8 @@ class Engine:
             return
         news, host.news = host.news, []
         for node in news:
-            if record := self.archive.record(node):
+            record = self.archive.record(node)
+            if record is not None and is_shared(record.scope):
                 self._disk.write(record)
 
     def _step(self) -> None:

@@ -86,6 +86,11 @@ def read_head(read: Callable[[int], bytes]) -> dict:
     return json.loads(text)
 
 
+def is_shared(scope: object) -> bool:
+    """Whether a scope is one that clients name; others belong to one request, and nothing of them is kept."""
+    return isinstance(scope, tuple) and scope[0] == "shared"
+
+
 def name_of(scope: object) -> str:
     """The name in a scope that clients share: ("shared", name)."""
     assert isinstance(scope, tuple) and scope[0] == "shared"

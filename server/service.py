@@ -248,7 +248,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         Snapshots(tree, 0 if model.can_trim else _host_bytes(settings)),
     )
     answers = AnswerMemory()
-    disk = DiskTier(_cache_folder(settings, model), settings.cache_disk << 20) if settings.cache_dir else None
+    disk = DiskTier(_cache_folder(settings, model, context), settings.cache_disk << 20) if settings.cache_dir else None
     engine = Engine(model, scheduler, runner, samplers, answers, settings.check, disk)
     builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint, settings.dedup)
     logger.info("%s", describe(model, context, settings))
@@ -314,10 +314,11 @@ def _host_bytes(settings: Settings) -> int:
     return min(settings.cache_ram << 20, _free_memory() // 2)
 
 
-def _cache_folder(settings: Settings, model: Model) -> Path:
+def _cache_folder(settings: Settings, model: Model, context: Context) -> Path:
     """Where the KV of this model lies, computed with these settings: another folder for whatever makes it differ."""
     parts = (
         model.digest(),
+        context.num_cells if model.rope_depends_on_context else 0,
         llama_cpp.__version__,
         *(device.description for device in devices()),
         *(getattr(settings, name) for name in ("cache_type_k", "cache_type_v", "flash_attn", "repack", "gpu_layers")),

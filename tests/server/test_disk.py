@@ -113,7 +113,7 @@ def test_a_dropped_scope_is_gone_from_disk_too(tiny, tmp_path):
         settled(up)
         before = len(files(tmp_path))
         up.http.delete("/v1/cache", params={"scope": "drop"})
-        until(lambda: len(files(tmp_path)) == before / 2)
+        assert len(files(tmp_path)) == before / 2
     with running(tiny, cache_dir=str(tmp_path)) as up:
         loaded(up)
         assert cached(up.chat(**BODY | {"cache_scope": "drop"})) == 0
