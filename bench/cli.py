@@ -7,7 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from . import burst, cached, conversations, decode, machine, mtrag, quality, replacement, residency, speculation, stall, step
+from . import (
+    burst,
+    cached,
+    conversations,
+    decode,
+    fanout,
+    machine,
+    mtrag,
+    quality,
+    replacement,
+    residency,
+    speculation,
+    stall,
+    step,
+    stress,
+)
 from .error import BenchError, Skip
 from .report import Report
 
@@ -31,6 +46,8 @@ SCENARIOS = {
     "speculation": Scenario(
         "a search in stages, with a server that reads along", speculation.add_arguments, speculation.run
     ),
+    "fanout": Scenario("one prompt many times at once", fanout.add_arguments, fanout.run),
+    "stress": Scenario("more clients than lanes, more prompts than cells", stress.add_arguments, stress.run),
     "cached": Scenario("a prompt that is cached as a whole", cached.add_arguments, cached.run),
     "quality": Scenario("answers of the embedded model, however its documents come", quality.add_arguments, quality.run),
     "residency": Scenario("what idle and moved KV costs, without a server", residency.add_arguments, residency.run),

@@ -38,22 +38,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=int, default=20, help="conversations (default: %(default)s)")
     add("--turns", type=int, default=3, help="turns of each (default: %(default)s)")
     add("--words", type=int, default=40, help="words of each user message (default: %(default)s)")
+    add("--opening", type=int, default=0, help="words of each first message, where they differ (default: those of all)")
     add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
     add("--seed", type=int, default=0)
 
 
 def run(args: argparse.Namespace) -> Report:
     """All first turns, then all second turns, and so on, with one system prompt and real answers as history."""
-    queries = conversations(args.count, args.turns, args.words, args.seed)
+    queries = conversations(args.count, args.turns, args.words, args.seed, args.opening)
     outcomes = compare(arms_for(args, llama_lanes=args.parallel), queries, args, args.concurrency)
     title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} lanes, {args.concurrency} at a time"
     own = outcomes[0]
     cold = [turn for run in own.runs for turn in continuations(run) if not turn.is_warm]
     notes = [f"{turn.session} turn {turn.turn}: {turn.computed} computed, {turn.new} new" for turn in cold]
     bar = Bar(4, "turns after the first that computed more than their new tokens + 1", float(len(cold)), 0)
+    bars = [bar, *(_next_turns(own, other) for other in outcomes if other.arm.name == "llama-server")]
     tables = [table(title, outcomes), *(_by_turn(outcome) for outcome in outcomes)]
     data = {"arms": [outcome.data() for outcome in outcomes]}
-    return Report("conversations", tables, [bar], [*problems(outcomes), *notes], data)
+    return Report("conversations", tables, bars, [*problems(outcomes), *notes], data)
 
 
 def continuations(run: Run) -> Iterator[Continuation]:
@@ -67,6 +69,20 @@ def continuations(run: Run) -> Iterator[Continuation]:
         if before := answered.get((session, turn - 1)):
             new = result.prompt_tokens - before.prompt_tokens - before.completion_tokens
             yield Continuation(session, turn, new, result.computed_tokens)
+
+
+def _next_turns(own: Outcome, theirs: Outcome) -> Bar:
+    """Issue 4's bar, with twelve conversations that open with 1,300 tokens."""
+    mine, others = (
+        Summary.of(
+            result.ttft
+            for run in outcome.runs
+            for query, result in zip(run.queries, run.results, strict=True)
+            if query.turn > 1
+        )
+        for outcome in (own, theirs)
+    )
+    return Bar(5, "TTFT p50 of turns after the first over llama-server's", mine.p50 / others.p50, 0.6)
 
 
 def _by_turn(outcome: Outcome) -> Table:

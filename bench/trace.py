@@ -58,11 +58,12 @@ def burst(
     return trace
 
 
-def conversations(count: int = 20, turns: int = 3, words: int = 40, seed: int = 0) -> list[Query]:
-    """Plain chats without documents, one turn of each before the next turn of any."""
+def conversations(count: int = 20, turns: int = 3, words: int = 40, seed: int = 0, opening: int = 0) -> list[Query]:
+    """Plain chats without documents, one turn of each before the next turn of any. opening: words of first messages."""
     return [
-        Query(f"c{session}", turn, f"{prose(f'chat {seed} {session} {turn}', words)} {question(f'{session} {turn}')}")
+        Query(f"c{session}", turn, f"{prose(f'chat {seed} {session} {turn}', size)} {question(f'{session} {turn}')}")
         for turn in range(1, turns + 1)
+        for size in [opening if opening and turn == 1 else words]
         for session in range(count)
     ]
 
