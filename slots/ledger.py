@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .host import HostTier
 from .node import Node, Sequence
-from .plan import Drop, Operation, Share, Trim
+from .plan import Drop, Operation, Share
 from .radix import RadixTree, descendants, path
 
 
@@ -114,13 +114,6 @@ class Ledger(RadixTree):
 
     def _prune(self, sequence: Sequence) -> None:
         """Take away what nobody has computed and nobody will: the rest of a cancelled request's path."""
-        tip = sequence.tip
-        if tip.children and tip.ready and not tip.complete and not tip.pins:
-            # Restored but for its last token, in front of what is still in host memory: it goes back to its copy there.
-            self._operations.append(Trim(sequence.id, tip.start, sequence.length))
-            self._count_ready(tip, -tip.ready)
-            tip.sequences.discard(sequence)
-            sequence.length = tip.start
         while (node := sequence.tip).parent and not node.pins and not node.children and not node.complete:
             if node.ready:
                 node.tokens = node.tokens[: node.ready]
@@ -130,6 +123,11 @@ class Ledger(RadixTree):
                 break
             self._unlink(node)
             sequence.tip = node.parent
+        for node in path(sequence.tip):
+            if 0 < node.ready < len(node.tokens) and not node.pins:
+                # Restored but for its last token, in front of what is still in host memory: so is what is left of it.
+                self._split(node, node.ready)
+                break
         while sequence.tip.parent and sequence.tip.start >= sequence.length:
             sequence.tip = sequence.tip.parent
 

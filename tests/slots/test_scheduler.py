@@ -242,7 +242,7 @@ def test_idle_kv_goes_to_host_memory_once_and_comes_back():
     assert len(restores) >= 3
 
 
-def test_a_run_that_was_restored_for_a_cancelled_request_goes_back():
+def test_a_run_that_was_restored_for_a_cancelled_request_is_of_use_to_the_next():
     world = World(host=1000)
     world.run(range(100), stops=[50])
     world.run(range(200, 300))
@@ -252,7 +252,22 @@ def test_a_run_that_was_restored_for_a_cancelled_request_goes_back():
     world.memory.run(Plan(plan.operations))  # the runner had no room for the rest
     world.scheduler.finish(request)  # and its client has gone
     check(world.scheduler)
-    assert world.run([*range(100), 7]).sources["host"] == 100
+    assert world.run([*range(100), 7]).cached == 100
+
+
+def test_so_it_is_when_a_longer_prompt_that_took_it_over_is_cancelled_with_it():
+    world = World(host=1000)
+    world.run(range(100), stops=[50])
+    world.run(range(200, 300))
+    requests = []
+    for prompt in (range(50), range(100)):
+        requests.append(world.submit(prompt))
+        world.memory.run(Plan(world.scheduler.plan().operations))
+        check(world.scheduler)
+    for request in requests:
+        world.scheduler.finish(request)
+        check(world.scheduler)
+    assert world.run([*range(100), 7]).cached == 100
 
 
 def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():

@@ -34,7 +34,19 @@ SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and wh
 EXPECTED = {
     *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load"),
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
-    *("refused", "abandoned", "evict", "drop", "forget", "save ahead", "hold", "release", "expire", "overtaken"),
+    *(
+        "refused",
+        "interrupted",
+        "abandoned",
+        "evict",
+        "drop",
+        "forget",
+        "save ahead",
+        "hold",
+        "release",
+        "expire",
+        "overtaken",
+    ),
 }
 
 
@@ -141,18 +153,19 @@ class Lives(RuleBasedStateMachine):
         for _ in range(steps):
             self.one_step()
 
-    @rule(share=st.sampled_from([None, None, None, 0.0, 0.5, 1.0]))
+    @rule(end=st.sampled_from(["refused", "refused", "interrupted", 0.0, 0.5, 1.0]))
     @precondition(lambda self: self.open)
-    def fail(self, share):
-        """The runner fails, as the engine meets it: for want of room (None), or when a share of the operations has run."""
+    def fail(self, end):
+        """A plan that does not get to its spans: no room, a newcomer, or an error after a share of the operations."""
         plan = self.scheduler.plan()
-        self.carry_out(plan.operations[: int((1.0 if share is None else share) * len(plan.operations))])
-        if share is not None:
+        if isinstance(end, float):
+            self.carry_out(plan.operations[: int(end * len(plan.operations))])
             self.abandon()
-        elif plan.spans:
-            SEEN["refused"] += 1
-            if not self.scheduler.refuse():
-                self.abandon()
+            return
+        self.carry_out(plan.operations)
+        SEEN[end] += bool(plan.spans)
+        if end == "refused" and plan.spans and not self.scheduler.refuse():
+            self.abandon()
 
     def abandon(self):
         """Everything that ran ends, what waits goes on waiting, and nothing is cached any more."""
