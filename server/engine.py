@@ -26,6 +26,7 @@ from ..slots.check import check
 from ..slots.plan import Plan
 from ..slots.request import Request
 from ..slots.scheduler import Scheduler
+from .background import Background
 from .disk import DiskTier
 from .errors import RequestError
 from .generation import End, Event, Failure, Generation
@@ -66,8 +67,7 @@ class Engine:
             scheduler.tree.host.news = []
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox: list[tuple[Generation, Event]] = []
-        self._background: dict[Hashable, Generation] = {}  # what is computed ahead of time, by who wants it
-        self.num_background_dropped = 0
+        self.background = Background(scheduler, self._end)
         self._stopping = False
         self._door = Lock()
         self._closed = False  # guarded by the door
@@ -110,7 +110,7 @@ class Engine:
 
     def drop_background(self, key: Hashable) -> Future[bool]:
         """Stop computing ahead for `key`; whether it was still being computed. What is done stays in the cache."""
-        return self.ask(lambda: self._drop_background(key))
+        return self.ask(lambda: self.background.drop(key))
 
     def cancel(self, generation: Generation) -> None:
         """Let go of a generation whose client has gone, by the next step."""
@@ -160,6 +160,8 @@ class Engine:
                 self._fail(self.scheduler.abandon(), RequestError("the engine failed while computing this", status=500))
                 self._runner.clear()
             self._publish()
+        while not self._inbox.empty():  # nobody who asked is left waiting
+            self._inbox.get()()
         if self._disk is not None:
             self._use_idle_time(until=perf_counter() + LAST_SAVE)
 
@@ -243,27 +245,15 @@ class Engine:
                 self._outbox.append((request.owner, request.owner.progress()))
 
     def _accept_background(self, key: Hashable, generation: Generation, sampler: Sampler) -> bool:
-        self._drop_background(key)
-        open = (*self.scheduler.running, *self.scheduler.waiting)
-        if self._stopping or not all(request.background for request in open):
+        if self._stopping or not self.background.put(key, generation):
             sampler.close()
             return False
-        self._background[key] = generation
         self._samplers[generation.request.id] = sampler
         self.scheduler.submit(generation.request)
         return True
 
-    def _drop_background(self, key: Hashable) -> bool:
-        generation = self._background.pop(key, None)
-        if generation is None or generation.done:
-            return False
-        self._end(generation)
-        self.num_background_dropped += 1
-        return True
-
     def _accept(self, generation: Generation, sampler: Sampler) -> None:
-        for key in list(self._background):
-            self._drop_background(key)
+        self.background.give_way()
         self._samplers[generation.request.id] = sampler
         self.scheduler.submit(generation.request)
 

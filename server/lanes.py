@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..slots.archive import Record
-from ..slots.scheduler import Lane
+from ..slots.lanes import Lane
 from .errors import RequestError
 from .recordfile import Torn, decode, encode
 from .service import Service

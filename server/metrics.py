@@ -129,7 +129,7 @@ class Metrics:
                 "restored_tokens": ("Tokens brought back from host memory", tree.host.num_restored),
                 "speculations_dropped": (
                     "Prompts computed ahead that gave way to a request or to another one",
-                    self._engine.num_background_dropped,
+                    self._engine.background.num_dropped,
                 ),
                 "preemptions": ("Requests paused because cells ran out", counters.preemptions),
                 "overtakes": (

@@ -15,7 +15,7 @@ from ..models.demo import FILE as DEMO_MODEL
 from ..models.errors import ModelError
 from ..models.generate import built_in_model
 from ..models.model import check_file
-from . import service as services
+from . import loading
 from .app import make_app
 from .settings import Settings
 from .web import Host
@@ -88,9 +88,9 @@ def make_server(settings: Settings) -> tuple[Server, Host]:
 
 async def run(server: Server, host: Host, path: Path) -> None:
     """Serve the model at `path` until the server is told to exit. Raises ModelError."""
-    loading = asyncio.create_task(_load(host, path, server))
+    load = asyncio.create_task(_load(host, path, server))
     await server.serve()
-    await loading
+    await load
     if host.service is not None:
         await asyncio.to_thread(host.service.close)
 
@@ -105,11 +105,11 @@ async def _load(host: Host, path: Path, server: Server) -> None:
         return not server.should_exit
 
     try:
-        service = await asyncio.to_thread(services.load, host.settings, path, progress)
+        service = await asyncio.to_thread(loading.load, host.settings, path, progress)
     except BaseException:
         server.should_exit = True
         raise
-    services.start(service)
+    loading.start(service)
     host.service = service
     address = f"http://{host.settings.host}:{host.settings.port}"
     logger.info("ready on %s after %.1f s", address, time.perf_counter() - began)

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from .budget import MIN_CHUNK, PrefillBudget, chunk
 from .counters import Counters
 from .holds import Holds
+from .lanes import Lanes
 from .packing import pack
 from .plan import Operation, Plan, Span
 from .queue import Queue
-from .radix import NO_TOKENS, common_prefix
+from .radix import common_prefix
 from .request import Prompt, Request
 from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
@@ -27,18 +25,6 @@ from .tree import PrefixTree
 PACK_AFTER = 2  # requests that started beside others: so many scatter cells enough
 BACKGROUND_STEP = MIN_CHUNK  # prompt tokens a step computes in the background: what is lost when a request ends it early
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
-
-
-@dataclass(slots=True)
-class Lane:
-    """Where one request at a time runs; afterwards it remembers whose history it holds."""
-
-    id: int
-    request: Request | None = None
-    sequence_id: int = -1
-    last_use: int = 0
-    scope: Hashable = None  # of that history
-    history: np.ndarray = field(default_factory=lambda: NO_TOKENS)  # int32; empty where nothing of it was kept
 
 
 class Scheduler:
@@ -63,7 +49,7 @@ class Scheduler:
         snapshots: Snapshots | None = None,
     ) -> None:
         self.tree = tree
-        self.lanes = [Lane(id) for id in range(num_lanes)]
+        self.lanes = Lanes(num_lanes)
         self.batch_size = batch_size
         self.budget = PrefillBudget(prefill_budget)
         self.idle_cells = idle_cells
@@ -73,7 +59,6 @@ class Scheduler:
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
-        self._steps = 0
         self._turn_of_prefill = False  # the last step generated only
         self._num_mixed = 0  # requests that have started beside others since the cells were packed
         self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
@@ -110,7 +95,6 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The next step. Empty when nobody runs and nobody could be admitted."""
-        self._steps += 1
         self.holds.expire()
         self._admit()
         while True:
@@ -269,15 +253,14 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting requests while there are idle lanes and the pool has room for their prompts."""
         while self.waiting and not self._head_is_stuck:
-            idle = [lane for lane in self.lanes if lane.request is None]
-            if not idle:
+            if not self.lanes.any_idle:
                 return
             request = self.waiting.next()
             if not self._fits(request):
                 self._head_is_stuck = True
                 return
             self.waiting.take(request)
-            self._start(request, idle)
+            self._start(request)
 
     def _fits(self, request: Request) -> bool:
         """Whether a prompt fits beside what is running and has been promised. Alone, every accepted prompt fits."""
@@ -288,7 +271,7 @@ class Scheduler:
         promised = self.tree.num_pending + len(self.running)
         return request.num_tokens - match.covered + promised < self._num_free + reclaimable
 
-    def _start(self, request: Request, idle: list[Lane]) -> None:
+    def _start(self, request: Request) -> None:
         layout = request.layout
         assert layout is not None
         stops = [*layout.stops, request.num_tokens]
@@ -304,16 +287,9 @@ class Scheduler:
             self._count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
         request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else ()
-        lane = self._choose_lane(claim.sequence.id, idle)
         self._num_mixed = self._num_mixed + 1 if self.running else 0
-        lane.request, lane.sequence_id, lane.last_use = request, claim.sequence.id, self._steps
-        request.lane = lane.id
+        self.lanes.take(request, claim.sequence.id)
         self.running.append(request)
-
-    def _choose_lane(self, sequence_id: int, idle: list[Lane]) -> Lane:
-        """The lane that already holds this sequence's history, else the one unused for longest."""
-        own = next((lane for lane in idle if lane.sequence_id == sequence_id), None)
-        return own or min(idle, key=lambda lane: lane.last_use)
 
     def _count_cached(self, request: Request, source: str, tokens: int) -> None:
         if request.num_preempted or request.background:
@@ -365,7 +341,5 @@ class Scheduler:
             self.snapshots.take(request)
         self.tree.release(request.sequence, request.tokens[request.claimed : max(request.computed, request.claimed)])
         self.running.remove(request)
-        lane = self.lanes[request.lane]
-        lane.request, lane.scope = None, request.scope if request.cache else request.snapshot_scope
-        lane.history = NO_TOKENS if lane.scope is None else request.tokens[: request.computed]
+        self.lanes.leave(request)
         request.sequence = None

@@ -3,7 +3,7 @@
 import pytest
 from architectures import hybrid, recurrent, windowed
 from slotcache.models.errors import ModelError
-from slotcache.server.service import load
+from slotcache.server.loading import load
 from slotcache.server.settings import defaults
 
 from .conftest import running, until

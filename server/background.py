@@ -1,0 +1,42 @@
+"""What is computed ahead of time, while nobody asks for anything. Lives in the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from ..slots.scheduler import Scheduler
+from .generation import Generation
+
+
+class Background:
+    """One generation for each key: whoever wants something else ahead of time wants the earlier thing no more.
+
+    end: takes a generation out of the engine; what of it is computed stays in the cache.
+    """
+
+    def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None]) -> None:
+        self._scheduler, self._end = scheduler, end
+        self._generations: dict[Hashable, Generation] = {}
+        self.num_dropped = 0
+
+    def put(self, key: Hashable, generation: Generation) -> bool:
+        """In place of an earlier one of this key; False where somebody asks for something just now."""
+        self.drop(key)
+        if not all(request.background for request in (*self._scheduler.running, *self._scheduler.waiting)):
+            return False
+        self._generations[key] = generation
+        return True
+
+    def drop(self, key: Hashable) -> bool:
+        """Stop computing for a key; whether that was still going on."""
+        generation = self._generations.pop(key, None)
+        if generation is None or generation.done:
+            return False
+        self._end(generation)
+        self.num_dropped += 1
+        return True
+
+    def give_way(self) -> None:
+        """Somebody asks for something."""
+        for key in list(self._generations):
+            self.drop(key)

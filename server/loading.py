@@ -1,0 +1,172 @@
+"""From settings and a file to a service: the model, the context, the cache with its tiers, the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+
+import llama_cpp
+
+from ..models.chat import DEFAULT_TEMPLATE, ChatTemplate, TemplateError
+from ..models.context import MAX_SEQUENCES, Context, ContextSettings
+from ..models.device import devices
+from ..models.errors import ModelError
+from ..models.model import Model
+from ..models.runner import Runner
+from ..models.sampling import Sampler
+from ..slots.host import HostTier
+from ..slots.replacement import Replacement
+from ..slots.scheduler import Scheduler
+from ..slots.snapshots import Snapshots
+from ..slots.tree import PrefixTree
+from .builder import PromptBuilder
+from .conversations import Conversations
+from .disk import DiskTier
+from .engine import Engine
+from .idle import IdlePrefill
+from .metrics import Metrics
+from .service import Service
+from .settings import Settings
+from .tokens import AnswerMemory
+
+logger = logging.getLogger("slotcache")
+DEFAULT_CONTEXT = 16384  # cells, where the model was trained for more and nobody asked for more
+
+
+def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
+    """Load a model and make everything around it, the engine not yet started. Raises ModelError."""
+    model = Model(path, settings.gpu_layers, progress, repack=settings.repack)
+    if not model.can_chat:
+        raise ModelError(f"{path} is not a text generation model: {model.description}")
+    source = _template_source(settings, model)
+    try:
+        template = ChatTemplate(source, model.bos, model.eos)
+    except TemplateError as error:
+        raise ModelError(f"the chat template cannot be used: {error}") from None
+    num_sequences = MAX_SEQUENCES if model.can_trim else 2 * settings.parallel + 2
+    context = Context(model, _context_settings(settings, model, num_sequences))
+    if settings.parallel > (most := (context.scratch - 1) // 2):
+        raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
+    limit = min(context.num_cells, model.context_train or context.num_cells)
+    samplers: dict[int, Sampler] = {}
+    runner = Runner(context, samplers)
+    host = HostTier(_host_tokens(settings, model), Replacement(settings.eviction))
+    tree = PrefixTree(context.num_cells, context.scratch, host, Replacement(settings.eviction))
+    scheduler = Scheduler(
+        tree,
+        settings.parallel,
+        context.batch,
+        settings.prefill_budget,
+        settings.idle_cells,
+        context.apart_from,
+        settings.window,
+        Snapshots(tree, 0 if model.can_trim else _host_bytes(settings)),
+    )
+    answers = AnswerMemory()
+    disk = DiskTier(_cache_folder(settings, model, context), settings.cache_disk << 20) if settings.cache_dir else None
+    engine = Engine(model, scheduler, runner, samplers, answers, settings.check, disk)
+    builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint, settings.dedup)
+    logger.info("%s", describe(model, context, settings))
+    name = settings.alias or path.stem
+    conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
+    metrics = Metrics(engine, token_bytes(settings, model), conversations, disk)
+    ids = itertools.count(1)
+    idle = IdlePrefill(model, engine, builder, limit, ids)
+    return Service(
+        settings, name, model, context, engine, builder, source, metrics, limit, set(), ids, conversations, idle, disk
+    )
+
+
+def start(service: Service) -> None:
+    """Start the engine; its events go to the running event loop. What is on disk comes back meanwhile."""
+    service.engine.start(asyncio.get_running_loop())
+    if service.disk is not None:
+        Thread(target=_load_from_disk, args=(service, service.disk), name="load", daemon=True).start()
+
+
+def _load_from_disk(service: Service, disk: DiskTier) -> None:
+    """Fill the host tier with what an earlier run of the server left."""
+    host = service.engine.scheduler.tree.host
+    service.engine.ask(lambda: None).result()  # the warm-up is over
+    began, budget = perf_counter(), host.max_tokens * token_bytes(service.settings, service.model)
+    with contextlib.suppress(TimeoutError):
+        count = disk.load(budget, service.engine.adopt)
+        logger.info("%d runs came back from %s in %.1f s", count, disk.folder, perf_counter() - began)
+
+
+def describe(model: Model, context: Context, settings: Settings) -> str:
+    """One line: what was loaded, where its layers are, and what a token of KV takes."""
+    gpu = next((device for device in devices() if device.is_gpu), None)
+    on_gpu = min(settings.gpu_layers, model.num_layers + 1) if gpu else 0
+    where = f"{on_gpu} of {model.num_layers + 1} layers on {gpu.description}" if gpu else "all layers on the CPU"
+    per_token = token_bytes(settings, model)
+    return (
+        f"{model.path.name}: {model.description}, {model.size / 2**20:,.0f} MiB, {where}; KV {per_token:,} bytes a token, "
+        f"{context.num_cells:,} cells ({context.num_cells * per_token / 2**20:,.0f} MiB), {settings.parallel} lanes"
+    )
+
+
+def _template_source(settings: Settings, model: Model) -> str:
+    if not settings.chat_template_file:
+        return model.chat_template or DEFAULT_TEMPLATE
+    try:
+        return Path(settings.chat_template_file).read_text("utf-8")
+    except OSError as error:
+        raise ModelError(f"cannot read the chat template {settings.chat_template_file}: {error.strerror}") from None
+
+
+def token_bytes(settings: Settings, model: Model) -> int:
+    """What a token of KV takes."""
+    return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
+
+
+def _host_tokens(settings: Settings, model: Model) -> int:
+    """Tokens that the host tier may hold."""
+    return _host_bytes(settings) // max(token_bytes(settings, model), 1)
+
+
+def _host_bytes(settings: Settings) -> int:
+    """What the host tier may take: --cache-ram, but never more than half of the memory that is free now."""
+    return min(settings.cache_ram << 20, _free_memory() // 2)
+
+
+def _cache_folder(settings: Settings, model: Model, context: Context) -> Path:
+    """Where the KV of this model lies, computed with these settings: another folder for whatever makes it differ."""
+    parts = (
+        model.digest(),
+        context.num_cells if model.rope_depends_on_context else 0,
+        llama_cpp.__version__,
+        *(device.description for device in devices()),
+        *(getattr(settings, name) for name in ("cache_type_k", "cache_type_v", "flash_attn", "repack", "gpu_layers")),
+    )
+    name = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    return Path(settings.cache_dir).expanduser() / name
+
+
+def _free_memory() -> int:
+    """Bytes that programs may still take: what the page cache holds counts, a model that was just read most of all."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as lines:
+        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _context_settings(settings: Settings, model: Model, num_sequences: int) -> ContextSettings:
+    num_cells = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    return ContextSettings(
+        num_cells,
+        max(settings.batch_size, settings.parallel),
+        settings.ubatch_size,
+        settings.flash_attn,
+        settings.cache_type_k,
+        settings.cache_type_v,
+        settings.threads or len(os.sched_getaffinity(0)),
+        num_sequences,
+    )

@@ -1,0 +1,59 @@
+"""Where requests run. A lane is not a cache: it only remembers whose history it held last."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .radix import NO_TOKENS
+from .request import Request
+
+
+@dataclass(slots=True)
+class Lane:
+    """Where one request at a time runs."""
+
+    id: int
+    request: Request | None = None
+    sequence_id: int = -1
+    last_use: int = 0
+    scope: Hashable = None  # of the last request's history
+    history: np.ndarray = field(default_factory=lambda: NO_TOKENS)  # int32; empty where nothing of it was kept
+
+
+class Lanes:
+    """A fixed number of them."""
+
+    def __init__(self, count: int) -> None:
+        self._lanes = tuple(Lane(id) for id in range(count))
+        self._clock = 0
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes)
+
+    def __getitem__(self, id: int) -> Lane:
+        return self._lanes[id]
+
+    @property
+    def any_idle(self) -> bool:
+        return any(lane.request is None for lane in self._lanes)
+
+    def take(self, request: Request, sequence_id: int) -> None:
+        """Give a request the idle lane that already holds this sequence's history, else the one unused for longest."""
+        idle = [lane for lane in self._lanes if lane.request is None]
+        own = next((lane for lane in idle if lane.sequence_id == sequence_id), None)
+        lane = own or min(idle, key=lambda lane: lane.last_use)
+        self._clock += 1
+        lane.request, lane.sequence_id, lane.last_use = request, sequence_id, self._clock
+        request.lane = lane.id
+
+    def leave(self, request: Request) -> None:
+        """A request is off its lane."""
+        lane = self._lanes[request.lane]
+        lane.request, lane.scope = None, request.scope if request.cache else request.snapshot_scope
+        lane.history = NO_TOKENS if lane.scope is None else request.tokens[: request.computed]
