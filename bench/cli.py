@@ -13,6 +13,7 @@ from . import (
     conversations,
     decode,
     fanout,
+    idle,
     machine,
     mtrag,
     quality,
@@ -47,6 +48,7 @@ SCENARIOS = {
         "a search in stages, with a server that reads along", speculation.add_arguments, speculation.run
     ),
     "fanout": Scenario("one prompt many times at once", fanout.add_arguments, fanout.run),
+    "idle": Scenario("a request's speed beside idle KV", idle.add_arguments, idle.run),
     "stress": Scenario("more clients than lanes, more prompts than cells", stress.add_arguments, stress.run),
     "cached": Scenario("a prompt that is cached as a whole", cached.add_arguments, cached.run),
     "quality": Scenario("answers of the embedded model, however its documents come", quality.add_arguments, quality.run),
