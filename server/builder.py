@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,9 @@ class PromptBuilder:
     def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> Chat:
         """Raises TemplateError, and RequestError for documents that the template leaves out."""
         messages = history.messages
+        if "tools" in request.chat_template_kwargs:
+            where = "chat_template_kwargs.tools"
+            raise RequestError(f"{where}: tools are a field of the request itself", param=where)
         pieces = self._template.pieces(messages, tools=request.tools, **request.chat_template_kwargs)
         sets = self._document_sets(history, request)
         entries = [
@@ -96,7 +100,9 @@ class PromptBuilder:
         most = self._model.num_vocab - 1
         for at, token in enumerate(prompt):
             if type(token) is not int or not 0 <= token <= most:
-                raise RequestError(f"prompt[{at}] is {token!r}: expected a token id from 0 to {most}", param=f"prompt[{at}]")
+                raise RequestError(
+                    f"prompt[{at}] is {reprlib.repr(token)}: expected a token id from 0 to {most}", param=f"prompt[{at}]"
+                )
         return np.array(prompt, np.int32)
 
     def _template_text(self, text: str, first: bool) -> Fixed:

@@ -58,7 +58,8 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     limit = min(context.num_cells, model.context_train or context.num_cells)
     samplers: dict[int, Sampler] = {}
     runner = Runner(context, samplers)
-    host = HostTier(_host_tokens(settings, model), Replacement(settings.eviction))
+    host_bytes = _host_bytes(settings)
+    host = HostTier(host_bytes // max(token_bytes(settings, model), 1), Replacement(settings.eviction))
     tree = PrefixTree(context.num_cells, context.scratch, host, Replacement(settings.eviction))
     scheduler = Scheduler(
         tree,
@@ -68,7 +69,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         settings.idle_cells,
         context.apart_from,
         settings.window,
-        Snapshots(tree, 0 if model.can_trim else _host_bytes(settings)),
+        Snapshots(tree, 0 if model.can_trim else host_bytes),
     )
     answers = AnswerMemory()
     disk = DiskTier(_cache_folder(settings, model, context), settings.cache_disk << 20) if settings.cache_dir else None
@@ -128,14 +129,12 @@ def token_bytes(settings: Settings, model: Model) -> int:
     return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
 
 
-def _host_tokens(settings: Settings, model: Model) -> int:
-    """Tokens that the host tier may hold."""
-    return _host_bytes(settings) // max(token_bytes(settings, model), 1)
-
-
 def _host_bytes(settings: Settings) -> int:
     """What the host tier may take: --cache-ram, but never more than half of the memory that is free now."""
-    return min(settings.cache_ram << 20, _free_memory() // 2)
+    wanted, most = settings.cache_ram << 20, _free_memory() // 2
+    if wanted > most:
+        logger.info("--cache-ram %s MiB is more than half of the free memory: %s MiB it is", settings.cache_ram, most >> 20)
+    return min(wanted, most)
 
 
 def _cache_folder(settings: Settings, model: Model, context: Context) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -14,6 +15,8 @@ from .errors import RequestError
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 MAX_SCOPE = 256  # characters: a scope, or a conversation's id, is a name, not a document
 
 
@@ -41,7 +44,7 @@ class Options(Struct):
     response_format: dict[str, Any] | None = None
 
     n_predict: int | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     min_p: Share | None = None
     repeat_penalty: Annotated[float, Meta(gt=0.0)] | None = None
     repeat_last_n: Annotated[int, Meta(ge=0, le=65536)] | None = None
@@ -58,7 +61,7 @@ class Options(Struct):
     def check(self) -> None:
         """Refuse what would otherwise be ignored and change the answer. Raises RequestError."""
         if self.n not in (None, 1):
-            raise RequestError(f"n is {self.n}, but one answer a request is all there is: send it {self.n} times", param="n")
+            raise RequestError(f"n is {self.n}, but one answer a request is all there is: leave it out", param="n")
         if self.logprobs:
             raise RequestError("logprobs are not supported: leave them out", param="logprobs")
         if (self.response_format or {}).get("type", "text") != "text":
@@ -66,6 +69,9 @@ class Options(Struct):
         if self.document_order is not None and self.document_order not in POLICIES:
             known = ", ".join(POLICIES)
             raise RequestError(f"document_order is {self.document_order!r}: expected one of {known}", param="document_order")
+        stops = self.stops()
+        if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops):
+            raise RequestError(f"stop: expected at most {MAX_STOPS} texts of at most {MAX_STOP:,} characters", param="stop")
         check_scope(self.cache_scope, "cache_scope")
 
     def limit(self) -> int:
@@ -93,9 +99,10 @@ class Options(Struct):
     def _biases(self, num_vocab: int) -> dict[int, float]:
         biases = {}
         for token, bias in (self.logit_bias or {}).items():
-            if not token.isdigit() or int(token) >= num_vocab:
+            if not re.fullmatch("[0-9]{1,9}", token) or int(token) >= num_vocab:
                 raise RequestError(
-                    f"logit_bias names token {token!r}: expected an id from 0 to {num_vocab - 1}", param="logit_bias"
+                    f"logit_bias names token {reprlib.repr(token)}: expected an id from 0 to {num_vocab - 1}",
+                    param="logit_bias",
                 )
             biases[int(token)] = bias
         return biases
@@ -166,6 +173,8 @@ def decode(body: bytes, kind: type[R]) -> R:
         raise RequestError(f"{where or 'the body'}: {message}", param=where or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not JSON: {error}", code="malformed_json") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply: expected fewer levels", code="malformed_json") from None
 
 
 def _field_named(message: str) -> str:

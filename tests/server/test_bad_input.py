@@ -1,0 +1,146 @@
+"""Absurd requests and settings: a clear answer, and the next request is fine."""
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+
+import httpx
+import pytest
+
+from .conftest import running
+
+CHAT, NATIVE = "/v1/chat/completions", "/completion"
+USER = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def server(tiny):
+    with running(tiny, ctx_size=2048) as up:
+        yield up
+        assert up.chat()["usage"]["completion_tokens"] == 4
+
+
+def refused(server, path, content):
+    """The error of a request that is refused; the one after it, on the same connection, is not."""
+    answer = server.http.post(path, content=content)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["type"] == "invalid_request_error", answer.text
+    assert set(error) >= {"message", "type", "param", "code"} and len(error["message"]) < 500
+    assert server.http.post(NATIVE, json={"prompt": "Hi", "n_predict": 1}).json()["timings"]["predicted_n"] == 1
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"n_predict": -7}, "n_predict", "0 or more"),
+        ({"n_predict": "many"}, "n_predict", "got `str`"),
+        ({"n_predict": 1.5}, "n_predict", "got `float`"),
+        ({"top_k": 2**32 + 1}, "top_k", "<= 2147483647"),
+        ({"top_k": 10**30}, "top_k", "<= 2147483647"),
+        ({"temperature": -1}, "temperature", ">= 0.0"),
+        ({"repeat_penalty": 0}, "repeat_penalty", "> 0.0"),
+        ({"repeat_last_n": 10**30}, "repeat_last_n", "<= 65536"),
+        ({"priority": 10**30}, "priority", "<= 100"),
+        ({"n": -1}, "n", "leave it out"),
+        ({"logit_bias": {"\u00b2": 1}}, "logit_bias", "expected an id"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias", "expected an id"),
+        ({"stop": ["x"] * 100}, "stop", "at most 64"),
+        ({"stop": "x" * 5000}, "stop", "at most 1,024 characters"),
+        ({"stop": [None]}, "stop[0]", "got `null`"),
+        ({"cache_scope": "x" * 2**20}, "cache_scope", "1,048,576 characters: expected at most 256"),
+        ({"prompt": None}, "prompt", "got `null`"),
+        ({"prompt": [1, "x" * 10_000]}, "prompt[1]", "expected a token id"),
+        ({"prompt": [2**70]}, "prompt[0]", "expected a token id"),
+        ({"prompt": [True]}, "prompt[0]", "expected a token id"),
+    ],
+)
+def test_absurd_values(server, fields, param, says):
+    error = refused(server, NATIVE, json.dumps({"prompt": "Hello", "n_predict": 2} | fields))
+    assert error["param"] == param and says in error["message"]
+
+
+@pytest.mark.parametrize("body", ["", "7", "null", "[]", '"x"', "{", "\x00", '{"prompt":"\\ud800"}'])
+def test_bodies_that_are_no_request(server, body):
+    refused(server, NATIVE, body)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "0x10", "1" * 5000])
+def test_numbers_that_are_none(server, value):
+    refused(server, NATIVE, f'{{"prompt": "Hello", "n_predict": 2, "temperature": {value}}}')
+
+
+@pytest.mark.parametrize("depth", [2_000, 2_000_000])
+@pytest.mark.parametrize(
+    "where", ['"prompt": %s', '"prompt": "x", "unknown": %s', '"prompt": "x", "response_format": {"a": %s}']
+)
+def test_deep_nesting(server, where, depth):
+    error = refused(server, NATIVE, "{%s}" % (where % ("[" * depth + "]" * depth)))
+    assert error["code"] == "malformed_json" and "nested too deeply" in error["message"]
+
+
+def test_tools_among_the_arguments_of_the_template(server):
+    error = refused(server, CHAT, json.dumps({"messages": USER, "chat_template_kwargs": {"tools": 1}}))
+    assert error["param"] == "chat_template_kwargs.tools"
+
+
+def test_numbers_far_beyond_what_there_is_are_just_large(server):
+    asked = {"prompt": "Hello", "temperature": 1e300, "repeat_penalty": 1e300, "seed": 2**70, "top_k": 2**31 - 1}
+    biases = {str(token): 1e300 for token in range(500)}
+    answer = server.http.post(NATIVE, json=asked | {"n_predict": 2, "ignore_eos": True, "logit_bias": biases})
+    assert answer.status_code == 200 and answer.json()["timings"]["predicted_n"] == 2
+    asked = {"prompt": list(range(100, 130)) * 66, "n_predict": 2**62, "ignore_eos": True}
+    assert server.http.post(NATIVE, json=asked).json()["timings"]["predicted_n"] == 2048 - 30 * 66
+
+
+def test_a_message_of_10_megabytes_holds_nobody_up(server):
+    body = json.dumps({"messages": [{"role": "user", "content": "word " * 2_000_000}]})
+    with ThreadPoolExecutor() as threads:
+        large = threads.submit(httpx.post, server.url + CHAT, content=body, timeout=60)
+        waits = []
+        while not large.done():
+            began = perf_counter()
+            server.chat(max_tokens=1)
+            waits.append(perf_counter() - began)
+    error = large.result().json()["error"]
+    assert large.result().status_code == 400 and error["code"] == "context_length_exceeded"
+    assert len(waits) > 2, "others were answered while it was read"
+
+
+def test_a_budget_larger_than_the_memory_is_cut_with_a_line_in_the_log(tiny, caplog):
+    with caplog.at_level(logging.INFO, "slotcache"), running(tiny, cache_ram=1 << 31) as server:
+        assert "--cache-ram 2147483648 MiB is more than half of the free memory" in caplog.text
+        assert 0 < server.metric("slotcache_host_budget_bytes") < 1 << 50
+        assert server.chat()["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("cache_ram", [0, 64])
+def test_prompts_that_fill_the_pool_while_all_of_it_is_pinned(tiny, cache_ram):
+    """Each prompt takes most of the pool, the answers the rest: requests wait for each other, pause, and all end whole."""
+    prompts = [[300 + number, *range(100, 400), *range(100, 400)] for number in range(9)]
+    with running(tiny, ctx_size=1024, parallel=3, cache_ram=cache_ram) as server:
+
+        def ask(prompt):
+            asked = {"prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "cache_prompt": True}
+            return httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()
+
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            answers = list(threads.map(ask, prompts))
+        assert [answer["choices"][0]["finish_reason"] for answer in answers] == ["length"] * len(prompts)
+        assert [answer["usage"]["completion_tokens"] for answer in answers] == [400] * len(prompts)
+        assert server.metric("slotcache_requests_total", end="length") == len(prompts)
+        assert server.metric("slotcache_requests_running") == server.metric("slotcache_requests_waiting") == 0
+        assert server.metric("slotcache_cells_used") == server.metric("slotcache_cells_reclaimable")
+
+
+def test_short_prompts_whose_answers_outgrow_the_pool_are_paused(tiny):
+    with running(tiny, ctx_size=512, parallel=4) as server:
+
+        def ask(number):
+            asked = {"prompt": [300 + number] * 100, "n_predict": 300, "temperature": 0, "ignore_eos": True}
+            return httpx.post(server.url + NATIVE, json=asked, timeout=60).json()["timings"]["predicted_n"]
+
+        with ThreadPoolExecutor(6) as threads:
+            assert list(threads.map(ask, range(6))) == [300] * 6
+        assert server.metric("slotcache_preemptions_total") > 0
