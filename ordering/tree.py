@@ -71,6 +71,24 @@ class KnowledgeTree:
             self._touch(node)
             self._trim()
 
+    def report(self, order: Iterable[tuple[str, int]], cached_tokens: int) -> None:
+        """Remembers documents as just served, and what the engine said it had cached of them, in tokens.
+
+        What stood in front of the documents is not to be counted. Where the engine had less than was remembered it has
+        dropped the rest, and so whatever stood behind that.
+        """
+        served = [(key, tokens) for key, tokens in order]
+        with self._lock:
+            node, left = self._root, cached_tokens
+            for key, _ in served:
+                if (step := node.children.get(key)) is None:
+                    break
+                node, left = step.position, left - step.tokens
+                if left < 0:
+                    self._drop(node)
+                    break
+        self.insert(served)
+
     def forget(self, path: Sequence[str]) -> int:
         """Drops the last document of `path` and all behind it, everything for an empty path. Returns how many left."""
         with self._lock:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import cache, completions, lanes, remembered, speculation, status, texts
+from . import cache, completions, documents, lanes, remembered, speculation, status, texts
 from .errors import RequestError
 from .web import Host, refusal
 
@@ -38,6 +38,7 @@ def make_app(host: Host) -> Starlette:
         Route("/v1/cache", cache.holdings, methods=["GET"]),
         Route("/v1/cache", cache.drop, methods=["DELETE"]),
         Route("/v1/cache/warm", cache.warm, methods=["POST"]),
+        Route("/v1/documents/order", documents.order, methods=["POST"]),
         Route("/v1/speculate", speculation.speculate, methods=["POST"]),
         Route("/v1/speculate", speculation.forget, methods=["DELETE"]),
         Route("/v1/conversations/{id:path}", remembered.show, methods=["GET"]),

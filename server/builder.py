@@ -142,6 +142,8 @@ class PromptBuilder:
             self._tokens if hint else None,
             repeated,
             self._tokens(location_hint(repeated)) if repeated else NO_TOKENS,
+            keep_first=options.keep_first,
+            keep_last=options.keep_last,
         )
 
 

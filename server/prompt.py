@@ -54,6 +54,8 @@ class DocumentSet:
     repeated: tuple[str, ...] = ()
     location: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     order: tuple[int, ...] | None = None
+    keep_first: int = 0  # documents that stay where they are, at either end
+    keep_last: int = 0
 
     @property
     def keys(self) -> list[str]:
@@ -109,7 +111,7 @@ class ChatPrompt:
         cached = CachedDocuments(tree, node, part, self.parts[index + 1 :])
         names = [document.id for document in part.documents]
         others = [other.keys for prompt in waiting if (other := self._sharing(prompt, index))]
-        return arrange(part.keys, cached, part.policy, names=names, waiting=others).order
+        return arrange(part.keys, cached, part.policy, part.keep_first, part.keep_last, names, others).order
 
     def _sharing(self, prompt: Prompt, index: int) -> DocumentSet | None:
         """The documents that another prompt has where this one has part `index`, if both are the same up to there."""
@@ -169,7 +171,7 @@ def _reusable(tree: PrefixTree, node: Node, first: np.ndarray, parts: Sequence[F
     assert isinstance(documents, DocumentSet)
     cached = CachedDocuments(tree, match.node, documents, rest)
     keys = documents.keys
-    found = arrange(keys, cached, documents.policy)
+    found = arrange(keys, cached, documents.policy, documents.keep_first, documents.keep_last)
     if found.reused_documents < len(keys):
         return match.length + found.reused_tokens
     end = match.node

@@ -57,6 +57,8 @@ class Options(Struct):
     document_order: str | None = None
     dedup: Literal["auto", "off"] | None = None
     order_hint: bool | None = None
+    keep_first: Annotated[int, Meta(ge=0)] = 0
+    keep_last: Annotated[int, Meta(ge=0)] = 0
 
     def check(self) -> None:
         """Refuse what would otherwise be ignored and change the answer. Raises RequestError."""
@@ -140,6 +142,12 @@ class WarmRequest(ChatRequest, kw_only=True):
         super().check()
         if self.ttl is not None and not self.pin:
             raise RequestError("ttl says how long a prompt stays pinned: send pin: true with it", param="ttl")
+
+
+class OrderRequest(ChatRequest, kw_only=True):
+    """`POST /v1/documents/order`. Without messages the documents are those of a first question."""
+
+    messages: list[dict[str, Any]] = []
 
 
 class SpeculateRequest(ChatRequest, kw_only=True):

@@ -144,3 +144,16 @@ def test_threads_leave_it_whole() -> None:
         thread.join()
     assert not failures
     tree.check()
+
+
+def test_what_the_engine_says_it_had_corrects_what_was_remembered():
+    tree = KnowledgeTree()
+    served = [("a", 100), ("b", 100), ("c", 100)]
+    tree.insert(served)
+    tree.report(served, 300)
+    assert arrange(["c", "b", "a"], tree).reused_tokens == 300
+    tree.insert([("a", 100), ("b", 100), ("d", 100)])
+    tree.report([("a", 100), ("b", 100), ("c", 100)], 120)  # it had dropped b, and so both that stood behind it
+    assert arrange(["d", "b", "a"], tree).reused_tokens == 200
+    assert arrange(["c", "b", "a"], tree).reused_tokens == 300
+    tree.check()
