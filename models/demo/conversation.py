@@ -25,7 +25,7 @@ class Recipe:
     """Documents in the simplest wording only: attribute, then value."""
     plain_questions: bool = False
     bare: bool = False
-    """Of that only `The river is Oskel.`"""
+    """Of that only `The river of Velmora is Oskel.`: each sentence names what it is about."""
     kinds: tuple[str, ...] = ()
     """What documents are about; () for everything in wording.toml."""
     told: tuple[int, int] = (3, 6)
@@ -147,7 +147,7 @@ class _Talk:
         if key not in self._pool:
             never = self._rng.random() >= self._recipe.made_up * (0.5 if self._recipe.plain else 1.0)
             share = 0.0 if never else self._rng.choice((0.0, 0.2, 0.2, 0.5))
-            self._pool[key] = self._world.attributes(thing.kind, self._rng.randint(5, 10), share)
+            self._pool[key] = self._world.attributes(thing.kind, self._rng.randint(5, 10), share, self._recipe.bare)
         return self._pool[key]
 
     def _turn(self, fresh: list[Page], size: int, first: bool) -> Turn:

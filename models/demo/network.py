@@ -75,11 +75,12 @@ class Network(nn.Module):
         self._after: Callable = _after
         self._score: Callable = _score
 
-    def compile_parts(self) -> None:
-        """Have the parts around the attention compiled at their next call."""
+    def compile_parts(self, score: bool) -> None:
+        """Have the parts around the attention compiled at their next call; the score, too, where its size never changes."""
         self._before = torch.compile(_before, dynamic=False)
         self._after = torch.compile(_after, dynamic=False)
-        self._score = torch.compile(_score, dynamic=False)
+        if score:
+            self._score = torch.compile(_score, dynamic=False)
 
     def plain_parts(self) -> None:
         """Back to parts that are not compiled."""

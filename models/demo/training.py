@@ -28,9 +28,12 @@ SHAPES = {
 }
 WARM_UP = 150  # steps
 LOG_EVERY = 10.0  # seconds
-LEVEL_EVERY = 12.0  # a look whether it is time for the next level
+LEVEL_EVERY = 45.0  # a look whether it is time for the next level
 SAVE_EVERY = 45.0
 RESERVE = 12.0  # seconds at the end for the last look and the last checkpoint
+HEAD = 3  # tokens that an answer begins with: by them it is settled whether the documents say it, and what is copied
+HEAD_WEIGHT = 3.0
+LONGEST_STEP = 20.0  # seconds; what takes longer was a pause of the whole process (SIGSTOP), which is not counted
 
 
 @dataclass(slots=True)
@@ -80,9 +83,10 @@ class Trainer:
         print(f"{num:,} parameters on {self.device}, {self.stream.num_workers} workers", flush=True)
         if self.args.compile and not self._compiles():
             self.network.plain_parts()
-        begun = logged = watched = looked = saved = time.monotonic()
+        logged = watched = looked = saved = last = time.monotonic()
         logged_tokens, decaying = self.progress.tokens, False
-        while (share := self._share(begun)) < 1:
+        given, spent = self.args.seconds - RESERVE - (last - self.started), 0.0
+        while (share := spent / max(given, 1)) < 1:
             batch = self.stream.next()
             rate = self._rate(share)
             if not decaying and share > 1 - self.args.decay:
@@ -90,6 +94,7 @@ class Trainer:
                 self.save_state()
             self._step(batch, rate)
             now = time.monotonic()
+            spent, last = spent + min(now - last, LONGEST_STEP), now
             if now - logged >= LOG_EVERY:
                 self._log(share, rate, (self.progress.tokens - logged_tokens) / (now - logged))
                 logged, logged_tokens = now, self.progress.tokens
@@ -101,16 +106,11 @@ class Trainer:
                 looked = time.monotonic()
             if now - saved >= SAVE_EVERY:
                 self.save_model()
-                if not decaying:
+                if not decaying or self.args.decay >= 1:  # else what was saved before the decline is to go on from
                     self.save_state()
                 saved = time.monotonic()
         self.watch()
         self.save_model()
-
-    def _share(self, begun: float) -> float:
-        """How much of the time is over, from the first step on."""
-        end = self.started + self.args.seconds - RESERVE
-        return (time.monotonic() - begun) / max(end - begun, 1)
 
     def _rate(self, share: float) -> float:
         warm = min(1.0, (self.progress.step - self.first_step + 1) / WARM_UP)
@@ -132,13 +132,13 @@ class Trainer:
     def _loss(self, batch: Batch) -> torch.Tensor:
         tokens, marks = self._to_device(batch)
         x = self.network.hidden(tokens[:, :-1], self.dtype)
-        target, mark = tokens[:, 1:].reshape(-1), marks[:, 1:].reshape(-1)
+        target, mark = tokens[:, 1:].reshape(-1), _with_heads(marks)[:, 1:].reshape(-1)
         if self.args.scored < 1:
-            kept = ((mark == 2) | ((mark == 1) & (torch.rand(len(mark)) < self.args.scored))).nonzero()[:, 0]
+            kept = ((mark >= 2) | ((mark == 1) & (torch.rand(len(mark)) < self.args.scored))).nonzero()[:, 0]
             x, target, mark = x[kept], target[kept], mark[kept]
         losses, right = self.network.score(x, target)
-        answer = mark == 2
-        weight = answer + self.args.text_weight / self.args.scored * (mark == 1)
+        answer = mark >= 2
+        weight = answer + (HEAD_WEIGHT - 1) * (mark == 3) + self.args.text_weight / self.args.scored * (mark == 1)
         with torch.no_grad():
             self.seen += torch.stack([(losses * answer).sum(), (right & answer).sum(), answer.sum()])
         return (losses * weight).sum() / weight.sum()
@@ -153,7 +153,7 @@ class Trainer:
         """Whether torch.compile works here; tried on a whole step, whose gradients are thrown away."""
         begun = time.monotonic()
         try:
-            self.network.compile_parts()
+            self.network.compile_parts(score=self.args.scored >= 1)
             self._loss(self.stream.next()).backward()
             self._wait()
         except Exception as error:  # whatever is missing for it
@@ -258,6 +258,12 @@ class Trainer:
         return len(self.curriculum.levels) - 1
 
 
+def _with_heads(marks: torch.Tensor) -> torch.Tensor:
+    """Marks (rows, tokens) with 3 in place of 2 where an answer begins."""
+    before = torch.nn.functional.pad(marks, (HEAD, 0))[:, :-HEAD]
+    return torch.where((marks == 2) & (before != 2), 3, marks)
+
+
 def main() -> None:
     """The command line."""
     started = time.monotonic()
@@ -265,7 +271,7 @@ def main() -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for checkpoints")
     add("--resume", type=Path, help="folder with a state-*.bin to go on from")
-    add("--seconds", type=float, default=540, help="wall time of this call, start and end included (default: %(default)s)")
+    add("--seconds", type=float, default=540, help="of this call, start and end included, pauses not (default: %(default)s)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes that write samples")
     add("--tokens", type=int, default=98_304, help="a step (default: %(default)s)")

@@ -106,23 +106,23 @@ class World:
         pronouns = rng.choice((("she", "her", "her"), ("he", "his", "him"))) if kind.is_person else ("it", "its", "it")
         return Thing(kind, f"the {name}" if article else name, noun, pronouns)
 
-    def attributes(self, kind: Kind, count: int, open_share: float) -> list[Attribute]:
-        """Different attributes of a kind, some of them made up."""
+    def attributes(self, kind: Kind, count: int, open_share: float, labelled: bool) -> list[Attribute]:
+        """Different attributes of a kind, some of them made up; labelled: with labels."""
         rng = self.rng
         chosen = rng.sample(kind.attributes, min(count, len(kind.attributes)))
         for at in range(len(chosen)):
             if rng.random() < open_share:
-                chosen[at] = self._open_attribute()
+                chosen[at] = self._open_attribute(labelled)
         labels: dict[str, Attribute] = {}
         for attribute in chosen:
             labels.setdefault(attribute.label or attribute.ask[0], attribute)
         return list(labels.values())
 
-    def _open_attribute(self) -> Attribute:
+    def _open_attribute(self, labelled: bool) -> Attribute:
         """An attribute nobody has thought of: what it means has to be read off the words alone."""
         rng, words = self.rng, self.words
         sort = rng.choice(OPEN)
-        if rng.random() < 0.45:
+        if not labelled and rng.random() < 0.45:
             base, past = words.pick(rng, "verb").split()
             asks = (f"What did {{n}} {base}?", f"Which thing did {{n}} {base}?", f"What did {{n}} {base} then?")
             value, article = rng.choice(
@@ -164,7 +164,7 @@ class World:
         if style.wordings:
             says = sorted(says, key=lambda say: say.startswith("{v}"))[: style.wordings]
         if attribute.label and (style.plain or rng.random() < 0.15):
-            says = PLAIN_SAY[: 1 if style.bare else 2] if style.plain else PLAIN_SAY
+            says = PLAIN_SAY if not style.plain else PLAIN_SAY[2:] if style.bare else PLAIN_SAY[:2]
         template = rng.choice(says)
         if style.bare and attribute.value in COUNTED and not value.startswith("pair"):
             value = with_article(value)

@@ -46,7 +46,7 @@ def test_the_demo_answers_and_reuses_and_reuse_changes_no_answer() -> None:
 
 def test_the_quality_bench_measures_every_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "quality.json"
-    with running(FILE, threads=2) as server:
+    with running(FILE) as server:
         assert bench(["quality", "--url", server.url, "--count", "2", "--questions", "6", "--json", str(out)]) == 0
     ways, kinds = json.loads(out.read_text())["tables"]
     assert ways["rows"][0][0] == "retrieval order" and len(ways["rows"]) == 5
