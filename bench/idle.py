@@ -69,7 +69,8 @@ def _is_few(middle: dict[str, list[float]], name: str, args: argparse.Namespace)
 def _arms(args: argparse.Namespace) -> list[Arm]:
     if args.url:
         raise BenchError("idle compares three settings of slotcache, and starts each: leave --url out")
-    flags = {EMPTY: (), MOVED: (), KEPT: ("--idle-cells", str(args.ctx_size))}
+    alone = ("--idle-prefill", "off")  # what is computed ahead moves idle KV away before the measured request comes
+    flags = {EMPTY: alone, MOVED: alone, KEPT: (*alone, "--idle-cells", str(args.ctx_size))}
     return [replace(arms_for(args, slotcache_flags=more)[0], name=name) for name, more in flags.items()]
 
 
