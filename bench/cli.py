@@ -60,7 +60,8 @@ SCENARIOS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one scenario and prints its report.
 
-    Exit code 0 (a missed bar is a result, too), 2 for what cannot run, 130 for ctrl-C.
+    Exit code 0 (a missed bar is a result, too), 1 where requests failed that must not, 2 for what cannot run, 130 for
+    ctrl-C.
     """
     args = _parser().parse_args(argv)
     before = signal.signal(signal.SIGTERM, _end)
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         report.write(args.json, machine.describe(args.llama_server))
         print(f"\nwritten to {args.json}")
-    return 0
+    return int(report.has_failed)
 
 
 def _parser() -> argparse.ArgumentParser:

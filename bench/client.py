@@ -39,6 +39,7 @@ class Result:
     cached_tokens: int = 0
     completion_tokens: int = 0
     text: str = ""
+    finish_reason: str | None = None
     documents: tuple[DocumentUse, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
     status: int = 0
@@ -75,7 +76,7 @@ class _Stream:
         self._dialect, self._started, self._on_token = dialect, started, on_token
         self._received: list[tuple[float, bytes]] = []
         self._rest = b""
-        self._is_final = False
+        self._num_final = 0
         self.arrivals: list[float] = []
         self.text: list[str] = []
         self.figures: dict[str, Any] = {}
@@ -96,10 +97,12 @@ class _Stream:
                 self._read_line(line.rstrip(b"\r"), at)
 
     def end(self) -> None:
-        """Nothing more will arrive. Raises StreamError where that is too early."""
+        """Nothing more will arrive. Raises StreamError where that is too early, or too late."""
         self.read()
-        if not self._is_final:
+        if not self._num_final:
             raise StreamError("the stream ended before its final event")
+        if self._num_final > 1:
+            raise StreamError(f"the stream had {self._num_final} final events")
 
     def _read_line(self, line: bytes, at: float) -> None:
         kind, _, data = line.partition(b":")
@@ -117,8 +120,8 @@ class _Stream:
 
     def _add(self, chunk: Chunk) -> None:
         self.text.append(chunk.text)
-        self._is_final |= chunk.is_final
-        for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "timings"):
+        self._num_final += chunk.is_final
+        for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "finish_reason", "timings"):
             if (value := getattr(chunk, name)) is not None:
                 self.figures[name] = value
         if chunk.documents:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .arms import arms_for
 from .comparison import Outcome, compare, problems, table
 from .drive import Run
-from .options import add_options
+from .options import add_options, llama_lanes
 from .report import Bar, Report, Table
 from .stats import Summary, mean
 from .trace import conversations
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """All first turns, then all second turns, and so on, with one system prompt and real answers as history."""
     queries = conversations(args.count, args.turns, args.words, args.seed, args.opening)
-    outcomes = compare(arms_for(args, llama_lanes=args.parallel), queries, args, args.concurrency)
+    outcomes = compare(arms_for(args, llama_lanes=llama_lanes(args)), queries, args, args.concurrency)
     title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} lanes, {args.concurrency} at a time"
     own = outcomes[0]
     cold = [turn for run in own.runs for turn in continuations(run) if not turn.is_warm]

@@ -39,12 +39,17 @@ class Chunk:
 
     text: str = ""
     has_token: bool = False
-    is_final: bool = False
+    finish_reason: str | None = None
+    """Of the final event alone: `length`, or what else ended the answer."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     documents: tuple[DocumentUse, ...] = ()
     timings: Mapping[str, float] | None = None
+
+    @property
+    def is_final(self) -> bool:
+        return self.finish_reason is not None
 
 
 class Dialect(Protocol):
@@ -99,7 +104,7 @@ class ChatDialect:
         return Chunk(
             text=text,
             has_token=bool(text or delta.get("reasoning_content") or delta.get("tool_calls")),
-            is_final=choice.get("finish_reason") is not None,
+            finish_reason=choice.get("finish_reason"),
             prompt_tokens=usage.get("prompt_tokens"),
             cached_tokens=_first(details.get("cached_tokens"), own.get("cached_tokens"), timings.get("cache_n")),
             completion_tokens=_first(usage.get("completion_tokens"), timings.get("predicted_n")),
@@ -134,7 +139,7 @@ class CompletionDialect:
         return Chunk(
             text=text,
             has_token=bool(text or event.get("tokens")),
-            is_final=final,
+            finish_reason={"limit": "length"}.get(event.get("stop_type", ""), "stop") if final else None,
             # `tokens_cached` is the length of the slot, not what was reused, so it is not read.
             prompt_tokens=timings["prompt_n"] + cached if cached is not None else None,
             cached_tokens=cached,

@@ -11,6 +11,7 @@ from .dialect import Sampling
 from .error import BenchError
 
 DATA_VARIABLE = "SLOTCACHE_DATA"
+LLAMA_SLOTS = 4
 
 
 def add_options(parser: argparse.ArgumentParser, context: int = 16384, lanes: int = 4, max_tokens: int = 16) -> None:
@@ -54,6 +55,12 @@ def bench_model(args: argparse.Namespace) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         generate.generate(path, shape)
     return path
+
+
+def llama_lanes(args: argparse.Namespace) -> int | None:
+    """None for as many slots as llama-server has by default: they share its context, and one that is told gives each a
+    part of it, too short for what slotcache's lanes are asked."""
+    return None if args.parallel == LLAMA_SLOTS else args.parallel
 
 
 def llama_server(args: argparse.Namespace) -> str | None:

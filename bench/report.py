@@ -58,13 +58,17 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of one scenario. `data` holds what the tables leave out, as JSON values."""
+    """The outcome of one scenario. `data` holds what the tables leave out, as JSON values.
+
+    has_failed: what was measured did not work; a bar that is missed is no failure.
+    """
 
     scenario: str
     tables: Sequence[Table]
     bars: Sequence[Bar] = ()
     notes: Sequence[str] = ()
     data: dict[str, Any] = field(default_factory=dict)
+    has_failed: bool = False
 
     def text(self) -> str:
         """Tables, notes, bars."""

@@ -12,7 +12,7 @@ from .prompt import PromptSizer
 from .report import Bar, Report, Table
 from .stats import median
 
-GAUGE = "slotcache_step_host_seconds"
+HOST_SECONDS = "slotcache_step_host_seconds"
 GENERATED = "slotcache_generated_tokens_total"
 SAMPLES = 20
 PAUSE = 0.05
@@ -54,11 +54,11 @@ async def _host_seconds(client: Client, length: int, streams: int) -> float:
     tasks = [asyncio.create_task(client.ask(query, sampling=everyone)) for _ in range(streams)]
     try:
         readings: list[float] = []
-        start = await _gauge(client, GENERATED)
+        start = await gauge(client, GENERATED)
         while len(readings) < SAMPLES:
             await asyncio.sleep(PAUSE)
-            if await _gauge(client, GENERATED) > start + 4 * streams:  # all have started
-                readings.append(await _gauge(client, GAUGE))
+            if await gauge(client, GENERATED) > start + 4 * streams:  # all have started
+                readings.append(await gauge(client, HOST_SECONDS))
         return median(readings)
     finally:
         for task in tasks:
@@ -66,7 +66,8 @@ async def _host_seconds(client: Client, length: int, streams: int) -> float:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _gauge(client: Client, name: str) -> float:
+async def gauge(client: Client, name: str) -> float:
+    """A value of slotcache's `/metrics`. Raises BenchError where there is none."""
     async with client.http.get("/metrics") as answer:
         text = await answer.text()
     found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]

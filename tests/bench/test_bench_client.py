@@ -142,6 +142,30 @@ def test_a_stream_that_breaks_off_is_an_error(serve: Any, chat_events: Any) -> N
     assert result.error == "StreamError: the stream ended before its final event"
 
 
+def test_a_stream_that_ends_twice_is_an_error(serve: Any, chat_events: Any) -> None:
+    async def handler(path: str, body: Any, send: Any) -> None:
+        role, token, end, *rest = chat_events(["x"])
+        for event in [role, token, end, end, *rest]:
+            await send(event)
+
+    result = ask(serve(handler).url, ChatDialect())
+    assert result.error == "StreamError: the stream had 2 final events"
+
+
+@pytest.mark.parametrize(("told", "reason"), [("limit", "length"), ("eos", "stop"), ("word", "stop")])
+def test_both_dialects_tell_why_an_answer_ended(serve: Any, told: str, reason: str) -> None:
+    async def chat(path: str, body: Any, send: Any) -> None:
+        await send({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+
+    async def native(path: str, body: Any, send: Any) -> Any:
+        if path == "/apply-template":
+            return {"prompt": "x"}
+        await send({"content": "", "stop": True, "stop_type": told})
+
+    assert ask(serve(chat).url, ChatDialect()).finish_reason == reason
+    assert ask(serve(native).url, CompletionDialect()).finish_reason == reason
+
+
 def test_a_server_that_is_not_there_is_an_error() -> None:
     result = ask("http://127.0.0.1:1", CompletionDialect())
     assert result.error is not None and "ClientConnectorError" in result.error
