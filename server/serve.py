@@ -65,7 +65,7 @@ def model_path(settings: Settings) -> Path:
         return fetch(settings.hf_repo, settings.offline)
     if DEMO_MODEL.is_file():
         logger.info(
-            "no -m: serving the tiny built-in model, which copies answers out of short documents, and often the wrong one"
+            "no -m: serving the tiny built-in model, which copies answers out of short documents, most often the right one"
         )
         return DEMO_MODEL
     logger.info("no -m: serving a tiny model of random weights, whose words mean nothing")

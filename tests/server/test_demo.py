@@ -47,7 +47,7 @@ def test_the_demo_answers_and_reuses_and_reuse_changes_no_answer() -> None:
 def test_the_quality_bench_measures_every_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "quality.json"
     with running(FILE) as server:
-        assert bench(["quality", "--url", server.url, "--count", "2", "--questions", "6", "--json", str(out)]) == 0
+        assert bench(["quality", "--url", server.url, "--count", "1", "--questions", "2", "--json", str(out)]) == 0
     ways, kinds = json.loads(out.read_text())["tables"]
     assert ways["rows"][0][0] == "retrieval order" and len(ways["rows"]) == 5
     assert all(0 <= row[1] <= row[2] <= 1 for row in ways["rows"])
