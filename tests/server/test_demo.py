@@ -41,7 +41,7 @@ def test_the_demo_answers_and_reuses_and_reuse_changes_no_answer() -> None:
     assert [step.reused.text for step in steps] == [step.computed.text for step in steps]
     assert all(step.computed.cached_tokens == 0 for step in steps)
     assert all(step.reused.cached_tokens > step.reused.prompt_tokens // 2 for step in steps[1:])
-    assert sum(step.reused.text == step.question.answer for step in steps) >= 2
+    assert sum(step.reused.text == step.question.answer for step in steps) >= 4
 
 
 def test_the_quality_bench_measures_every_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
