@@ -69,7 +69,7 @@ SETTINGS = (
     Setting("slot_save_path", ("--slot-save-path",), "", "folder for llama-server's `POST /slots/{id}?action=save` and `restore`; without one they are refused"),
     Setting("eviction", ("--eviction",), "pgdsf", "which idle KV leaves first when a tier is full: pgdsf counts use, cost and age", tuple(POLICIES)),
     Setting("idle_cells", ("--idle-cells",), 0, "cells on the device that may hold idle KV when a request starts; the rest moves to host memory"),
-    Setting("window", ("--window",), 32, "how many later requests, with more of their prompt cached, may overtake one that waits"),
+    Setting("window", ("--window",), 8, "how many later requests, with more of their prompt cached, may overtake one that waits"),
     Setting("max_queue", ("--max-queue",), 256, "most requests that wait; one more is answered 429"),
     Setting("threads", ("-t", "--threads"), 0, "CPU threads; 0: one for each core"),
     Setting("gpu_layers", ("-ngl", "--gpu-layers"), 9999, "layers on the GPU; all of them where a GPU is compiled in"),
