@@ -85,9 +85,7 @@ class DiskTier:
     def load(self, num_bytes: int, adopt: Callable[[Record], bool]) -> int:
         """Give `adopt` the newest records, as many as take `num_bytes`, beginnings first; how many it took."""
         chosen: list[Entry] = []
-        with self._changed:
-            newest = list(self._entries.values())[::-1]
-        for entry in newest:
+        for entry in reversed(self._all()):
             num_bytes -= entry.size
             if num_bytes < 0:
                 break
@@ -119,7 +117,7 @@ class DiskTier:
                 if record is None and not scopes:
                     return
             try:
-                self._remove([entry for entry in self._entries.values() if entry.scope in scopes])
+                self._remove([entry for entry in self._all() if entry.scope in scopes])
                 if record is not None:
                     self._write(record)
             except Exception:  # a thread that ends would never write again
@@ -167,6 +165,11 @@ class DiskTier:
         self.num_written += 1
         self._add(Entry(path, name_of(record.scope), record.start, len(record.tokens), size, os.stat(path).st_mtime))
 
+    def _all(self) -> list[Entry]:
+        """The oldest first. Those who load and who write both take some away."""
+        with self._changed:
+            return list(self._entries.values())
+
     def _add(self, entry: Entry) -> None:
         with self._changed:
             self._entries[entry.path] = entry
@@ -174,7 +177,7 @@ class DiskTier:
 
     def _make_room(self, size: int) -> None:
         over, oldest = self.num_bytes + size - self.max_bytes, []
-        for entry in self._entries.values():
+        for entry in self._all():
             if over <= 0:
                 break
             over -= entry.size
