@@ -90,7 +90,7 @@ class DiskTier:
             if num_bytes < 0:
                 break
             chosen.append(entry)
-        return sum(map(adopt, self._records(sorted(chosen, key=lambda entry: entry.start))))
+        return sum(map(adopt, self._records(sorted(chosen, key=lambda entry: (entry.start, entry.used)))))
 
     @property
     def idle(self) -> bool:

@@ -64,7 +64,7 @@ class Engine:
         self.archive = Archive(scheduler.tree, cut)
         self._disk = disk
         if disk is not None:
-            scheduler.tree.host.news = []
+            scheduler.tree.host.news, scheduler.snapshots.news = [], []
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox: list[tuple[Generation, Event]] = []
         self.background = Background(scheduler, self._end)
@@ -201,13 +201,13 @@ class Engine:
             self._write_behind()
 
     def _write_behind(self) -> None:
-        """Hand what has come to the host tier to the disk tier."""
-        host = self.scheduler.tree.host
-        if self._disk is None or not host.news:
+        """Hand what has come to host memory to the disk tier."""
+        host, snapshots = self.scheduler.tree.host, self.scheduler.snapshots
+        if self._disk is None or not (host.news or snapshots.news):
             return
-        news, host.news = host.news, []
-        for node in news:
-            record = self.archive.record(node)
+        records = [*map(self.archive.record, host.news or ()), *map(snapshots.record, snapshots.news or ())]
+        host.news, snapshots.news = [], []
+        for record in records:
             if record is not None and is_shared(record.scope):
                 self._disk.write(record)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -131,10 +130,8 @@ def _records(service: Service, number: int) -> list[Record]:
     engine, lane = service.engine, _lane(service, number)
     if service.snapshots.max_bytes:
         engine.carry_out()
-        kept = [node.blob for node in service.snapshots.along(lane.scope, lane.history) if node.blob][::-1]
-        return [
-            Record(lane.scope, np.array(lane.history[: blob.stop]), 0, blob.data) for blob in kept if blob.data is not None
-        ]
+        kept = list(service.snapshots.along(lane.scope, lane.history))[::-1]
+        return [record for node in kept if (record := service.snapshots.record(node))]
     nodes = engine.archive.held(lane.scope, lane.history)
     if not engine.scheduler.tree.save(nodes):
         raise RequestError("there is no room in host memory for what the slot holds: start with a larger --cache-ram")

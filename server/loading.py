@@ -95,9 +95,9 @@ def start(service: Service) -> None:
 
 def _load_from_disk(service: Service, disk: DiskTier) -> None:
     """Fill the host tier with what an earlier run of the server left."""
-    host = service.engine.scheduler.tree.host
     service.engine.ask(lambda: None).result()  # the warm-up is over
-    began, budget = perf_counter(), host.max_tokens * token_bytes(service.settings, service.model)
+    tokens = service.engine.scheduler.tree.host.max_tokens
+    began, budget = perf_counter(), tokens * token_bytes(service.settings, service.model) + service.snapshots.max_bytes
     with contextlib.suppress(TimeoutError):
         count = disk.load(budget, service.engine.adopt)
         logger.info("%d runs came back from %s in %.1f s", count, disk.folder, perf_counter() - began)

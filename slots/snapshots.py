@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
+from .archive import Record
 from .node import Blob, Node
 from .plan import Load, Snap
 from .radix import NO_TOKENS, RadixTree, path
@@ -35,6 +36,7 @@ class Snapshots(RadixTree):
         self.num_bytes = 0
         self.num_taken = 0  # ever
         self.num_loaded = 0  # ever
+        self.news: list[Node] | None = None  # those taken lately, where somebody writes them behind
         self._tree, self._spacing = tree, spacing
         self._kept: OrderedDict[Node, Hashable] = OrderedDict()  # scopes of nodes with a snapshot at their end, oldest first
 
@@ -91,6 +93,15 @@ class Snapshots(RadixTree):
             node.blob = self._blob(len(tokens), None)
             self.num_taken += 1
             self._tree.perform(Snap(request.sequence.id, node.blob))
+            if self.news is not None:
+                self.news.append(node)
+
+    def record(self, node: Node) -> Record | None:
+        """The snapshot at the end of a node as a record; None where it is gone, or has not been made."""
+        if node.blob is None or node.blob.data is None:
+            return None
+        tokens = np.concatenate([one.tokens for one in path(node)][::-1])
+        return Record(self._kept[node], tokens, 0, node.blob.data)
 
     def along(self, scope: Hashable, tokens: np.ndarray) -> Iterator[Node]:
         """The nodes with snapshots that these tokens begin with, the longest one first."""

@@ -10,6 +10,7 @@ import time
 import httpx
 import numpy as np
 import pytest
+from architectures import hybrid, recurrent
 from slotcache.models.errors import ModelError
 from slotcache.server.disk import DiskTier
 from slotcache.slots.archive import Record
@@ -58,6 +59,24 @@ def test_a_restart_finds_what_was_computed_and_answers_the_same(tiny, tmp_path):
         assert again["choices"] == first["choices"]
         assert cached(up.chat(**BODY | {"cache_scope": "another"})) == 0
         assert up.metric("slotcache_cached_tokens_total", source="disk") > 100
+
+
+@pytest.mark.parametrize("generate", [recurrent, hybrid])
+def test_snapshots_of_models_that_cannot_be_cut_outlive_the_server_too(generate, tmp_path):
+    path, folder = generate(tmp_path / "model.gguf"), tmp_path / "kv"
+    with running(path, cache_dir=str(folder)) as up:
+        first = up.chat(**BODY)
+        up.chat(**BODY | {"messages": [{"role": "user", "content": "Which one is the oldest?"}], "cache_prompt": False})
+    written = files(folder)
+    assert written
+    with running(path, cache_dir=str(folder)) as up:
+        until(lambda: up.service.engine.ask(lambda: len(up.service.snapshots)).result() == len(written))
+        again = up.chat(**BODY)
+        assert again["slotcache"]["source"] == "snapshot"
+        assert again["timings"]["prompt_n"] < 60 < again["timings"]["cache_n"]
+        assert again["choices"] == first["choices"]
+        assert cached(up.chat(**BODY | {"cache_scope": "another"})) == 0
+    assert set(files(folder)) >= set(written)
 
 
 def test_only_the_owner_may_read_it_and_no_name_tells_anything(tiny, tmp_path):
