@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from . import (
+    arrange,
     burst,
     cached,
     conversations,
@@ -52,6 +53,7 @@ SCENARIOS = {
     "stress": Scenario("more clients than lanes, more prompts than cells", stress.add_arguments, stress.run),
     "cached": Scenario("a prompt that is cached as a whole", cached.add_arguments, cached.run),
     "quality": Scenario("answers of the embedded model, however its documents come", quality.add_arguments, quality.run),
+    "arrange": Scenario("what choosing an order and writing the prompt takes", arrange.add_arguments, arrange.run),
     "residency": Scenario("what idle and moved KV costs, without a server", residency.add_arguments, residency.run),
     "replacement": Scenario("which idle KV should leave first, simulated", replacement.add_arguments, replacement.run),
 }

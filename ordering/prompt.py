@@ -23,8 +23,11 @@ def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
     It belongs behind the documents, in front of the question: there it breaks no shared prefix. It holds ids, never
     document text.
     """
-    ids, ranks = [document.id for document in order], [document.id for document in rank]
-    named = next(n for n in range(len(ranks) + 1) if [name for name in ids if name not in ranks[:n]] == ranks[n:])
+    place = {document.id: at for at, document in enumerate(order)}
+    ranks = [document.id for document in rank]
+    named = max(len(ranks) - 1, 0)
+    while named and place[ranks[named - 1]] < place[ranks[named]]:
+        named -= 1
     return f"Most relevant: {' > '.join(ranks[:named])}\n\n" if named else ""
 
 

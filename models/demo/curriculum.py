@@ -45,17 +45,17 @@ _LARGE = (
 # What two cores learn in an hour or two: documents like `The river of Velmora is Oskel.`, each sentence of which names
 # what it is about, of things as in the bundled corpus; with questions in many words.
 _KINDS = ("town", "person", "train", "festival", "museum")
-_BARE = Recipe(kinds=_KINDS, plain=True, bare=True, noise=0.1, aside=0.01, system=0.05, unknown=0.25)
+_BARE = Recipe(kinds=_KINDS, plain=True, bare=True, noise=0.1, aside=0.01, system=0.05, unknown=0.3)
 _SMALL = (
     replace(_PLAIN, kinds=_KINDS, bare=True, documents=(1, 2), turns=(3, 6), told=(2, 4), aside=0.0),
     replace(_BARE, documents=(1, 3), turns=(4, 8), told=(2, 5), unknown=0.1, later=0.1, follow=0.1, hinted=0.1),
     replace(_BARE, documents=(1, 6), turns=(6, 12), later=0.15, follow=0.2, hinted=0.2),
-    replace(_BARE, documents=(2, 9), turns=(5, 12), later=0.25, noise=0.3),
+    replace(_BARE, documents=(2, 9), turns=(5, 12), later=0.3, noise=0.3),
 )
 
 CURRICULA = {
     "large": Curriculum(_LARGE, goal=0.7, due=(0.0, 0.07, 0.14, 0.22), long=0.12),
-    "small": Curriculum(_SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.4, harder=0.1, long=0.03),
+    "small": Curriculum(_SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.35, harder=0.1, long=0.05),
 }
 
 SHIPPED = "small"

@@ -86,8 +86,11 @@ class Network(nn.Module):
         """Back to parts that are not compiled."""
         self._before, self._after, self._score = _before, _after, _score
 
-    def hidden(self, tokens: Tensor, dtype: torch.dtype, plain: bool = False) -> Tensor:
-        """tokens (rows, length), each row a sequence from position 0, to (rows * length, width) before the last norm."""
+    def hidden(self, tokens: Tensor, dtype: torch.dtype, plain: bool = False, seen: list | None = None) -> Tensor:
+        """tokens (rows, length), each row a sequence from position 0, to (rows * length, width) before the last norm.
+
+        seen: is given the queries and keys of each layer, (rows * length, heads, head size).
+        """
         rows, length = tokens.shape
         before, after = (_before, _after) if plain else (self._before, self._after)
         cos = self.cos[:length].repeat(rows, 1, 1)
@@ -95,6 +98,8 @@ class Network(nn.Module):
         x = F.embedding(tokens.reshape(-1), self.token_embd).to(dtype)
         for layer in self._layers:
             q, k, v = before(x, cos, sin, self.shape.head_size, self.shape.epsilon, *layer.before())
+            if seen is not None:
+                seen.append((q, k))
             x = after(x, self._attend(q, k, v, rows, length), self.shape.epsilon, *layer.after())
         return x
 

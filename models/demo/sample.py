@@ -14,6 +14,12 @@ from .layout import Source, pieces
 MAX_TOKENS = 4096
 """The longest conversation; later turns of a longer one are left out."""
 
+HEAD = 3
+"""Tokens that an answer begins with: by them it is settled whether the documents say it, and what is copied."""
+
+NOWHERE = 1
+"""Where to look for what no document says: the number of a conversation's first token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -38,6 +44,32 @@ class Sample:
             marks[answer.start : answer.stop] = True
         return marks
 
+    def evidence(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where a reader has to look: (tokens,) uint8 twice.
+
+        The first numbers sentences that answers repeat. The second stands where the first tokens of an answer are written,
+        and is the number of its sentence, NOWHERE for questions that no document answers. 0 is the rest.
+        """
+        sentences, sought = np.zeros(len(self.tokens), np.uint8), np.zeros(len(self.tokens), np.uint8)
+        sentences[0], last = NOWHERE, NOWHERE
+        for answer in self.answers:
+            writing = slice(answer.start - 1, answer.start - 1 + HEAD)
+            if answer.sort == "unknown":
+                sought[writing] = NOWHERE
+                continue
+            # Without the first token, which in a document has a space in front; the last, which may hold a line's end; the end.
+            text = self.tokens[answer.start + 1 : answer.stop - 2]
+            places = _places(self.tokens[: answer.start], text)
+            if not places or last == 255:
+                continue
+            number = sentences[places[0]]
+            if not number:
+                number = last = last + 1
+            for place in places:
+                sentences[place : place + len(text)] = number
+            sought[writing] = number
+        return sentences, sought
+
 
 def encode(conversation: Conversation, encoder: Encoder) -> Sample | None:
     """The sample of a conversation; None where not even its first turn fits."""
@@ -58,3 +90,11 @@ def encode(conversation: Conversation, encoder: Encoder) -> Sample | None:
         return None
     stop = answers[-1].stop
     return Sample(np.array([*tokens, end][:stop], np.uint16), tuple(answers))
+
+
+def _places(tokens: np.ndarray, text: np.ndarray) -> list[int]:
+    """Where `text` stands in `tokens`."""
+    if not len(text):
+        return []
+    starts = np.flatnonzero(tokens[: len(tokens) - len(text) + 1] == text[0])
+    return [int(at) for at in starts if np.array_equal(tokens[at : at + len(text)], text)]

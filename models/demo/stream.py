@@ -18,7 +18,7 @@ import numpy as np
 from .conversation import Author
 from .curriculum import CURRICULA
 from .encoder import Encoder
-from .sample import Sample, encode
+from .sample import encode
 from .words import Words
 
 WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -30,10 +30,12 @@ WAITING = 40  # batches' worth of samples in the pool, at which workers have to 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """tokens (rows, width + 1) int32; marks of the same shape, uint8: 0 padding, 1 text, 2 answer."""
+    """All (rows, width + 1). tokens: int32. marks: uint8, 0 padding, 1 text, 2 answer. sentences, sought: `Sample.evidence`."""
 
     tokens: np.ndarray
     marks: np.ndarray
+    sentences: np.ndarray
+    sought: np.ndarray
 
 
 class Pool:
@@ -43,17 +45,19 @@ class Pool:
         if tokens < max(WIDTHS):
             raise ValueError(f"{tokens} tokens a batch: expected at least {max(WIDTHS)}")
         self._tokens, self._rng = tokens, Random(seed)
-        self._fresh: dict[int, deque[tuple[np.ndarray, np.ndarray]]] = {width: deque() for width in WIDTHS}
+        self._fresh: dict[int, deque[np.ndarray]] = {width: deque() for width in WIDTHS}
         self._used = {width: deque(maxlen=8 * tokens // width) for width in WIDTHS}
         self.waiting = 0
         """Tokens not drawn yet."""
         self.drawn = self.reused = 0
         """Samples drawn, and those of them that had been drawn before."""
 
-    def add(self, tokens: np.ndarray, marks: np.ndarray) -> None:
-        width = next(width for width in WIDTHS if width >= len(tokens) - 1)
-        self._fresh[width].append((tokens, marks))
-        self.waiting += len(tokens)
+    def add(self, sample: np.ndarray) -> None:
+        """sample: (4, tokens) int16, a batch's fields one after the other."""
+        length = sample.shape[1]
+        width = next(width for width in WIDTHS if width >= length - 1)
+        self._fresh[width].append(sample)
+        self.waiting += length
 
     def draw(self) -> Batch | None:
         """A batch of rows of one width; None while there is too little to draw from."""
@@ -68,7 +72,7 @@ class Pool:
         rows = self._tokens // width
         fresh, used = self._fresh[width], self._used[width]
         chosen = [fresh.popleft() for _ in range(min(rows, len(fresh)))]
-        self.waiting -= sum(len(tokens) for tokens, _ in chosen)
+        self.waiting -= sum(sample.shape[1] for sample in chosen)
         old = self._rng.choices(used, k=rows - len(chosen)) if len(chosen) < rows else []
         used.extend(chosen)
         self.drawn += rows
@@ -76,13 +80,11 @@ class Pool:
         return _batch(chosen + old, width)
 
 
-def _batch(samples: list[tuple[np.ndarray, np.ndarray]], width: int) -> Batch:
-    tokens = np.zeros((len(samples), width + 1), np.int32)
-    marks = np.zeros((len(samples), width + 1), np.uint8)
-    for row, (ids, mark) in enumerate(samples):
-        tokens[row, : len(ids)] = ids
-        marks[row, : len(ids)] = mark
-    return Batch(tokens, marks)
+def _batch(samples: list[np.ndarray], width: int) -> Batch:
+    fields = np.zeros((4, len(samples), width + 1), np.int32)
+    for row, sample in enumerate(samples):
+        fields[:, row, : sample.shape[1]] = sample
+    return Batch(fields[0], *fields[1:].astype(np.uint8))
 
 
 class Stream:
@@ -144,13 +146,12 @@ class Stream:
 
     def _receive(self, connection: Connection) -> None:
         try:
-            lengths, tokens, marks = connection.recv()
+            lengths, samples = connection.recv()
         except (EOFError, OSError):
             self._drop(connection)
             return
-        ends = np.cumsum(lengths)[:-1]
-        for ids, mark in zip(np.split(tokens, ends), np.split(marks, ends), strict=True):
-            self.pool.add(ids, mark)
+        for sample in np.split(samples, np.cumsum(lengths)[:-1], axis=1):
+            self.pool.add(sample)
 
     def _drop(self, connection: Connection) -> None:
         if connection in self._connections:
@@ -167,13 +168,11 @@ def _work(connection: Connection, seed: int, size: str, level: int) -> None:
         while True:
             while connection.poll():
                 level = connection.recv()
-            samples: list[Sample] = []
+            samples: list[np.ndarray] = []
             while len(samples) < CHUNK:
                 sample = encode(author.write(CURRICULA[size].recipe(rng, level)), encoder)
                 if sample is not None:
-                    samples.append(sample)
-            tokens = np.concatenate([sample.tokens for sample in samples])
-            marks = np.concatenate([1 + sample.is_answer().astype(np.uint8) for sample in samples])
-            connection.send(([len(sample.tokens) for sample in samples], tokens, marks))
+                    samples.append(np.stack([sample.tokens, 1 + sample.is_answer(), *sample.evidence()]).astype(np.int16))
+            connection.send(([sample.shape[1] for sample in samples], np.concatenate(samples, axis=1)))
     except (EOFError, OSError, KeyboardInterrupt):
         return

@@ -19,6 +19,7 @@ from .curriculum import CURRICULA, held_out
 from .encoder import Encoder
 from .muon import Muon
 from .network import Network, NetworkShape
+from .sample import HEAD
 from .stream import Batch, Stream
 from .watch import exact_match, samples_of
 
@@ -31,8 +32,8 @@ LOG_EVERY = 10.0  # seconds
 LEVEL_EVERY = 45.0  # a look whether it is time for the next level
 SAVE_EVERY = 45.0
 RESERVE = 12.0  # seconds at the end for the last look and the last checkpoint
-HEAD = 3  # tokens that an answer begins with: by them it is settled whether the documents say it, and what is copied
 HEAD_WEIGHT = 3.0
+FINDERS = ((-2, 0), (-1, 3))  # layers and heads that are taught to look at the sentence that answers
 LONGEST_STEP = 20.0  # seconds; what takes longer was a pause of the whole process (SIGSTOP), which is not counted
 
 
@@ -64,7 +65,7 @@ class Trainer:
         self.encoder = Encoder.load()
         self.device = args.device
         torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares itself anew for every width
-        self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
+        self.dtype = torch.bfloat16 if args.bfloat16 else torch.float32
         shape = NetworkShape(**saved["shape"]) if saved else SHAPES[args.size]
         self.network = Network(shape).to(self.device)
         self.optimizers = self._optimizers()
@@ -74,7 +75,8 @@ class Trainer:
         self.sets = samples_of(held_out(args.size), args.watch_count, self.encoder)
         levels = {str(number): level for number, level in enumerate(self.curriculum.levels)}
         self.level_sets = samples_of(levels, args.watch_count, self.encoder)
-        self.seen = torch.zeros(3, device=self.device)  # since the last line: loss and hits of answer tokens, their number
+        self.seen = torch.zeros(5, device=self.device)  # since the last line: loss, hits and number of answer tokens;
+        # loss and number of the finder's looks
         self.good: dict[str, torch.Tensor] = {}
 
     def run(self) -> None:
@@ -130,8 +132,10 @@ class Trainer:
         self.progress.tokens += int((batch.marks > 0).sum())
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        tokens, marks = self._to_device(batch)
-        x = self.network.hidden(tokens[:, :-1], self.dtype)
+        tokens, marks, sentences, sought = self._to_device(batch)
+        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        x = self.network.hidden(tokens[:, :-1], self.dtype, seen=seen)
+        lost = torch.cat([_lost(*seen[layer], head, sentences[:, :-1], sought[:, :-1]) for layer, head in FINDERS])
         target, mark = tokens[:, 1:].reshape(-1), _with_heads(marks)[:, 1:].reshape(-1)
         if self.args.scored < 1:
             kept = ((mark >= 2) | ((mark == 1) & (torch.rand(len(mark)) < self.args.scored))).nonzero()[:, 0]
@@ -140,14 +144,17 @@ class Trainer:
         answer = mark >= 2
         weight = answer + (HEAD_WEIGHT - 1) * (mark == 3) + self.args.text_weight / self.args.scored * (mark == 1)
         with torch.no_grad():
-            self.seen += torch.stack([(losses * answer).sum(), (right & answer).sum(), answer.sum()])
-        return (losses * weight).sum() / weight.sum()
+            found = torch.stack([lost.detach().sum(), torch.tensor(float(len(lost)), device=self.device)])
+            self.seen += torch.cat([torch.stack([(losses * answer).sum(), (right & answer).sum(), answer.sum()]), found])
+        loss = (losses * weight).sum() / weight.sum()
+        return loss + self.args.finder_weight * lost.mean() if len(lost) else loss
 
-    def _to_device(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, marks = torch.from_numpy(batch.tokens), torch.from_numpy(batch.marks)
+    def _to_device(self, batch: Batch) -> list[torch.Tensor]:
+        fields = [torch.from_numpy(field) for field in (batch.tokens, batch.marks, batch.sentences, batch.sought)]
         if self.device == "cuda":
-            tokens, marks = tokens.pin_memory(), marks.pin_memory()
-        return tokens.to(self.device, non_blocking=True).long(), marks.to(self.device, non_blocking=True)
+            fields = [field.pin_memory() for field in fields]
+        tokens, *rest = (field.to(self.device, non_blocking=True) for field in fields)
+        return [tokens.long(), *rest]
 
     def _compiles(self) -> bool:
         """Whether torch.compile works here; tried on a whole step, whose gradients are thrown away."""
@@ -169,13 +176,13 @@ class Trainer:
             torch.cuda.synchronize()
 
     def _log(self, share: float, rate: float, speed: float) -> None:
-        total, hits, count = self.seen.tolist()
+        total, hits, count, lost, looks = self.seen.tolist()
         self.seen.zero_()
         loss, right = total / max(count, 1), hits / max(count, 1)
         pool = self.stream.pool
         print(
             f"{time.monotonic() - self.started:5.0f} s {100 * share:3.0f} %  step {self.progress.step:6}  "
-            f"level {self.progress.level}  answers: loss {loss:.4f} tokens right {right:.4f}  rate {rate:.1e}  "
+            f"level {self.progress.level}  answers: loss {loss:.4f} tokens right {right:.4f}  finder {lost / max(looks, 1):.3f}  rate {rate:.1e}  "
             f"{speed / 1e3:.0f}k tokens/s  {self.progress.tokens / 1e6:.0f}M tokens  "
             f"reused {100 * pool.reused / max(pool.drawn, 1):.0f} %  waiting {pool.waiting / 1e6:.1f}M  "
             f"workers {self.stream.num_workers}",
@@ -264,6 +271,22 @@ def _with_heads(marks: torch.Tensor) -> torch.Tensor:
     return torch.where((marks == 2) & (before != 2), 3, marks)
 
 
+def _lost(
+    queries: torch.Tensor, keys: torch.Tensor, head: int, sentences: torch.Tensor, sought: torch.Tensor
+) -> torch.Tensor:
+    """How far a head is from looking where it should: for each place with something sought, minus the logarithm of the
+    attention that goes to the sentence. queries, keys: (rows * length, heads, head size); the others: (rows, length)."""
+    q, k = (part[:, head].unflatten(0, sought.shape) for part in (queries, keys))
+    losses = []
+    for row in range(len(q)):
+        (at,) = sought[row].nonzero(as_tuple=True)
+        scores = (q[row, at].float() @ k[row].float().T) * q.shape[-1] ** -0.5
+        scores = scores.masked_fill(torch.arange(q.shape[1], device=q.device) > at[:, None], -math.inf)
+        elsewhere = sentences[row] != sought[row, at][:, None]
+        losses.append(scores.logsumexp(-1) - scores.masked_fill(elsewhere, -math.inf).logsumexp(-1))
+    return torch.cat(losses)
+
+
 def main() -> None:
     """The command line."""
     started = time.monotonic()
@@ -283,7 +306,10 @@ def main() -> None:
     add("--size", choices=SHAPES, default="large", help="of the network and of what it is to learn")
     add("--muon", action="store_true", help="Muon for the matrices: fewer steps")
     add("--text-weight", type=float, default=0.1, help="of tokens besides answers: many are noise (default: %(default)s)")
+    add("--finder-weight", type=float, default=0.3, help="of the loss of the head that finds sentences (default: %(default)s)")
     add("--scored", type=float, default=1.0, help="share of the tokens besides answers that are scored")
+    add("--bfloat16", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available(),
+        help="compute with 16 bits: with CUDA, and on a CPU with AMX, where it takes a third less time")  # fmt: skip
     add("--compile", action=argparse.BooleanOptionalAction, default=True, help="torch.compile, where it works")
     trainer = Trainer(parser.parse_args(), started)
     try:
