@@ -51,11 +51,10 @@ def run(args: argparse.Namespace) -> Report:
     requests = few.draw(args.requests)
     arranged = measure("arrange, 5 documents", args.paths, _keys(requests), lambda keys: arrange(keys, small))
     far = _Retriever(10_000, 50)
-    large = _served(far, args.long_paths)
-    arranged_50 = measure(
-        "arrange, 50 documents", args.long_paths, _keys(far.draw(args.requests)), lambda keys: arrange(keys, large)
-    )
-    del large
+    large = [_served(far, args.long_paths)]
+    wide = _keys(far.draw(args.requests))
+    arranged_50 = measure("arrange, 50 documents", args.long_paths, wide, lambda keys: arrange(keys, large[0]))
+    large.clear()  # gigabytes
     built = measure("arrange and write the prompt, 5 documents", args.paths, requests, lambda rank: _text(rank, small))
     some = _Retriever(1_000, 20)
     middle = _served(some, args.paths)

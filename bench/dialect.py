@@ -72,10 +72,14 @@ def question_with_documents(query: Query) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatDialect:
-    """OpenAI's `/v1/chat/completions`. Without `documents_field` documents are text in the user message."""
+    """OpenAI's `/v1/chat/completions`. Without `documents_field` documents are text in the user message.
+
+    own_scope: each session has a cache scope of its own, so that none reuses what another left.
+    """
 
     documents_field: bool = False
     extra: Mapping[str, Any] | None = None
+    own_scope: bool = False
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
         body: Body = {
@@ -93,6 +97,8 @@ class ChatDialect:
             # The last turn's documents stand at the top level of the request.
             body |= {key: value for key, value in body["messages"][-1].items() if key == "documents"}
             body["messages"][-1].pop("documents", None)
+        if self.own_scope:
+            body["cache_scope"] = query.session
         return "/v1/chat/completions", body | dict(self.extra or {})
 
     def read(self, event: Body) -> Chunk:

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--idle", type=int, default=12000, help="idle cells (default: %(default)s)")
     add("--prompt-tokens", type=int, default=1000, help="prompt of the measured requests (default: %(default)s)")
+    add("--pause", type=float, default=1.0, help="seconds for which KV is idle before a request (default: %(default)s)")
     add("--repeats", type=int, default=5, help="measured requests of each arm (default: %(default)s)")
 
 
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> Report:
         for name, (idle, *of) in middle.items()
     ]
     columns = ("arm", "idle cells", "prefill tokens/s", "of empty", "decode tokens/s", "of empty")
-    title = f"idle: a request of {args.prompt_tokens} tokens and {args.max_tokens} of output in {args.ctx_size:,} cells"
+    title = f"idle: a request of {args.prompt_tokens} tokens and {args.max_tokens} of output in {args.ctx_size:,} cells, "
+    title += f"KV idle for {args.pause:.1f} s"
     bars = [
         Bar(6, f"{figure} beside idle KV over that in an empty pool", own / alone, REQUIRED, at_least=True)
         for figure, own, alone in zip(FIGURES[1:], middle[MOVED][1:], empty, strict=True)
@@ -87,6 +89,7 @@ async def _in_turn(arms: Sequence[Arm], args: argparse.Namespace) -> dict[str, l
                     async with turn:
                         if arm.name != EMPTY:
                             await _leave_idle(client, sizer, args)
+                            await asyncio.sleep(args.pause)
                         speeds.append(await _measure(client, sizer, args, number))
                     progress.step(f"{arm.name}: {speeds[-1].prefill:.0f}, {speeds[-1].decode:.0f} tokens/s")
                 return speeds

@@ -57,7 +57,8 @@ class Sample:
             if answer.sort == "unknown":
                 sought[writing] = NOWHERE
                 continue
-            # Without the first token, which in a document has a space in front; the last, which may hold a line's end; the end.
+            # Without the first token, which in a document has a space in front, and the last, which may hold the line's
+            # end there; behind it comes the end token.
             text = self.tokens[answer.start + 1 : answer.stop - 2]
             places = _places(self.tokens[: answer.start], text)
             if not places or last == 255:

@@ -30,7 +30,7 @@ WAITING = 40  # batches' worth of samples in the pool, at which workers have to 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """All (rows, width + 1). tokens: int32. marks: uint8, 0 padding, 1 text, 2 answer. sentences, sought: `Sample.evidence`."""
+    """All (rows, width + 1). tokens: int32. marks: uint8, 0 padding, 1 text, 2 answer. The others: `Sample.evidence`."""
 
     tokens: np.ndarray
     marks: np.ndarray

@@ -182,8 +182,9 @@ class Trainer:
         pool = self.stream.pool
         print(
             f"{time.monotonic() - self.started:5.0f} s {100 * share:3.0f} %  step {self.progress.step:6}  "
-            f"level {self.progress.level}  answers: loss {loss:.4f} tokens right {right:.4f}  finder {lost / max(looks, 1):.3f}  rate {rate:.1e}  "
-            f"{speed / 1e3:.0f}k tokens/s  {self.progress.tokens / 1e6:.0f}M tokens  "
+            f"level {self.progress.level}  answers: loss {loss:.4f} tokens right {right:.4f}  "
+            f"finders: loss {lost / max(looks, 1):.3f}  rate {rate:.1e}  {speed / 1e3:.0f}k tokens/s  "
+            f"{self.progress.tokens / 1e6:.0f}M tokens  "
             f"reused {100 * pool.reused / max(pool.drawn, 1):.0f} %  waiting {pool.waiting / 1e6:.1f}M  "
             f"workers {self.stream.num_workers}",
             flush=True,
@@ -306,7 +307,7 @@ def main() -> None:
     add("--size", choices=SHAPES, default="large", help="of the network and of what it is to learn")
     add("--muon", action="store_true", help="Muon for the matrices: fewer steps")
     add("--text-weight", type=float, default=0.1, help="of tokens besides answers: many are noise (default: %(default)s)")
-    add("--finder-weight", type=float, default=0.3, help="of the loss of the head that finds sentences (default: %(default)s)")
+    add("--finder-weight", type=float, default=0.3, help="of the loss of the heads in FINDERS (default: %(default)s)")
     add("--scored", type=float, default=1.0, help="share of the tokens besides answers that are scored")
     add("--bfloat16", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available(),
         help="compute with 16 bits: with CUDA, and on a CPU with AMX, where it takes a third less time")  # fmt: skip
