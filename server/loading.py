@@ -19,6 +19,7 @@ from ..models.chat import DEFAULT_TEMPLATE, ChatTemplate, TemplateError
 from ..models.context import MAX_SEQUENCES, Context, ContextSettings
 from ..models.device import devices
 from ..models.errors import ModelError
+from ..models.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
 from ..models.sampling import Sampler
@@ -43,6 +44,7 @@ DEFAULT_CONTEXT = 16384  # cells, where the model was trained for more and nobod
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
     """Load a model and make everything around it, the engine not yet started. Raises ModelError."""
+    return_large_blocks()
     model = Model(path, settings.gpu_layers, progress, repack=settings.repack)
     if not model.can_chat:
         raise ModelError(f"{path} is not a text generation model: {model.description}")
