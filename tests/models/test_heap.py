@@ -12,7 +12,8 @@ import numpy as np
 from slotcache.models.heap import return_large_blocks
 
 class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd".split()] + [("rest", ctypes.c_size_t * 5)]
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
 
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
