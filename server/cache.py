@@ -55,6 +55,8 @@ async def drop(request: Request) -> Response:
     dropped = await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
     if service.disk is not None:
         await asyncio.to_thread(service.disk.drop, scope)
+        # Again: at the start of the server, runs that are gone from disk now may have come back from it meanwhile.
+        await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
 
 

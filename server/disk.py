@@ -82,15 +82,19 @@ class DiskTier:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: scope not in self._dropped, seconds)
 
-    def load(self, num_bytes: int, adopt: Callable[[Record], bool]) -> int:
-        """Give `adopt` the newest records, as many as take `num_bytes`, beginnings first; how many it took."""
+    def load(self, num_bytes: int, adopt: Callable[[Record, Callable[[], bool]], bool]) -> int:
+        """Give `adopt` the newest records, as many as take `num_bytes`, beginnings first; how many it took.
+
+        With each record comes a function that says whether it still is on disk: what was dropped since must not come back.
+        """
         chosen: list[Entry] = []
         for entry in reversed(self._all()):
             num_bytes -= entry.size
             if num_bytes < 0:
                 break
             chosen.append(entry)
-        return sum(map(adopt, self._records(sorted(chosen, key=lambda entry: (entry.start, entry.used)))))
+        found = self._records(sorted(chosen, key=lambda entry: (entry.start, entry.used)))
+        return sum(adopt(record, lambda path=entry.path: path in self._entries) for entry, record in found)
 
     @property
     def idle(self) -> bool:
@@ -205,10 +209,12 @@ class DiskTier:
             except (OSError, Torn) as error:
                 self._refuse(path, error)
 
-    def _records(self, entries: list[Entry]) -> Iterator[Record]:
+    def _records(self, entries: list[Entry]) -> Iterator[tuple[Entry, Record]]:
         for entry in entries:
+            if entry.path not in self._entries:
+                continue  # it was dropped
             try:
-                yield decode(entry.path.read_bytes())
+                yield entry, decode(entry.path.read_bytes())
             except (OSError, Torn) as error:
                 self._refuse(entry.path, error)
                 self._remove([entry])

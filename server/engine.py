@@ -120,15 +120,19 @@ class Engine:
         """Do what the cache has decided, now; in the engine's thread."""
         self._runner.run(Plan(self.scheduler.tree.take_operations()))
 
-    def adopt(self, record: Record, source: str = "disk") -> bool:
-        """Put a record from elsewhere into the host tier; whether it is there then. Waits for the step that runs."""
+    def adopt(self, record: Record, source: str = "disk", is_wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Put a record from elsewhere into the host tier; whether it is there then. Waits for the step that runs.
+
+        is_wanted: asked in the engine's thread, at the last moment.
+        """
         if self.scheduler.snapshots.max_bytes:
-            snapshots = self.scheduler.snapshots
-            return self.ask(lambda: snapshots.keep(record.scope, record.tokens, record.data)).result(ADOPT_SECONDS)
+            keep = self.scheduler.snapshots.keep
+            kept = self.ask(lambda: is_wanted() and keep(record.scope, record.tokens, record.data))
+            return kept.result(ADOPT_SECONDS)
         if not self._runner.accepts(record.data, record.start, len(record.tokens)):
             logger.warning("%d tokens from disk do not fit this model's KV", len(record.tokens) - record.start)
             return False
-        return self.ask(lambda: self.archive.adopt(record, source)).result(ADOPT_SECONDS)
+        return self.ask(lambda: is_wanted() and self.archive.adopt(record, source)).result(ADOPT_SECONDS)
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
         """Run a function between two steps, where nothing changes under it."""

@@ -101,7 +101,7 @@ def _load_from_disk(service: Service, disk: DiskTier) -> None:
     tokens = service.engine.scheduler.tree.host.max_tokens
     began, budget = perf_counter(), tokens * token_bytes(service.settings, service.model) + service.snapshots.max_bytes
     with contextlib.suppress(TimeoutError):
-        count = disk.load(budget, service.engine.adopt)
+        count = disk.load(budget, lambda record, still_there: service.engine.adopt(record, "disk", still_there))
         logger.info("%d runs came back from %s in %.1f s", count, disk.folder, perf_counter() - began)
 
 

@@ -163,10 +163,28 @@ def test_the_budget_holds_and_the_oldest_leave(tmp_path):
     disk.close()
     again = DiskTier(tmp_path, 5000)
     found = []
-    assert again.load(1 << 20, lambda one: found.append(int(one.data[0])) or True) == len(found)
+    assert again.load(1 << 20, lambda one, _: found.append(int(one.data[0])) or True) == len(found)
     assert sorted(found) == [4, 5, 6, 7] or sorted(found) == [5, 6, 7]
     assert again.num_bytes == sum(one.stat().st_size for one in tmp_path.iterdir()) <= 5000
     again.close()
+
+
+def test_what_is_dropped_while_it_comes_back_stays_dropped(tmp_path):
+    disk = DiskTier(tmp_path, 1 << 20)
+    for number in range(3):
+        disk.write(record(number))
+    until(lambda: disk.idle)
+    asked = []
+
+    def adopt(_, is_there):
+        asked.append(is_there())
+        assert disk.drop("s")
+        asked.append(is_there())
+        return is_there()
+
+    assert disk.load(1 << 20, adopt) == 0
+    assert asked == [True, False] and disk.num_refused == 0 and not files(tmp_path)
+    disk.close()
 
 
 def test_a_full_disk_ends_nothing(tmp_path):
@@ -183,7 +201,7 @@ def test_a_full_disk_ends_nothing(tmp_path):
     )
     assert resource.RLIMIT_FSIZE is not None
     done = subprocess.run(
-        [sys.executable, "-c", "import tests.conftest\n" + code, str(tmp_path)],
+        [sys.executable, "-c", "import sys; sys.path.append('tests'); import tests.conftest\n" + code, str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
