@@ -49,6 +49,8 @@ class Names:
     def _word(self, noun: str = "") -> str:
         """An invented word of two or three syllables, capitalised."""
         rng = self._rng
+        if rng.random() < 0.2:
+            return self._blend()
         onsets, vowels, codas = rng.choice(_SOUNDS)
         syllables = [
             rng.choice(onsets) + rng.choice(vowels) + (rng.choice(codas) if rng.random() < 0.4 else "")
@@ -56,6 +58,12 @@ class Names:
         ]
         word = "".join(syllables) + rng.choice(_ENDS)
         return word.capitalize() if len(word) > 3 else (word + rng.choice(onsets) + rng.choice(vowels)).capitalize()
+
+    def _blend(self) -> str:
+        """The first half of one everyday word and the second half of another: spelt with tokens that syllables lack."""
+        sorts = ("common", "common", "noun", "adjective", "first", "last", "front")
+        left, right = (self._words.pick(self._rng, self._rng.choice(sorts)).split()[0].lower() for _ in range(2))
+        return (left[: (len(left) + 1) // 2] + right[len(right) // 2 :]).capitalize()
 
     def _place(self, noun: str = "") -> str:
         rng = self._rng

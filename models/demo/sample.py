@@ -17,17 +17,24 @@ MAX_TOKENS = 4096
 HEAD = 3
 """Tokens that an answer begins with: by them it is settled whether the documents say it, and what is copied."""
 
+VERB = " is"
+"""What stands between what a sentence is about and what it tells."""
+
 NOWHERE = 1
 """Where to look for what no document says: the number of a conversation's first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer's tokens, end token included, are `start` to `stop`. sort: what kind of question it answers."""
+    """An answer's tokens, end token included, are `start` to `stop`. sort: what kind of question it answers.
+
+    told: how many of them stand before it tells anything new.
+    """
 
     start: int
     stop: int
     sort: str
+    told: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +54,9 @@ class Sample:
     def evidence(self) -> tuple[np.ndarray, np.ndarray]:
         """Where a reader has to look: (tokens,) uint8 twice.
 
-        The first numbers sentences that answers repeat. The second stands where the first tokens of an answer are written,
-        and is the number of its sentence, NOWHERE for questions that no document answers. 0 is the rest.
+        The first numbers sentences that answers repeat, from the verb on: before that they have not said all that they are
+        about. The second stands where the first tokens of an answer are written, and is the number of its sentence, NOWHERE
+        for questions that no document answers. 0 is the rest.
         """
         sentences, sought = np.zeros(len(self.tokens), np.uint8), np.zeros(len(self.tokens), np.uint8)
         sentences[0], last = NOWHERE, NOWHERE
@@ -63,18 +71,19 @@ class Sample:
             places = _places(self.tokens[: answer.start], text)
             if not places or last == 255:
                 continue
-            number = sentences[places[0]]
+            verb = answer.told - 1
+            number = sentences[places[0] + verb]
             if not number:
                 number = last = last + 1
             for place in places:
-                sentences[place : place + len(text)] = number
+                sentences[place + verb : place + len(text)] = number
             sought[writing] = number
         return sentences, sought
 
 
 def encode(conversation: Conversation, encoder: Encoder) -> Sample | None:
     """The sample of a conversation; None where not even its first turn fits."""
-    end = encoder.special(IM_END)
+    end, verb = encoder.special(IM_END), encoder.encode(VERB)[0]
     tokens: list[int] = []
     answers: list[Answer] = []
     for piece in pieces(conversation):
@@ -82,11 +91,12 @@ def encode(conversation: Conversation, encoder: Encoder) -> Sample | None:
             tokens += encoder.encode_template(piece.text)
             continue
         start = len(tokens)
-        tokens += encoder.encode(piece.text)
+        ids = encoder.encode(piece.text)
+        tokens += ids
         if piece.source is Source.ANSWER:
             if len(tokens) >= MAX_TOKENS:
                 break
-            answers.append(Answer(start, len(tokens) + 1, piece.sort))
+            answers.append(Answer(start, len(tokens) + 1, piece.sort, ids.index(verb) if verb in ids[1:-1] else 1))
     if not answers:
         return None
     stop = answers[-1].stop

@@ -44,3 +44,12 @@ def test_replacement_runs_on_the_trace_it_makes_itself(tmp_path: Path, capsys: A
     assert main(["replacement", "--data", str(tmp_path / "none"), "--requests", "200"]) == 0
     out = capsys.readouterr().out
     assert "skewed: hit rate by tokens" in out and "MT-RAG" not in out and "bar 2" in out
+
+
+def test_arrange_measures_every_way_of_ordering(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    assert main(["arrange", "--paths", "40", "--long-paths", "10", "--requests", "20", "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    (table,) = report["tables"]
+    assert len(table["rows"]) == 5 and all(0 < row[2] <= row[3] for row in table["rows"])
+    assert [bar["number"] for bar in report["bars"]] == [1, 1, 7, 7]

@@ -26,6 +26,11 @@ def test_neighbours_in_a_burst_share_exactly_three_of_five(seed: int) -> None:
         assert [len(names(a) & names(b)) for a, b in pairwise(one)] == [3] * 9
 
 
+def test_bursts_of_one_have_new_documents_only() -> None:
+    trace = burst(queries=20, regions=20, burst=1, words=10)
+    assert len({name for query in trace for name in names(query)}) == 100
+
+
 def test_a_burst_trace_is_as_large_as_the_papers() -> None:
     trace = burst()
     assert len(trace) == 200
