@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, before)
     print(f"\n{report.text()}")
     if args.json:
-        report.write(args.json, machine.describe(args.llama_server))
+        report.write(args.json, machine.describe(getattr(args, "llama_server", None)))
         print(f"\nwritten to {args.json}")
     return int(report.has_failed)
 

@@ -41,7 +41,9 @@ def test_no_policy_beats_foresight_and_more_room_is_never_worse() -> None:
 
 
 def test_replacement_runs_on_the_trace_it_makes_itself(tmp_path: Path, capsys: Any) -> None:
-    assert main(["replacement", "--data", str(tmp_path / "none"), "--requests", "200"]) == 0
+    written = tmp_path / "out.json"
+    assert main(["replacement", "--data", str(tmp_path / "none"), "--requests", "200", "--json", str(written)]) == 0
+    assert json.loads(written.read_text())["scenario"] == "replacement"
     out = capsys.readouterr().out
     assert "skewed: hit rate by tokens" in out and "MT-RAG" not in out and "bar 2" in out
 
