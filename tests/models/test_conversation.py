@@ -4,13 +4,14 @@ import json
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 from slotcache.models.demo.conversation import Author, Conversation, Recipe
 from slotcache.models.demo.corpus import Corpus
 from slotcache.models.demo.curriculum import CURRICULA, held_out
 from slotcache.models.demo.encoder import Encoder
 from slotcache.models.demo.layout import Source, pieces
-from slotcache.models.demo.sample import MAX_TOKENS, encode
+from slotcache.models.demo.sample import HEAD, MAX_TOKENS, NOWHERE, encode
 from slotcache.models.demo.wording import UNKNOWN
 from slotcache.models.demo.words import Words
 from slotcache.ordering.document import Document
@@ -88,3 +89,25 @@ def test_every_bundled_answer_is_a_sentence_of_its_document_and_every_name_is_re
     for document in towns_and_people:
         assert all(word.lower() in reserved for word in document.title.split()), document.title
     assert sum(corpus.questions[0].ranked != one.ranked for one in corpus.questions) > 80
+
+
+def test_where_to_look_for_an_answer_is_the_end_of_its_sentence_or_nowhere() -> None:
+    encoder, sorts = Encoder.load(), set()
+    for conversation in conversations(CURRICULA["small"].levels[-1], 20):
+        sample = encode(conversation, encoder)
+        assert sample is not None
+        sentences, sought = sample.evidence()
+        assert sentences[0] == NOWHERE and not sentences[1:][sentences[1:] == NOWHERE].size
+        for answer in sample.answers:
+            (number,) = set(sought[answer.start - 1 : answer.start - 1 + HEAD].tolist())
+            sorts.add(answer.sort)
+            if answer.sort == "unknown":
+                assert number == NOWHERE
+            elif number:
+                told = sample.tokens[answer.start + answer.told : answer.stop - 2]
+                at = np.flatnonzero(sentences[: answer.start] == number)
+                assert encoder.tokens[told[0]] == "Ġis" and len(at) % len(told) == 0
+                assert np.array_equal(sample.tokens[at[: len(told)]], told)
+            else:
+                assert answer.sort == "aside" or answer.told == 1, "it is no sentence of a document"
+    assert {"plain", "follow", "located", "unknown"} <= sorts
