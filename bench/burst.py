@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> Report:
     if args.concurrency == 1:
         reuse_bars, reuse_notes = _reuse(own)
         bars, notes = reuse_bars + bars, notes + reuse_notes
-    title = f"burst: {args.queries} queries, {args.concurrency} at a time, k = {args.k}, overlap {args.overlap:.0%}"
+    title = f"burst: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, "
+    title += f"{args.concurrency} at a time, k = {args.k}, overlap {args.overlap:.0%}"
     data = {"arms": [outcome.data() for outcome in outcomes]}
     return Report("burst", [table(title, outcomes)], bars, notes, data)
 

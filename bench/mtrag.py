@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,11 @@ def _bars(outcomes: Sequence[Outcome], parts: bool) -> list[Bar]:
     if theirs is None:
         return []
     own = outcomes[-2 if parts else 0]
-    computed = own.total("computed_tokens") / theirs.total("computed_tokens")
+    computed = p50 = nan  # where not both answered all of it
+    if not problems([own, theirs]):
+        computed = own.total("computed_tokens") / theirs.total("computed_tokens")
+        p50 = own.ttft.p50 / theirs.ttft.p50
     return [
         Bar(3, "prompt tokens computed, of llama-server's", computed, 0.75),
-        Bar(3, "TTFT p50, of llama-server's", own.ttft.p50 / theirs.ttft.p50, 0.75),
+        Bar(3, "TTFT p50, of llama-server's", p50, 0.75),
     ]

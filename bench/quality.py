@@ -155,12 +155,13 @@ async def ask(client: Client, session: Session, way: Way, scope: str) -> list[tu
 
 
 async def _read_along(client: Client, body: dict[str, Any]) -> None:
-    """What a search holds before it is done: all but the best document, the worst one first."""
+    """A search of two stages: first it holds all but the best document, the worst one first, then all in rank."""
+    failed: list[str] = []
 
     async def post(path: str, body: dict[str, Any]) -> None:
         async with client.http.post(path, json=body) as answer:
             if answer.status != 200:
-                raise BenchError(f"{path}: {await answer.text()}")
+                failed.append(f"{path}: {await answer.text()}")
 
     async def stages() -> AsyncIterator[list[Any]]:
         for found in (body["documents"][:0:-1], body["documents"]):
@@ -168,6 +169,8 @@ async def _read_along(client: Client, body: dict[str, Any]) -> None:
             await asyncio.sleep(STAGE)
 
     await read_along(post, {name: value for name, value in body.items() if name != "documents"}, stages())
+    if failed:
+        raise BenchError(failed[0])
 
 
 async def _measure(url: str, args: argparse.Namespace) -> Report:
@@ -175,11 +178,11 @@ async def _measure(url: str, args: argparse.Namespace) -> Report:
     talks = generated(recipes["repeated"], args.count, f"ways {args.seed}")
     data: dict[str, Any] = {}
     async with Client(url, ChatDialect()) as client:
-        rows, all_of = [], dict[str, Score]()
+        rows, generated_ones = [], dict[str, Score]()
         for way in WAYS:
             scores = [await _score(client, sessions, way, way.name) for sessions in (talks, bundled(args.questions, 2))]
             rows.append((way.name, *(figure for one in scores for figure in (one.exact_match, one.f1, one.reused))))
-            all_of[way.name] = Score([answer for one in scores for answer in one.answers])
+            generated_ones[way.name] = scores[0]
             data[way.name] = [[(right, given) for right, given, _ in one.answers] for one in scores]
         kinds, answerable, unknown = [], Score(), Score()
         for name, recipe in recipes.items():
@@ -197,7 +200,7 @@ async def _measure(url: str, args: argparse.Namespace) -> Report:
               ("kind", "EM", "F1"), kinds),
     ]  # fmt: skip
     found = {name: score for name, score, _ in kinds}
-    bars = [*_bars(found, rows[2][4], unknown, answerable), *_moved(all_of)]
+    bars = [*_bars(found, rows[2][4], unknown, answerable), *_moved(generated_ones)]
     return Report("quality", tables, bars, (), data)
 
 
@@ -212,7 +215,7 @@ def _bars(kinds: dict[str, float], bundled: float, unknown: Score, answerable: S
 
 
 def _moved(scores: dict[str, Score]) -> list[Bar]:
-    """Of all questions that were put in every way: how far each way is from the first one."""
+    """Of generated questions, which were put in every way: how far each way is from the first one."""
     plain, *others = scores.items()
     return [
         Bar(

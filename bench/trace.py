@@ -43,6 +43,8 @@ def burst(
     before one comes again. The retrieval rank is shuffled for every query.
     """
     kept = round(k * overlap)
+    if burst < 1:
+        raise ValueError(f"bursts of {burst} queries: expected 1 or more")
     if documents_per_region < 2 * k - kept:
         raise ValueError(f"regions of {documents_per_region} documents cannot give {k} with only {kept} shared")
     rng = random.Random(f"burst {seed}")

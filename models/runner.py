@@ -171,10 +171,11 @@ class Runner:
     def _write(self, sequence: Any, blob: Blob) -> None:
         """All that a sequence holds into a blob."""
         size = llama_cpp.llama_state_seq_get_size(self.context.handle, sequence)
-        blob.data = np.empty(size, np.uint8)
-        written = llama_cpp.llama_state_seq_get_data(self.context.handle, blob.data.ctypes.data_as(BYTES), size, sequence)
+        data = np.empty(size, np.uint8)
+        written = llama_cpp.llama_state_seq_get_data(self.context.handle, data.ctypes.data_as(BYTES), size, sequence)
         if written != size:
             raise RunnerError(f"saving {len(blob)} tokens wrote {written} of {size} bytes")
+        blob.data = data  # only now: what has data counts as saved
 
     def _read(self, blob: Blob, data: np.ndarray | None, sequence: Any) -> None:
         """A blob, or a part of it, into an empty sequence."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from .document import Document
 
@@ -26,7 +27,7 @@ def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
     place = {document.id: at for at, document in enumerate(order)}
     ranks = [document.id for document in rank]
     named = max(len(ranks) - 1, 0)
-    while named and place[ranks[named - 1]] < place[ranks[named]]:
+    while named and place.get(ranks[named - 1], inf) < place.get(ranks[named], -inf):
         named -= 1
     return f"Most relevant: {' > '.join(ranks[:named])}\n\n" if named else ""
 

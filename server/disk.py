@@ -94,7 +94,7 @@ class DiskTier:
                 break
             chosen.append(entry)
         found = self._records(sorted(chosen, key=lambda entry: (entry.start, entry.used)))
-        return sum(adopt(record, lambda path=entry.path: path in self._entries) for entry, record in found)
+        return sum(adopt(record, lambda entry=entry: self._holds(entry)) for entry, record in found)
 
     @property
     def idle(self) -> bool:
@@ -169,6 +169,11 @@ class DiskTier:
         self.num_written += 1
         self._add(Entry(path, name_of(record.scope), record.start, len(record.tokens), size, os.stat(path).st_mtime))
 
+    def _holds(self, entry: Entry) -> bool:
+        """Whether it still is there, and is not about to be deleted."""
+        with self._changed:
+            return entry.path in self._entries and entry.scope not in self._dropped
+
     def _all(self) -> list[Entry]:
         """The oldest first. Those who load and who write both take some away."""
         with self._changed:
@@ -190,11 +195,11 @@ class DiskTier:
 
     def _remove(self, entries: list[Entry]) -> None:
         for entry in entries:
-            with contextlib.suppress(OSError):
-                entry.path.unlink(missing_ok=True)
             with self._changed:
                 if self._entries.pop(entry.path, None):
                     self.num_bytes -= entry.size
+            with contextlib.suppress(OSError):
+                entry.path.unlink(missing_ok=True)
 
     # ---- what is there -----------------------------------------------------------------------------------------------
 
@@ -211,8 +216,8 @@ class DiskTier:
 
     def _records(self, entries: list[Entry]) -> Iterator[tuple[Entry, Record]]:
         for entry in entries:
-            if entry.path not in self._entries:
-                continue  # it was dropped
+            if not self._holds(entry):
+                continue
             try:
                 yield entry, decode(entry.path.read_bytes())
             except (OSError, Torn) as error:

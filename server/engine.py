@@ -209,9 +209,9 @@ class Engine:
         host, snapshots = self.scheduler.tree.host, self.scheduler.snapshots
         if self._disk is None or not (host.news or snapshots.news):
             return
-        records = [*map(self.archive.record, host.news or ()), *map(snapshots.record, snapshots.news or ())]
+        runs, states = host.news or (), snapshots.news or ()
         host.news, snapshots.news = [], []
-        for record in records:
+        for record in (*map(self.archive.record, runs), *map(snapshots.record, states)):
             if record is not None and is_shared(record.scope):
                 self._disk.write(record)
 

@@ -23,6 +23,7 @@ from ..models.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
 from ..models.sampling import Sampler
+from ..slots.archive import Record
 from ..slots.host import HostTier
 from ..slots.replacement import Replacement
 from ..slots.scheduler import Scheduler
@@ -100,8 +101,18 @@ def _load_from_disk(service: Service, disk: DiskTier) -> None:
     service.engine.ask(lambda: None).result()  # the warm-up is over
     tokens = service.engine.scheduler.tree.host.max_tokens
     began, budget = perf_counter(), tokens * token_bytes(service.settings, service.model) + service.snapshots.max_bytes
+    snapshots = service.snapshots
+
+    def adopt(record: Record, still_there: Callable[[], bool]) -> bool:
+        """What was computed since the start is not given up for it."""
+
+        def is_wanted() -> bool:
+            return still_there() and (not snapshots.max_bytes or snapshots.has_room(len(record.tokens)))
+
+        return service.engine.adopt(record, "disk", is_wanted)
+
     with contextlib.suppress(TimeoutError):
-        count = disk.load(budget, lambda record, still_there: service.engine.adopt(record, "disk", still_there))
+        count = disk.load(budget, adopt)
         logger.info("%d runs came back from %s in %.1f s", count, disk.folder, perf_counter() - began)
 
 

@@ -154,8 +154,10 @@ class CachedDocuments:
         """The order in which the set stands on the path that ends at `position`, read backwards."""
         order: list[int] = []
         while position is not self._origin:
-            position, key = next(step for step in position.document_of if step[1] in self._ranks)
-            order.append(self._ranks[key])
+            # Two documents may read the same, so that a run ends both of them: one of them is behind us then.
+            ranked = ((origin, self._ranks.get(key)) for origin, key in position.document_of)
+            position, rank = next((origin, rank) for origin, rank in ranked if rank is not None and rank not in order)
+            order.append(rank)
         return order[::-1]
 
 

@@ -63,6 +63,8 @@ class HostTier:
             upper.blob.users += 1
             self.nodes.add(upper)
             self.offer(upper)
+            if self.news is not None and lower in self.news:
+                self.news.append(upper)
 
     def drop(self, node: Node) -> None:
         """Forget a node's copy, if it has one."""

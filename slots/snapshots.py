@@ -52,6 +52,10 @@ class Snapshots(RadixTree):
         """Bytes of a snapshot behind so many tokens."""
         return self.fixed_bytes + num_tokens * self.token_bytes
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether one more behind so many tokens fits without another one leaving."""
+        return self.num_bytes + self.size_of(num_tokens) <= self.max_bytes
+
     def of(self, scope: Hashable) -> list[Node]:
         """The nodes of a scope at whose end there is a snapshot."""
         return [node for node, other in self._kept.items() if other == scope]

@@ -1,11 +1,15 @@
 """Runs that leave as records and come back: bit for bit what a fresh prefill gives, or nothing at all."""
 
+import llama_cpp
 import numpy as np
 import pytest
+from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
 from slotcache.models.state import cut
 from slotcache.server.recordfile import Torn, decode, encode, file_name
 from slotcache.slots.archive import Archive, Record
+from slotcache.slots.node import Blob
+from slotcache.slots.plan import Snap
 
 from .lab import Lab
 
@@ -43,6 +47,29 @@ def records(model, prompt):
     lab.close()
     assert all(found)
     return sorted(found, key=lambda record: record.start)
+
+
+def test_a_run_that_is_split_before_it_is_written_is_written_in_both_parts(model, prompt):
+    lab = lab_of(model)
+    tree = lab.scheduler.tree
+    lab.run(prompt, scope=SCOPE)
+    while tree.evict():
+        pass
+    lab.run(np.concatenate([prompt[:150], prompt[:20]]), scope=SCOPE)
+    archive = Archive(tree, cut)
+    spans = {(one.start, len(one.tokens)) for node in tree.host.news if (one := archive.record(node))}
+    assert {(0, 150), (150, 400)} <= spans
+    lab.close()
+
+
+def test_what_could_not_be_saved_does_not_count_as_saved(model, monkeypatch):
+    lab = lab_of(model)
+    monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data", lambda *_: 0)
+    blob = Blob(0, 4)
+    with pytest.raises(RunnerError, match="saving 4 tokens wrote 0 of"):
+        lab.runner.apply(Snap(0, blob))
+    assert blob.data is None
+    lab.close()
 
 
 def file_of(record):

@@ -207,6 +207,20 @@ def test_reuse_does_not_change_greedy_text(server):
         assert cached["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
 
 
+def test_documents_that_read_the_same_under_different_names_do_no_harm(server):
+    pair = [
+        {"id": "a", "title": "b] c", "text": "The tower is open."},
+        {"id": "a] b", "title": "c", "text": "The tower is open."},
+    ]
+    body = {"messages": [{"role": "user", "content": "Is it?"}], "max_tokens": 2, "cache_scope": "alike"}
+    for documents in (pair, pair[::-1]):
+        server.chat(**body, documents=documents, document_order="retrieval")
+    for documents in (pair, pair[::-1]):
+        answer = server.chat(**body, documents=documents)
+        assert [one["id"] for one in answer["slotcache"]["documents"]] in (["a", "a] b"], ["a] b", "a"])
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
+
+
 def test_a_model_with_a_sliding_window_reuses_what_the_window_has_passed(tmp_path):
     with running(windowed(tmp_path / "windowed.gguf")) as up:
         first = ask(up, [0, 1, 2])

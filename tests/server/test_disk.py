@@ -14,6 +14,7 @@ from architectures import hybrid, recurrent
 from slotcache.models.errors import ModelError
 from slotcache.server.disk import DiskTier
 from slotcache.slots.archive import Record
+from slotcache.slots.radix import descendants
 
 from .conftest import running, until
 
@@ -33,8 +34,13 @@ def files(folder):
 def settled(server):
     """Wait until all idle KV is on disk."""
     engine = server.service.engine
-    host = engine.scheduler.tree.host
-    until(lambda: engine.ask(lambda: engine.scheduler.idle and not host.news).result() and host.num_tokens > 0)
+    tree = engine.scheduler.tree
+
+    def is_saved():
+        runs = [node for root in tree.roots.values() for node in descendants(root)]
+        return engine.scheduler.idle and runs and all(node.blob for node in runs) and not tree.host.news
+
+    until(lambda: engine.ask(is_saved).result())
     until(lambda: server.service.disk.idle)
 
 

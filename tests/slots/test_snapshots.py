@@ -57,3 +57,10 @@ def test_a_longer_prompt_takes_the_room_of_a_shorter_one():
     server.ask(PROMPT[:20])
     assert server.ask(PROMPT) == 20
     assert server.kept() == [30] and server.snapshots.num_bytes == 30
+
+
+def test_there_is_room_until_the_budget_is_spent():
+    server = Server(budget=30)
+    assert server.snapshots.has_room(30) and not server.snapshots.has_room(31)
+    server.ask(PROMPT[:20])
+    assert server.snapshots.has_room(10) and not server.snapshots.has_room(11)
