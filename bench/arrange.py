@@ -11,22 +11,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from ..ordering.arrangement import arrange
 from ..ordering.document import Document, parse_documents
 from ..ordering.prompt import document_text, order_hint
 from ..ordering.tree import KnowledgeTree
-from ..server.prompt import ChatPrompt, DocumentSet, Fixed
-from ..slots.tree import PrefixTree
 from .report import Bar, Report, Table
 from .stats import median
 
 POPULAR, SHARE = 0.03, 0.6  # RAGCache's skew (section 3.2): 60 % of what is retrieved is 3 % of the documents
 TOKENS = 100  # a document
-SYSTEM, QUESTION = 40, 30  # tokens
 TRIES = 3  # of each request, of which the fastest counts: others use the machine, too
-SCOPE = "bench"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,11 +56,6 @@ def run(args: argparse.Namespace) -> Report:
     middle = _served(some, args.paths)
     more = some.draw(args.requests)
     built_20 = measure("arrange and write the prompt, 20 documents", args.paths, more, lambda rank: _text(rank, middle))
-    engine = _Engine()
-    for rank in few.draw(args.paths // 10):
-        engine.serve(engine.prompt(rank))
-    prompts = [engine.prompt(rank) for rank in requests]
-    measure("the engine: arrange and lay out token ids, 5 documents", args.paths // 10, prompts, engine.lay_out)
     columns = ("what", "remembered orders", "median us", "p95 us")
     bars = [
         Bar(1, "median to arrange 5 documents", arranged, 30, unit=" us"),
@@ -122,32 +111,3 @@ def _seconds(work: Callable[[Any], object], request: Any) -> float:
         work(request)
         least = min(least, perf_counter() - began)
     return least
-
-
-class _Engine:
-    """The server's own way, without a model: a prefix tree in which everything that was asked for is computed."""
-
-    def __init__(self) -> None:
-        self._tree = PrefixTree(num_cells=1 << 40, num_sequences=1 << 20)
-        self._rng = np.random.default_rng(0)
-        self._system = Fixed(self._ids(SYSTEM), "system")
-        self._known: dict[str, np.ndarray] = {}
-
-    def prompt(self, rank: Sequence[Document]) -> ChatPrompt:
-        tokens = [self._known.setdefault(document.key, self._ids(TOKENS)) for document in rank]
-        part = DocumentSet(tuple(rank), tuple(tokens), "auto", None, (), self._ids(0))
-        return ChatPrompt([self._system, part, Fixed(self._ids(QUESTION), "question")])
-
-    def lay_out(self, prompt: ChatPrompt) -> object:
-        return prompt.arrange(self._tree, SCOPE)
-
-    def serve(self, prompt: ChatPrompt) -> None:
-        layout = prompt.arrange(self._tree, SCOPE)
-        documents = [(one.key, one.start, one.stop) for one in layout.documents]
-        claim = self._tree.claim(SCOPE, layout.tokens, layout.stops, documents)
-        self._tree.advance(claim.sequence, len(layout.tokens))
-        self._tree.release(claim.sequence)
-        self._tree.take_operations()
-
-    def _ids(self, count: int) -> np.ndarray:
-        return self._rng.integers(0, 32_000, count, np.int32)
