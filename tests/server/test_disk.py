@@ -189,7 +189,7 @@ def test_what_is_dropped_while_it_comes_back_stays_dropped(tmp_path):
         return is_there()
 
     assert disk.load(1 << 20, adopt) == 0
-    assert asked == [True, False] and disk.num_refused == 0 and not files(tmp_path)
+    assert asked == [True, False] and disk.num_refused == 0 and not list(tmp_path.glob("*.kv"))
     disk.close()
 
 
