@@ -41,3 +41,7 @@ def test_no_hint_when_the_order_is_the_rank() -> None:
 def test_a_hint_never_contains_document_text() -> None:
     hint = order_hint([PORT, SEA], [SEA, PORT])
     assert hint and not any(document.text in hint for document in (SEA, PORT)) and SEA.title not in hint
+
+
+def test_a_document_of_the_ranking_that_does_not_stand_there_is_no_error():
+    assert order_hint([SEA, SEA], [SEA, PORT]) == f"Most relevant: {SEA.id}\n\n"
