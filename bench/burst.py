@@ -3,7 +3,7 @@
 import argparse
 
 from .arms import arms_for
-from .comparison import Outcome, compare, problems, table
+from .comparison import PAUSE, Outcome, compare, problems, table
 from .error import BenchError
 from .options import add_options
 from .report import Bar, Report
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--burst", type=int, default=10, help="queries on one region in a row (default: %(default)s)")
     add("--overlap", type=float, default=0.6, help="share of documents kept from query to query (default: %(default)s)")
     add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
+    add("--pause", type=float, default=PAUSE, help="one client: seconds for which it reads an answer (default: %(default)s)")
     add("--seed", type=int, default=0)
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> Report:
         raise BenchError(error) from error
     # Alone, llama-server runs with its own defaults; under load with as many slots as slotcache has lanes.
     arms = arms_for(args, ("auto", "retrieval"), args.parallel if args.concurrency > 1 else None)
-    outcomes = compare(arms, queries, args, args.concurrency)
+    outcomes = compare(arms, queries, args, args.concurrency, args.pause)
     own, notes = outcomes[0], problems(outcomes)
     theirs = next((outcome for outcome in outcomes if outcome.arm.name == "llama-server"), None)
     if theirs is None and not args.url:

@@ -16,6 +16,8 @@ from .report import Table
 from .stats import Summary, mean, median
 from .trace import Query
 
+PAUSE = 0.2
+"""Seconds after each answer where arms take turns: a server may do something in idle time, and the next arm must not pay."""
 COLUMNS = (
     "arm",
     "TTFT p50 ms",
@@ -87,14 +89,16 @@ class Outcome:
         }
 
 
-def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, concurrency: int = 1) -> list[Outcome]:
+def compare(
+    arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, concurrency: int = 1, pause: float = PAUSE
+) -> list[Outcome]:
     """Drives every arm with the same queries, `--rounds` times.
 
-    One client at a time: all servers are up, and the arms take turns query by query. Under load, where an arm needs the
-    whole machine for the whole trace: one server at a time.
+    One client at a time: all servers are up, and the arms take turns query by query, with a `pause` (seconds) after each
+    answer. Under load, where an arm needs the whole machine for the whole trace: one server at a time.
     """
     if concurrency == 1 and len(arms) > 1:
-        rounds = [asyncio.run(_taking_turns(arms, queries, args)) for _ in range(args.rounds)]
+        rounds = [asyncio.run(_taking_turns(arms, queries, args, pause)) for _ in range(args.rounds)]
         return [Outcome(arm, tuple(runs[at] for runs in rounds)) for at, arm in enumerate(arms)]
     runs: dict[str, list[Run]] = {arm.name: [] for arm in arms}
     for _, arm in in_rounds(arms, args.rounds):
@@ -110,7 +114,9 @@ def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namesp
     return [Outcome(arm, tuple(runs[arm.name])) for arm in arms]
 
 
-async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace) -> list[Run]:
+async def _taking_turns(
+    arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, pause: float
+) -> list[Run]:
     """One run of each arm."""
     turn, all_warm = asyncio.Lock(), asyncio.Barrier(len(arms))
     with ExitStack() as servers, Progress("all arms in turn", len(arms) * len(queries)) as progress:
@@ -122,7 +128,7 @@ async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: arg
 
             async def work(client: Client) -> Run:
                 await all_warm.wait()  # one arm's warm-up must not slow another's first query
-                return await drive(client, queries, 1, told, turn)
+                return await drive(client, queries, 1, told, turn, pause)
 
             return await arm.work(url, sampling(args), work)
 

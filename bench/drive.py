@@ -69,12 +69,14 @@ async def drive(
     concurrency: int = 1,
     on_result: Callable[[int, Result], None] | None = None,
     turn: AbstractAsyncContextManager[Any] | None = None,
+    pause: float = 0.0,
 ) -> Run:
     """Sends `queries` in order through `concurrency` clients.
 
     Turns of one session follow each other, with the answers the server really gave as history. With a `turn` (a lock
     that several drives share), a query is under way only while it is held: arms take turns query by query, and a
-    machine whose speed drifts slows them all alike. The seconds are then those of the queries alone.
+    machine whose speed drifts slows them all alike. The seconds are then those of the queries alone. pause: seconds
+    after each answer, for it to be read, and for what a server does meanwhile to be out of the next one's way.
     """
     line, results = _Line(queries), [Result(0.0, 0.0, error="not sent")] * len(queries)
     prepared = await _prepare_openings(client, queries)
@@ -87,6 +89,7 @@ async def drive(
                     result = await client.send(request)
                 else:
                     result = await client.ask(queries[index], line.history.get(queries[index].session, ()))
+                await asyncio.sleep(pause)
             results[index] = result
             if on_result:
                 on_result(index, result)

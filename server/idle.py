@@ -2,6 +2,10 @@
 
 That is its history as the template shows it then, up to what the user will say: the answer's last token, the tokens that
 end it, and all of the answer where the template shows it otherwise than it was sampled (without its reasoning, say).
+
+On request also what the next chat may start with. A prompt reuses leading documents only: of five that were read, the
+first is of use to whoever asks about it, the others are not. So they are computed again as beginnings of their own: each
+alone, then in pairs, and so on, as far as the server is told to.
 """
 
 from __future__ import annotations
@@ -40,11 +44,15 @@ class Ahead:
 class IdlePrefill:
     """One try for each answer, one after the other, in the engine's background. The event loop's.
 
-    limit: tokens a prompt may have. ids: numbers for requests, shared with those of clients.
+    limit: tokens a prompt may have. starts: documents that are computed for other chats after an answer. ids: numbers for
+    requests, shared with those of clients.
     """
 
-    def __init__(self, model: Model, engine: Engine, builder: PromptBuilder, limit: int, ids: Iterator[int]) -> None:
+    def __init__(
+        self, model: Model, engine: Engine, builder: PromptBuilder, limit: int, starts: int, ids: Iterator[int]
+    ) -> None:
         self._model, self._engine, self._builder, self._limit, self._ids = model, engine, builder, limit, ids
+        self._starts = starts
         self._waiting: deque[Ahead] = deque(maxlen=MAX_WAITING)
         self._task: asyncio.Task[None] | None = None
 
@@ -67,26 +75,37 @@ class IdlePrefill:
         try:
             with contextlib.suppress(RequestError):  # the server is shutting down
                 while self._waiting:
-                    await self._compute(self._waiting.popleft())
+                    await self._use(self._waiting.popleft())
         finally:
             if self._task is asyncio.current_task():
                 self._task = None
 
-    async def _compute(self, ahead: Ahead) -> None:
-        prompt = await asyncio.to_thread(self._builder.ahead, ahead.asked, ahead.entries)
-        if prompt is None or prompt.num_tokens >= self._limit:
-            return
-        generation = self._generation(prompt, ahead.asked.cache_scope)
-        scheduler, scope = self._engine.scheduler, generation.request.scope
-        if not await asyncio.wrap_future(self._engine.ask(lambda: scheduler.can_compute_ahead(prompt, scope))):
-            return
+    async def _use(self, ahead: Ahead) -> None:
+        """What one answer makes worth computing."""
+        scope, given = ahead.asked.cache_scope, (ahead.asked, ahead.entries)
+        if prompt := await asyncio.to_thread(self._builder.ahead, *given):
+            await self._compute(prompt, scope)
+        starts = self._builder.fresh_starts(*given)
+        left = self._starts
+        while left and (prompt := await asyncio.to_thread(next, starts, None)):
+            left -= await self._compute(prompt, scope)
+
+    async def _compute(self, prompt: ChatPrompt, scope: str) -> bool:
+        """Whether something of it was not cached and is now."""
+        if prompt.num_tokens >= self._limit:
+            return False
+        generation = self._generation(prompt, scope)
+        scheduler, root = self._engine.scheduler, generation.request.scope
+        if not await asyncio.wrap_future(self._engine.ask(lambda: scheduler.can_compute_ahead(prompt, root))):
+            return False
         if not await asyncio.wrap_future(self._engine.submit_background("next turn", generation)):
-            return
+            return False
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
         if isinstance(event, End):
             report = event.report
             logger.debug("%d tokens of %d computed ahead", report.num_prompt - report.num_cached, report.num_prompt)
+        return isinstance(event, End)
 
     def _generation(self, prompt: ChatPrompt, scope: str) -> Generation:
         request = Request(next(self._ids), prompt, 1, ("shared", scope), background=True)

@@ -1,14 +1,16 @@
 """Who waits, and who of them is next.
 
 Requests are ordered by what is cached of them over what is left to compute (RAGCache, section 5.2): those of one prefix
-follow each other (RAGBoost, section 5.2), and short ones do not wait for long ones. Nobody is overtaken without end.
+follow each other (RAGBoost, section 5.2), and short ones do not wait for long ones. Whoever is overtaken counts for more from
+then on, twice as much after the first time (highest response ratio next, Brinch Hansen 1971, with overtakes for time), and
+nobody is overtaken without end.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -58,7 +60,7 @@ class Queue:
             return candidates[0]
         last = next((at for at, request in enumerate(candidates) if request.num_overtaken >= self._window), LOOK_AHEAD)
         layouts = {request: self._arranged(request, candidates) for request in candidates[: last + 1]}
-        chosen = max(layouts, key=lambda request: self._cached_share(request.scope, layouts[request].tokens))
+        chosen = max(layouts, key=lambda request: self._response_ratio(request, layouts[request].tokens))
         chosen.lay_out(layouts[chosen])
         return chosen
 
@@ -73,10 +75,10 @@ class Queue:
         others = [other.prompt for other in waiting if other is not request and other.scope == request.scope]
         return request.prompt.arrange(self._tree, request.scope, others)
 
-    def _cached_share(self, scope: Hashable, tokens: np.ndarray) -> float:
-        """Tokens that are cached, or that somebody is computing, over those that are left to compute.
+    def _response_ratio(self, request: Request, tokens: np.ndarray) -> float:
+        """Tokens that are cached, or that somebody is computing, over those that are left to compute, times its age.
 
         One more than are, so that of two with nothing cached the shorter comes first.
         """
-        known = self._tree.match(scope, tokens).length
-        return (1 + known) / max(len(tokens) - known, 1)
+        known = self._tree.match(request.scope, tokens).length
+        return (1 + request.num_overtaken) * (1 + known) / max(len(tokens) - known, 1)

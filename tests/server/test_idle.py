@@ -1,5 +1,7 @@
 """What is computed ahead in idle time: seen in the next turn's numbers, and never in a request's way."""
 
+import itertools
+
 import pytest
 
 from .conftest import running, until
@@ -102,3 +104,41 @@ def test_it_gives_way_to_whoever_comes(server):
     assert begun and kinds[:begun] == [{True}] * begun and kinds[begun : begun + 2] == [{False}] * 2
     assert max(size for step in steps for background, size in step if background) <= 64
     assert 0 < settled(server) - before < 1500
+
+
+SETS = [subset for size in (1, 2, 3) for subset in itertools.combinations(range(3), size)]
+
+
+def cached_sets(server, scope):
+    """The sets of DOCUMENTS that another chat could ask about without computing any of them, and the tokens of each."""
+    found = set()
+    for subset in SETS:
+        asked = {"documents": [DOCUMENTS[number] for number in subset], "cache_scope": scope}
+        told = server.http.post("/v1/documents/order", json=asked).json()
+        if all(used["cached_tokens"] == used["tokens"] for used in told["documents"]):
+            found.add(subset)
+    return found
+
+
+def test_documents_are_computed_as_beginnings_of_other_chats(tiny):
+    """Of three, read in rank: the second and the third alone, the third behind the first, the third behind the second."""
+    read, added = {(0,), (0, 1), (0, 1, 2)}, [(1,), (2,), (0, 2), (1, 2)]
+    with running(tiny, idle_prefill=True, idle_documents=3) as server:
+        before = settled(server)
+        answer = server.chat("What is it?", documents=DOCUMENTS, cache_scope="three")
+        done = settled(server) - before
+        assert cached_sets(server, "three") == read | {*added[:3]}
+        sizes = [used["tokens"] for used in answer["slotcache"]["documents"]]
+        assert 0 <= done - sizes[1] - 2 * sizes[2] < 16, "beside those, the end of the answer and of each prompt"
+        server.chat("And this?", documents=[DOCUMENTS[2], DOCUMENTS[1]], cache_scope="three")
+        again = server.chat("What else?", documents=DOCUMENTS[2:], cache_scope="three")
+        assert again["slotcache"]["documents"] == [{"id": "d2", "tokens": sizes[2], "cached_tokens": sizes[2]}]
+        before = settled(server)
+        chat = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}, {"role": "user", "content": "C"}]
+        server.chat(messages=chat, documents=DOCUMENTS, cache_scope="later turn")
+        server.chat("What is it?", documents=DOCUMENTS, cache_scope="ranked", document_order="retrieval")
+        assert 0 < settled(server) - before < 16, "behind an answer, or where rank is kept, it would be of no use"
+    with running(tiny, idle_prefill=True) as server:
+        server.chat("What is it?", documents=DOCUMENTS)
+        settled(server)
+        assert cached_sets(server, "") == read

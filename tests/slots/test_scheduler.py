@@ -163,6 +163,18 @@ def test_nobody_is_overtaken_more_often_than_the_window_allows():
     assert cold.num_overtaken == 3
 
 
+def test_overtaking_gets_harder_each_time():
+    world = World(lanes=1)
+    world.run(range(20))
+    world.submit(range(900, 950))
+    world.step()
+    cold = world.submit(range(500, 600))  # 1 in 100; a few tokens cached are soon no reason to pass it any more
+    others = [world.submit([*range(2), *range(700 + 100 * number, 798 + 100 * number)]) for number in range(4)]
+    world.finish()
+    assert admitted(world)[2:] == [*(other.id for other in others[:3]), cold.id, others[3].id]
+    assert cold.num_overtaken == 3
+
+
 def test_a_request_waits_for_32_tokens_that_another_is_computing():
     world = World()
     first = world.submit(range(200))
