@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> Report:
     if not args.url:
         bars.append(_order(own, outcomes[1], is_new=args.burst == 1 and args.queries <= args.regions))
     if args.concurrency == 1:
-        reuse_bars, reuse_notes = _reuse(own)
+        reuse_bars, reuse_notes = _reuse(own, more_is_right="--idle-documents" in args.slotcache_args)
         bars, notes = reuse_bars + bars, notes + reuse_notes
     title = f"burst: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, "
     title += f"{args.concurrency} at a time, k = {args.k}, overlap {args.overlap:.0%}"
@@ -74,12 +74,13 @@ def _order(own: Outcome, unordered: Outcome, is_new: bool) -> Bar:
     return Bar(2, "TTFT p50 over retrieval order's", p50, 0.75)
 
 
-def _reuse(own: Outcome) -> tuple[list[Bar], list[str]]:
+def _reuse(own: Outcome, more_is_right: bool) -> tuple[list[Bar], list[str]]:
     """Of the round that differs most from the prediction."""
-    found, compared = max((differences(run) for run in own.runs), key=lambda pair: len(pair[0]))
+    found, compared = max((differences(run, more_is_right) for run in own.runs), key=lambda pair: len(pair[0]))
     if not compared:
         return [], [f"{own.arm.name} does not name the documents it used: reuse is not compared with the prediction"]
-    equal = f"documents reused as predicted in {compared - len(found)} of {compared} queries"
+    equal = f"documents reused as predicted{' or more' * more_is_right} in {compared - len(found)} of {compared} queries"
     lines = [one.text() for one in found[:LIST_AT_MOST]]
-    bar = Bar(2, "queries whose reused documents differ from the exhaustive search", float(len(found)), 0)
+    what = "are fewer than" if more_is_right else "differ from"
+    bar = Bar(2, f"queries whose reused documents {what} the exhaustive search's", float(len(found)), 0)
     return [bar], [equal, *lines, *(["..."] if len(found) > LIST_AT_MOST else [])]

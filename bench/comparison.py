@@ -114,9 +114,7 @@ def compare(
     return [Outcome(arm, tuple(runs[arm.name])) for arm in arms]
 
 
-async def _taking_turns(
-    arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, pause: float
-) -> list[Run]:
+async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, pause: float) -> list[Run]:
     """One run of each arm."""
     turn, all_warm = asyncio.Lock(), asyncio.Barrier(len(arms))
     with ExitStack() as servers, Progress("all arms in turn", len(arms) * len(queries)) as progress:

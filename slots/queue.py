@@ -1,9 +1,9 @@
 """Who waits, and who of them is next.
 
 Requests are ordered by what is cached of them over what is left to compute (RAGCache, section 5.2): those of one prefix
-follow each other (RAGBoost, section 5.2), and short ones do not wait for long ones. Whoever is overtaken counts for more from
-then on, twice as much after the first time (highest response ratio next, Brinch Hansen 1971, with overtakes for time), and
-nobody is overtaken without end.
+follow each other (RAGBoost, section 5.2), and short ones do not wait for long ones. Whoever is overtaken counts for more
+from then on, twice as much after the first time (highest response ratio next, Brinch Hansen 1971, with overtakes for time),
+and nobody is overtaken without end.
 """
 
 from __future__ import annotations

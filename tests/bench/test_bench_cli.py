@@ -48,7 +48,7 @@ def test_burst_finds_the_reuse_it_predicts(serve: Any, chat_events: Any, tmp_pat
     assert main(["burst", "--url", server.url, "--queries", "30", "--json", str(out)]) == 0
     printed = capsys.readouterr()
     assert "documents reused as predicted in 30 of 30 queries" in printed.out
-    assert "differ from the exhaustive search: 0.00 (at most 0) met" in printed.out
+    assert "differ from the exhaustive search's: 0.00 (at most 0) met" in printed.out
     assert "30/30" in printed.err
     value = json.loads(out.read_text())
     requests = value["data"]["arms"][0]["runs"][0]["requests"]

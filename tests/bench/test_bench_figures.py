@@ -55,6 +55,13 @@ def test_a_missed_reuse_is_found_and_named() -> None:
     assert compared == 2 and [one.text() for one in found] == ["query 1: predicted 3, reported 0, used c, b, a"]
 
 
+def test_what_a_server_computed_ahead_is_no_difference() -> None:
+    results = used(("a", 0), ("b", 0), ("c", 0)), used(("b", 10), ("c", 10), ("d", 0)), used(("c", 0), ("b", 0), ("a", 0))
+    run = Run(trace_of("abc", "bcd", "cba"), results, 1.0)
+    assert [(one.predicted, one.reported) for one in differences(run)[0]] == [(0, 2), (3, 0)]
+    assert [(one.predicted, one.reported) for one in differences(run, more_is_right=True)[0]] == [(3, 0)]
+
+
 def test_results_without_documents_are_not_compared() -> None:
     assert differences(Run(trace_of("a"), (Result(0.0, 1.0, error="no"),), 1.0)) == ([], 0)
 
