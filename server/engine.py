@@ -29,7 +29,8 @@ from ..slots.scheduler import Scheduler
 from .background import Background
 from .disk import DiskTier
 from .errors import RequestError
-from .generation import End, Event, Failure, Generation
+from .generation import End, Failure, Generation
+from .outbox import Outbox
 from .recordfile import is_shared
 from .tokens import AnswerMemory
 
@@ -66,19 +67,18 @@ class Engine:
         if disk is not None:
             scheduler.tree.host.news, scheduler.snapshots.news = [], []
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._outbox: list[tuple[Generation, Event]] = []
+        self._outbox = Outbox()
         self.background = Background(scheduler, self._end)
         self._stopping = False
         self._door = Lock()
         self._closed = False  # guarded by the door
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._live, name="engine", daemon=True)
 
     # ---- from other threads ----------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to run; events go to `loop`."""
-        self._loop = loop
+        self._outbox.loop = loop
         self._thread.start()
 
     def stop(self) -> None:
@@ -163,7 +163,7 @@ class Engine:
                 logger.exception("a step failed; what ran ends with an error, and the cache is dropped")
                 self._fail(self.scheduler.abandon(), RequestError("the engine failed while computing this", status=500))
                 self._runner.clear()
-            self._publish()
+            self._outbox.send()
         while not self._inbox.empty():  # nobody who asked is left waiting
             self._inbox.get()()
         if self._disk is not None:
@@ -243,10 +243,10 @@ class Engine:
                 self._remember(generation)
                 self._end(generation)
             if event is not None:
-                self._outbox.append((generation, event))
+                self._outbox.put(generation, event)
         for request in self.scheduler.running:
             if request.owner.wants_progress and request.num_tokens == request.num_prompt:
-                self._outbox.append((request.owner, request.owner.progress()))
+                self._outbox.put(request.owner, request.owner.progress())
 
     def _accept_background(self, key: Hashable, generation: Generation, sampler: Sampler) -> bool:
         if self._stopping or not self.background.put(key, generation):
@@ -294,25 +294,9 @@ class Engine:
     def _fail(self, requests: list[Request], error: RequestError) -> None:
         for request in requests:
             self._end(request.owner)
-            self._outbox.append((request.owner, Failure(error)))
+            self._outbox.put(request.owner, Failure(error))
 
     def _stop(self) -> None:
         self._stopping = True
         scheduler = self.scheduler
         self._fail([*scheduler.running, *scheduler.waiting], RequestError("the server is shutting down", status=503))
-
-    def _publish(self) -> None:
-        if not self._outbox:
-            return
-        events, self._outbox = self._outbox, []
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(deliver, events)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
-            logger.debug("%d events after the loop closed", len(events))
-
-
-def deliver(events: list[tuple[Generation, Event]]) -> None:
-    """Hand events to the streams that wait for them; runs in the event loop."""
-    for generation, event in events:
-        generation.events.put_nowait(event)

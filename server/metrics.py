@@ -95,7 +95,7 @@ class Metrics:
         return Snapshot(
             gauges={
                 "cells": ("KV cells in the pool", tree.num_cells),
-                "cells_used": ("KV cells in use", scheduler.num_used),
+                "cells_used": ("KV cells in use", scheduler.room.num_used),
                 "cells_reclaimable": ("KV cells in use that eviction could free now", tree.num_reclaimable),
                 "host_bytes": ("Idle KV in host memory", tree.host.num_tokens * self._token_bytes),
                 "host_budget_bytes": ("Host memory that idle KV may take", tree.host.max_tokens * self._token_bytes),

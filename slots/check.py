@@ -57,7 +57,7 @@ def check(scheduler: Scheduler) -> None:
     tree = scheduler.tree
     check_tree(tree)
     check_snapshots(scheduler.snapshots)
-    assert scheduler.num_used <= tree.num_cells
+    assert scheduler.room.num_used <= tree.num_cells
     assert [lane.request for lane in scheduler.lanes if lane.request] == sorted(
         scheduler.running, key=lambda request: request.lane
     )

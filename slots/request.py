@@ -9,7 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from .node import Sequence
+from .radix import common_prefix
 from .tree import PrefixTree
+
+MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,14 @@ class Request:
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
+
+    def waits_for(self, leader: Request) -> bool:
+        """Whether `leader` is about to compute what this one needs next, MIN_SHARED tokens or more since it started."""
+        if leader.scope != self.scope or leader.computed != self.computed:
+            return False
+        shared = common_prefix(leader.tokens[: leader.num_tokens], self.tokens[: self.num_tokens])
+        shared = min(shared, self.num_tokens - 1)
+        return shared > self.computed and shared - self.started_at >= MIN_SHARED
 
     @property
     def source(self) -> str:

@@ -17,14 +17,13 @@ from .lanes import Lanes
 from .packing import pack
 from .plan import Operation, Plan, Span
 from .queue import Queue
-from .radix import common_prefix
 from .request import Prompt, Request
+from .room import Room
 from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
 
 PACK_AFTER = 2  # requests that started beside others: so many scatter cells enough
 BACKGROUND_STEP = MIN_CHUNK  # prompt tokens a step computes in the background: what is lost when a request ends it early
-MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
 
 class Scheduler:
@@ -52,12 +51,12 @@ class Scheduler:
         self.lanes = Lanes(num_lanes)
         self.batch_size = batch_size
         self.budget = PrefillBudget(prefill_budget)
-        self.idle_cells = idle_cells
         self.apart_from = apart_from
         self.waiting = Queue(tree, window)
         self.holds = Holds(tree)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
+        self.room = Room(tree, self.running, idle_cells)
         self.counters = Counters()
         self._turn_of_prefill = False  # the last step generated only
         self._num_mixed = 0  # requests that have started beside others since the cells were packed
@@ -86,11 +85,6 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.running and not self.waiting
 
-    @property
-    def num_used(self) -> int:
-        """Cells in use: everything in the tree, and what is being generated."""
-        return self.tree.num_ready + sum(request.num_tail for request in self.running)
-
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
@@ -102,7 +96,7 @@ class Scheduler:
             if spans or not self.running:
                 break
             self._preempt(self._victim)  # everybody wants cells and has none: the youngest gives up its own
-        spare = self._num_free - sum(len(span.tokens) for span in spans)
+        spare = self.room.num_free - sum(len(span.tokens) for span in spans)
         background = all(request.background for request in self._in_flight)
         return Plan(self.tree.take_operations() + self._packing(), tuple(spans), spare, background)
 
@@ -110,7 +104,7 @@ class Scheduler:
         """Whether a background request would compute something, and may now: nobody else is here, and cells are free."""
         tokens = prompt.arrange(self.tree, scope).tokens
         match = self.tree.match(scope, tokens)
-        return self.idle and match.length < len(tokens) and len(tokens) - match.ready <= self._num_free
+        return self.idle and match.length < len(tokens) and len(tokens) - match.ready <= self.room.num_free
 
     def plan_idle_work(self) -> Plan | None:
         """A small step for when there is nothing to compute: what was decided, and one idle run copied to host memory.
@@ -153,7 +147,7 @@ class Scheduler:
 
     def _packing(self) -> tuple[Operation, ...]:
         """Where cells in use slow attention, bring those of each request together once several have come and gone."""
-        if self._num_mixed < PACK_AFTER or self.num_used < self.apart_from or not self.tree.host.max_tokens:
+        if self._num_mixed < PACK_AFTER or self.room.num_used < self.apart_from or not self.tree.host.max_tokens:
             return ()
         self._num_mixed = 0
         return pack(self.tree, {request.sequence: request.computed for request in self.running if request.sequence})
@@ -184,7 +178,7 @@ class Scheduler:
 
     def _spans(self) -> list[Span]:
         """The spans of one batch. Where generating and prefill go apart, whichever was not in the last one."""
-        apart = self.num_used >= self.apart_from
+        apart = self.room.num_used >= self.apart_from
         if apart and self._turn_of_prefill and any(request.decoding for request in self.running):
             self._turn_of_prefill, self._in_flight = False, []
             if spans := self._prefill_spans(self.batch_size, protect=True):
@@ -196,7 +190,7 @@ class Scheduler:
         return spans
 
     def _decode_spans(self) -> list[Span]:
-        while not self._reserve(sum(request.decoding for request in self.running)):
+        while not self.room.reserve(sum(request.decoding for request in self.running)):
             self._preempt(self._victim)
         self._in_flight = [request for request in self.running if request.decoding]
         return [self._span(request, 1) for request in self._in_flight]
@@ -208,7 +202,7 @@ class Scheduler:
         leaders: list[Request] = []
         for request in [request for request in self.running if not request.decoding]:
             self._catch_up(request)
-            if self._waits_for(request, leaders):
+            if any(request.waits_for(leader) for leader in leaders):
                 continue
             leaders.append(request)
             most = min(room, BACKGROUND_STEP) if request.background else room
@@ -217,8 +211,8 @@ class Scheduler:
             planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
             if size <= 0:
                 continue
-            if not self._reserve(planned + size):
-                size = self._num_free - planned
+            if not self.room.reserve(planned + size):
+                size = self.room.num_free - planned
                 if size <= 0:
                     continue
             spans.append(self._span(request, size))
@@ -238,16 +232,6 @@ class Scheduler:
             request.computed += gained
             self._count_cached(request, "fork", gained)
 
-    def _waits_for(self, request: Request, leaders: list[Request]) -> bool:
-        """Whether somebody before it is about to compute what it needs next, MIN_SHARED tokens or more since it started."""
-        for leader in leaders:
-            if leader.scope == request.scope and leader.computed == request.computed:
-                shared = common_prefix(leader.tokens[: leader.num_tokens], request.tokens[: request.num_tokens])
-                shared = min(shared, request.num_tokens - 1)
-                if shared > request.computed and shared - request.started_at >= MIN_SHARED:
-                    return True
-        return False
-
     # ---- admission and memory --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
@@ -256,20 +240,11 @@ class Scheduler:
             if not self.lanes.any_idle:
                 return
             request = self.waiting.next()
-            if not self._fits(request):
+            if not self.room.fits(request):
                 self._head_is_stuck = True
                 return
             self.waiting.take(request)
             self._start(request)
-
-    def _fits(self, request: Request) -> bool:
-        """Whether a prompt fits beside what is running and has been promised. Alone, every accepted prompt fits."""
-        if not self.running:
-            return True
-        match = self.tree.match(request.scope, request.tokens[: request.num_tokens])
-        reclaimable = self.tree.num_reclaimable - match.evictable
-        promised = self.tree.num_pending + len(self.running)
-        return request.num_tokens - match.covered + promised < self._num_free + reclaimable
 
     def _start(self, request: Request) -> None:
         layout = request.layout
@@ -279,11 +254,11 @@ class Scheduler:
         claim = self.tree.claim(request.scope, request.tokens[: request.num_tokens], stops, documents)
         request.sequence, request.claimed = claim.sequence, request.num_tokens
         self._count_cached(request, claim.source, claim.cached)
-        self._spill_idle()
-        if (needed := self.tree.restorable(claim.sequence)) and self._reserve(needed):
+        self.room.spill_idle()
+        if (needed := self.tree.restorable(claim.sequence)) and self.room.reserve(needed):
             for source, tokens in self.tree.restore(claim.sequence).items():
                 self._count_cached(request, source, tokens)
-        if request.snapshot_scope is not None and self._reserve(request.num_tokens):
+        if request.snapshot_scope is not None and self.room.reserve(request.num_tokens):
             self._count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
         request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else ()
@@ -297,23 +272,6 @@ class Scheduler:
         request.cached += tokens
         request.sources[source] = request.sources.get(source, 0) + tokens
         self.counters.cached_tokens[source] = self.counters.cached_tokens.get(source, 0) + tokens
-
-    @property
-    def _num_free(self) -> int:
-        return self.tree.num_cells - self.num_used
-
-    def _spill_idle(self) -> None:
-        """Move idle KV to host memory until no more of it than `idle_cells` slows the others."""
-        while self.tree.host.max_tokens and self.tree.num_reclaimable > self.idle_cells:
-            if not self.tree.evict():
-                return
-
-    def _reserve(self, num_cells: int) -> bool:
-        """Make room for `num_cells` more tokens by evicting what nobody is using."""
-        while self._num_free < num_cells:
-            if not self.tree.evict():
-                return False
-        return True
 
     @property
     def _victim(self) -> Request:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from .host import HostTier
 from .ledger import Ledger
 from .node import Node, Sequence
-from .plan import Restore, Save, Share, Trim
+from .plan import Save, Share, Trim
 from .profile import Profile
 from .radix import NO_TOKENS, Match, descendants, path
 from .replacement import Replacement
+from .restoring import restores
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class PrefixTree(Ledger):
 
     def restorable(self, sequence: Sequence) -> int:
         """How many tokens, and so free cells, `restore` would bring back."""
-        return sum(restore.stop - restore.start for restore, _ in self._restores(sequence))
+        return sum(restore.stop - restore.start for restore, _ in restores(sequence))
 
     def restore(self, sequence: Sequence) -> dict[str, int]:
         """Bring back from host memory what follows on the sequence's path, up to its last token.
@@ -101,7 +102,7 @@ class PrefixTree(Ledger):
         How many tokens, by where their copies came from (host, disk).
         """
         restored: dict[str, int] = {}
-        for restore, nodes in self._restores(sequence):
+        for restore, nodes in restores(sequence):
             source, size = restore.blob.source, restore.stop - restore.start
             restored[source] = restored.get(source, 0) + size
             self._operations.append(restore)
@@ -285,20 +286,3 @@ class PrefixTree(Ledger):
                 self._unlink_all(least)
         self._operations.append(Save(sequence.id, host.save(node)))
         return True
-
-    def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
-        """What would bring back the host part of a path that follows what the sequence holds, one for each blob."""
-        found: list[tuple[Restore, list[Node]]] = []
-        last = sequence.tip.end - 1
-        behind = itertools.takewhile(lambda node: node.end > sequence.length, path(sequence.tip))
-        for node in reversed(list(behind)):
-            start = found[-1][0].stop if found else sequence.length
-            if node.ready or node.blob is None or node.start != start or start >= last:
-                break
-            stop = min(node.end, last)
-            if found and found[-1][0].blob is node.blob:
-                restore, nodes = found.pop()
-                found.append((replace(restore, stop=stop), [*nodes, node]))
-            else:
-                found.append((Restore(node.blob, sequence.id, start, stop), [node]))
-        return found

@@ -64,7 +64,7 @@ def close(model, answer, samples=4):
 
 def aligned(lab, near):
     """The largest length up to `near` where a fork's own tokens start at a cell congruent to their position."""
-    return near - (near - lab.scheduler.num_used) % 32
+    return near - (near - lab.scheduler.room.num_used) % 32
 
 
 def test_a_fork_is_exact_and_leaves_its_donor_exact(model, lab, words):
@@ -225,9 +225,9 @@ def test_without_cache_prompt_nothing_is_read_and_nothing_left(model, lab, words
     assert private.request.cached == 0 and private.request.source == "none"
     close(model, private)
     close(model, cached)
-    used = lab.scheduler.num_used
+    used = lab.scheduler.room.num_used
     lab.run(words[5:150], limit=3, cache=False)
-    assert lab.scheduler.num_used == used
+    assert lab.scheduler.room.num_used == used
 
 
 def test_scopes_share_nothing(model, lab, words):

@@ -74,7 +74,7 @@ def test_generating_and_prefill_take_turns_where_a_batch_of_both_costs_more():
     plan = world.step()
     assert computed(plan, running) == 1 and computed(plan, mixed) == 32  # few cells in use yet
     arriving = world.submit(range(800, 1000), limit=2)
-    while world.scheduler.num_used < 100:
+    while world.scheduler.room.num_used < 100:
         world.step()
     turns = [world.step() for _ in range(6)]
     assert [computed(plan, running) for plan in turns] == [1, 0] * 3

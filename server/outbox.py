@@ -1,0 +1,39 @@
+"""What the engine has to say: one call into the event loop a step, for all streams together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from .generation import Event, Generation
+
+logger = logging.getLogger("slotcache.engine")
+
+
+class Outbox:
+    """Events of a step, in order. The engine's thread puts them in and sends them."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._events: list[tuple[Generation, Event]] = []
+
+    def put(self, generation: Generation, event: Event) -> None:
+        self._events.append((generation, event))
+
+    def send(self) -> None:
+        """Wake the event loop up, if there is something to say."""
+        if not self._events:
+            return
+        events, self._events = self._events, []
+        assert self.loop is not None
+        try:
+            self.loop.call_soon_threadsafe(_deliver, events)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            logger.debug("%d events after the loop closed", len(events))
+
+
+def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
+    """Hand events to the streams that wait for them; runs in the event loop."""
+    for generation, event in events:
+        generation.events.put_nowait(event)

@@ -1,0 +1,47 @@
+"""The cells of the pool as admission sees them: free, promised to those that run, and to be had from idle KV."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .request import Request
+from .tree import PrefixTree
+
+
+class Room:
+    """running: who runs, as the scheduler keeps it. idle_cells: most cells that may hold what nobody who runs needs."""
+
+    def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int) -> None:
+        self._tree, self._running, self._idle_cells = tree, running, idle_cells
+
+    @property
+    def num_used(self) -> int:
+        """Cells in use: everything in the tree, and what is being generated."""
+        return self._tree.num_ready + sum(request.num_tail for request in self._running)
+
+    @property
+    def num_free(self) -> int:
+        return self._tree.num_cells - self.num_used
+
+    def fits(self, request: Request) -> bool:
+        """Whether a prompt fits beside what is running and has been promised. Alone, every accepted prompt fits."""
+        if not self._running:
+            return True
+        tree = self._tree
+        match = tree.match(request.scope, request.tokens[: request.num_tokens])
+        reclaimable = tree.num_reclaimable - match.evictable
+        promised = tree.num_pending + len(self._running)
+        return request.num_tokens - match.covered + promised < self.num_free + reclaimable
+
+    def reserve(self, num_cells: int) -> bool:
+        """Make room for so many more tokens by evicting what nobody is using."""
+        while self.num_free < num_cells:
+            if not self._tree.evict():
+                return False
+        return True
+
+    def spill_idle(self) -> None:
+        """Move idle KV to host memory until no more of it than is allowed slows the others."""
+        while self._tree.host.max_tokens and self._tree.num_reclaimable > self._idle_cells:
+            if not self._tree.evict():
+                return
