@@ -17,6 +17,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from . import checkpoint
 from .curriculum import CURRICULA, held_out
 from .encoder import Encoder
+from .finders import FINDERS, finding_loss
 from .muon import Muon
 from .network import Network, NetworkShape
 from .sample import HEAD
@@ -34,7 +35,6 @@ LEVEL_EVERY = 45.0  # a look whether it is time for the next level
 SAVE_EVERY = 45.0
 RESERVE = 12.0  # seconds at the end for the last look and the last checkpoint
 HEAD_WEIGHT = 3.0
-FINDERS = ((-2, 0), (-1, 3))  # layers and heads that are taught to look at the sentence that answers
 LONGEST_STEP = 20.0  # seconds; what takes longer was a pause of the whole process (SIGSTOP), which is not counted
 
 
@@ -136,7 +136,7 @@ class Trainer:
         tokens, marks, sentences, sought = self._to_device(batch)
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         x = self.network.hidden(tokens[:, :-1], self.dtype, seen=seen)
-        lost = torch.cat([_lost(*seen[layer], head, sentences[:, :-1], sought[:, :-1]) for layer, head in FINDERS])
+        lost = torch.cat([finding_loss(*seen[layer], head, sentences[:, :-1], sought[:, :-1]) for layer, head in FINDERS])
         target, mark = tokens[:, 1:].reshape(-1), _with_heads(marks)[:, 1:].reshape(-1)
         if self.args.scored < 1:
             kept = ((mark >= 2) | ((mark == 1) & (torch.rand(len(mark)) < self.args.scored))).nonzero()[:, 0]
@@ -271,26 +271,6 @@ def _with_heads(marks: torch.Tensor) -> torch.Tensor:
     """Marks (rows, tokens) with 3 in place of 2 where an answer begins."""
     before = torch.nn.functional.pad(marks, (HEAD, 0))[:, :-HEAD]
     return torch.where((marks == 2) & (before != 2), 3, marks)
-
-
-def _lost(
-    queries: torch.Tensor, keys: torch.Tensor, head: int, sentences: torch.Tensor, sought: torch.Tensor
-) -> torch.Tensor:
-    """How far a head is from looking where it should: for each place with something sought, minus the logarithm of the
-    attention that goes to the sentence.
-
-    queries, keys: (rows * length, their heads, head size); sentences, sought: (rows, length).
-    """
-    q = queries[:, head].unflatten(0, sought.shape)
-    k = keys[:, head * keys.shape[1] // queries.shape[1]].unflatten(0, sought.shape)  # the one that its group shares
-    losses = []
-    for row in range(len(q)):
-        (at,) = sought[row].nonzero(as_tuple=True)
-        scores = (q[row, at].float() @ k[row].float().T) * q.shape[-1] ** -0.5
-        scores = scores.masked_fill(torch.arange(q.shape[1], device=q.device) > at[:, None], -math.inf)
-        elsewhere = sentences[row] != sought[row, at][:, None]
-        losses.append(scores.logsumexp(-1) - scores.masked_fill(elsewhere, -math.inf).logsumexp(-1))
-    return torch.cat(losses)
 
 
 def main() -> None:
