@@ -46,11 +46,12 @@ def run(args: argparse.Namespace) -> Report:
     if not args.url:
         bars.append(_order(own, outcomes[1], is_new=args.burst == 1 and args.queries <= args.regions))
     if args.concurrency == 1:
-        reuse_bars, reuse_notes = _reuse(own, more_is_right="--idle-documents" in args.slotcache_args)
+        reuse_bars, reuse_notes = _reuse(own, more_is_right="--idle-sets" in args.slotcache_args)
         bars, notes = reuse_bars + bars, notes + reuse_notes
     title = f"burst: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, "
     title += f"{args.concurrency} at a time, k = {args.k}, overlap {args.overlap:.0%}"
-    data = {"arms": [outcome.data() for outcome in outcomes]}
+    title += f", {args.pause} s after each answer" if args.concurrency == 1 else ""
+    data = {"pause": args.pause, "arms": [outcome.data() for outcome in outcomes]}
     return Report("burst", [table(title, outcomes)], bars, notes, data)
 
 

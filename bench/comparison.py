@@ -108,7 +108,7 @@ def compare(
                 progress.step(result.error or f"TTFT {1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
 
             async def work(client: Client, told: Any = told) -> Run:
-                return await drive(client, queries, concurrency, told)
+                return await drive(client, queries, concurrency, told, pause=pause if concurrency == 1 else 0.0)
 
             runs[arm.name].append(arm.measure(sampling(args), work))
     return [Outcome(arm, tuple(runs[arm.name])) for arm in arms]

@@ -75,8 +75,8 @@ async def drive(
 
     Turns of one session follow each other, with the answers the server really gave as history. With a `turn` (a lock
     that several drives share), a query is under way only while it is held: arms take turns query by query, and a
-    machine whose speed drifts slows them all alike. The seconds are then those of the queries alone. pause: seconds
-    after each answer, for it to be read, and for what a server does meanwhile to be out of the next one's way.
+    machine whose speed drifts slows them all alike. pause: seconds after each answer, for it to be read, and for what a
+    server does meanwhile to be out of the next one's way. With one client the seconds of the run are its queries' alone.
     """
     line, results = _Line(queries), [Result(0.0, 0.0, error="not sent")] * len(queries)
     prepared = await _prepare_openings(client, queries)
@@ -99,7 +99,8 @@ async def drive(
     async with asyncio.TaskGroup() as clients:
         for _ in range(concurrency):
             clients.create_task(work())
-    seconds = perf_counter() - started if turn is None else sum(result.latency for result in results)
+    alone = turn is not None or concurrency == 1
+    seconds = sum(result.latency for result in results) if alone else perf_counter() - started
     return Run(tuple(queries), tuple(results), seconds)
 
 

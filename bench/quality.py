@@ -22,6 +22,7 @@ from .client import Client, Request, Result
 from .dialect import ChatDialect
 from .error import BenchError
 from .options import add_options
+from .progress import Progress
 from .report import Bar, Report, Table
 from .server import ServerOptions, slotcache_command
 from .stats import mean
@@ -230,9 +231,11 @@ def _moved(scores: dict[str, Score]) -> list[Bar]:
 
 async def _score(client: Client, sessions: Sequence[Session], way: Way, scope: str, last: bool = False) -> Score:
     score = Score()
-    for session in sessions:
-        answers = await ask(client, session, way, scope)
-        score.answers += answers[-1:] if last else answers
+    with Progress(scope, len(sessions)) as progress:
+        for session in sessions:
+            answers = await ask(client, session, way, scope)
+            score.answers += answers[-1:] if last else answers
+            progress.step(f"exact match {score.exact_match:.2f}")
     return score
 
 

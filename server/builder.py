@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,34 +54,14 @@ class PromptBuilder:
 
     def ahead(self, request: ChatRequest, entries: Sequence[Entry]) -> ChatPrompt | None:
         """What any next turn after `entries` begins with, up to its user's message; None where that cannot be said."""
-        parts = self._next_turn(request, entries)
+        messages = [*(entry.message for entry in entries), NEXT_TURN]
+        try:
+            parts = self._chat(History(messages, {}, entries), request).prompt.parts
+        except (TemplateError, RequestError):
+            return None
         next_turn = _label(len(entries), NEXT_TURN)
         known = list(itertools.takewhile(lambda part: not isinstance(part, Fixed) or part.label != next_turn, parts))
         return ChatPrompt(known) if len(known) < len(parts) else None
-
-    def fresh_starts(self, request: ChatRequest, entries: Sequence[Entry]) -> Iterator[ChatPrompt]:
-        """What other chats begin with that ask about some of the documents of this one's only question.
-
-        Single documents first, then pairs, and so on: each has one document more than something before it. None where
-        their order may not be chosen.
-        """
-        if sum(entry.message["role"] == "user" for entry in entries) != 1:
-            return  # what stands behind an answer is not read by another chat
-        parts = self._next_turn(request, entries)
-        at = next((at for at, part in enumerate(parts) if isinstance(part, DocumentSet)), None)
-        if at is None or not isinstance(shown := parts[at], DocumentSet) or shown.policy != "auto":
-            return
-        ranks = range(len(shown.documents))
-        for some in itertools.chain.from_iterable(itertools.combinations(ranks, size + 1) for size in ranks):
-            yield ChatPrompt([*parts[:at], shown.part(some)])
-
-    def _next_turn(self, request: ChatRequest, entries: Sequence[Entry]) -> Sequence[Fixed | DocumentSet]:
-        """The parts of a next turn's prompt, NEXT_TURN in place of what its user says; empty where there is none."""
-        messages = [*(entry.message for entry in entries), NEXT_TURN]
-        try:
-            return self._chat(History(messages, {}, entries), request).prompt.parts
-        except (TemplateError, RequestError):
-            return ()
 
     def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> Chat:
         """Raises TemplateError, and RequestError for documents that the template leaves out."""

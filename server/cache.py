@@ -52,6 +52,7 @@ async def holdings(request: Request) -> Response:
 async def drop(request: Request) -> Response:
     """Forget what one scope has cached, but for what running requests need."""
     service, scope = service_of(request), scope_of(request)
+    service.idle.forget(scope)
     dropped = await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
     if service.disk is not None:
         await asyncio.to_thread(service.disk.drop, scope)

@@ -3,15 +3,15 @@
 That is its history as the template shows it then, up to what the user will say: the answer's last token, the tokens that
 end it, and all of the answer where the template shows it otherwise than it was sampled (without its reasoning, say).
 
-On request also what the next chat may start with. A prompt reuses leading documents only: of five that were read, the
-first is of use to whoever asks about it, the others are not. So they are computed again as beginnings of their own: each
-alone, then in pairs, and so on, as far as the server is told to.
+Then, if it is told to, what the next chat may start with. A prompt reuses leading documents only: of five that were read,
+the first is of use to whoever asks about it, the others are not. So sets of them are brought to the front: each document
+alone, then pairs, and so on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -23,46 +23,67 @@ from ..models.text import TextStream
 from ..slots.request import Request
 from .builder import PromptBuilder
 from .engine import Engine
-from .errors import RequestError
 from .generation import End, Failure, Generation
 from .history import Entry
-from .prompt import ChatPrompt
+from .prompt import ChatPrompt, DocumentSet
 from .wire import ChatRequest
 
 logger = logging.getLogger("slotcache.idle")
-MAX_WAITING = 64  # answers whose next turn is to be computed: of more the oldest are let go
+KEY = "idle"  # of the one generation that the engine has of it
+MAX_WAITING = 64  # answers for which there is something to be computed: of more the oldest are let go
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A conversation up to an answer."""
+    """A conversation up to an answer. prompt: of that answer."""
 
     asked: ChatRequest
     entries: tuple[Entry, ...]
+    prompt: ChatPrompt
+
+    @property
+    def scope(self) -> str:
+        return self.asked.cache_scope
 
 
 class IdlePrefill:
-    """One try for each answer, one after the other, in the engine's background. The event loop's.
+    """One try for each next turn, in the order of the answers, then the sets, in the engine's background. The event loop's.
 
-    limit: tokens a prompt may have. starts: documents that are computed for other chats after an answer. ids: numbers for
-    requests, shared with those of clients.
+    limit: tokens a prompt may have. next_turns: whether they are computed. num_sets: of an answer's documents that are
+    brought to the front. ids: numbers for requests, shared with those of clients.
     """
 
     def __init__(
-        self, model: Model, engine: Engine, builder: PromptBuilder, limit: int, starts: int, ids: Iterator[int]
+        self,
+        model: Model,
+        engine: Engine,
+        builder: PromptBuilder,
+        limit: int,
+        next_turns: bool,
+        num_sets: int,
+        ids: Iterator[int],
     ) -> None:
         self._model, self._engine, self._builder, self._limit, self._ids = model, engine, builder, limit, ids
-        self._starts = starts
-        self._waiting: deque[Ahead] = deque(maxlen=MAX_WAITING)
+        self._next_turns, self._num_sets = next_turns, num_sets
+        self._answers: deque[Ahead] = deque(maxlen=MAX_WAITING)
+        self._sets: deque[tuple[str, Iterator[ChatPrompt]]] = deque(maxlen=MAX_WAITING)  # with the scope of each
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not (self._task or self._answers or self._sets)
 
     def add(self, ahead: Ahead) -> None:
         """An answer is whole."""
-        self._waiting.append(ahead)
+        if self._next_turns:
+            self._answers.append(ahead)
+        if self._num_sets and sum(entry.message["role"] == "user" for entry in ahead.entries) == 1:
+            self._sets.append((ahead.scope, itertools.islice(beginnings(ahead.prompt), self._num_sets)))
 
     def go_on(self) -> None:
         """Nobody else needs the engine."""
-        if self._waiting and self._task is None:
+        if self._task is None and (self._answers or self._sets):
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     def stop(self) -> None:
@@ -71,43 +92,63 @@ class IdlePrefill:
             self._task.cancel()
             self._task = None
 
+    def forget(self, scope: str) -> None:
+        """Compute nothing more for what was said in a scope."""
+        self.stop()
+        self._engine.drop_background(KEY)
+        self._answers = deque((ahead for ahead in self._answers if ahead.scope != scope), MAX_WAITING)
+        self._sets = deque((one for one in self._sets if one[0] != scope), MAX_WAITING)
+
     async def _work(self) -> None:
         try:
-            with contextlib.suppress(RequestError):  # the server is shutting down
-                while self._waiting:
-                    await self._use(self._waiting.popleft())
+            while self._answers:
+                ahead = self._answers.popleft()
+                if prompt := await asyncio.to_thread(self._builder.ahead, ahead.asked, ahead.entries):
+                    await self._compute(prompt, ahead.scope)
+            while self._sets:
+                scope, prompts = self._sets[0]
+                if (prompt := next(prompts, None)) is None:
+                    self._sets.popleft()
+                elif not await self._compute(prompt, scope):
+                    return
         finally:
             if self._task is asyncio.current_task():
                 self._task = None
 
-    async def _use(self, ahead: Ahead) -> None:
-        """What one answer makes worth computing."""
-        scope, given = ahead.asked.cache_scope, (ahead.asked, ahead.entries)
-        if prompt := await asyncio.to_thread(self._builder.ahead, *given):
-            await self._compute(prompt, scope)
-        starts = self._builder.fresh_starts(*given)
-        left = self._starts
-        while left and (prompt := await asyncio.to_thread(next, starts, None)):
-            left -= await self._compute(prompt, scope)
-
     async def _compute(self, prompt: ChatPrompt, scope: str) -> bool:
-        """Whether something of it was not cached and is now."""
+        """See that a prompt is cached; False where now is no time for that: the engine is used, full or has failed."""
         if prompt.num_tokens >= self._limit:
-            return False
+            return True
         generation = self._generation(prompt, scope)
         scheduler, root = self._engine.scheduler, generation.request.scope
-        if not await asyncio.wrap_future(self._engine.ask(lambda: scheduler.can_compute_ahead(prompt, root))):
-            return False
-        if not await asyncio.wrap_future(self._engine.submit_background("next turn", generation)):
+        missing, possible = await asyncio.wrap_future(self._engine.ask(lambda: scheduler.ahead(prompt, root)))
+        if not missing:
+            return True
+        if not possible or not await asyncio.wrap_future(self._engine.submit_background(KEY, generation)):
             return False
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
-        if isinstance(event, End):
-            report = event.report
-            logger.debug("%d tokens of %d computed ahead", report.num_prompt - report.num_cached, report.num_prompt)
-        return isinstance(event, End)
+        if isinstance(event, Failure):
+            return False
+        logger.debug("%d tokens of %d computed ahead", missing, event.report.num_prompt)
+        return True
 
     def _generation(self, prompt: ChatPrompt, scope: str) -> Generation:
         request = Request(next(self._ids), prompt, 1, ("shared", scope), background=True)
         request.owner = Generation(request, Sampling(temperature=0.0), TextStream((), self._model.piece), 0, scope)
         return request.owner
+
+
+def beginnings(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
+    """What other chats begin with that ask about some of the documents of this one: each alone, then pairs, and so on.
+
+    Each has at most one document more than one before it. Nothing where the order of documents may not be chosen.
+    """
+    at = next((at for at, part in enumerate(prompt.parts) if isinstance(part, DocumentSet)), len(prompt.parts))
+    for shown in prompt.parts[at : at + 1]:
+        if not isinstance(shown, DocumentSet) or shown.policy != "auto" or shown.keep_first or shown.keep_last:
+            return
+        ranks = range(len(shown.documents))
+        for some in itertools.chain.from_iterable(itertools.combinations(ranks, size + 1) for size in ranks):
+            documents, tokens = [shown.documents[rank] for rank in some], [shown.tokens[rank] for rank in some]
+            yield ChatPrompt([*prompt.parts[:at], DocumentSet(tuple(documents), tuple(tokens), shown.policy, hint=None)])

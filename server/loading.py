@@ -83,7 +83,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     metrics = Metrics(engine, token_bytes(settings, model), conversations, disk)
     ids = itertools.count(1)
-    idle = IdlePrefill(model, engine, builder, limit, settings.idle_documents, ids)
+    idle = IdlePrefill(model, engine, builder, limit, settings.idle_prefill, settings.idle_sets, ids)
     return Service(
         settings, name, model, context, engine, builder, source, metrics, limit, set(), ids, conversations, idle, disk
     )

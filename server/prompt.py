@@ -68,11 +68,6 @@ class DocumentSet:
         hint = len(order_hint(self.documents[::-1], self.documents).encode()) if self.hint else 0
         return sum(map(len, self.tokens)) + len(self.location) + hint
 
-    def part(self, ranks: Sequence[int]) -> DocumentSet:
-        """The same with some of its documents only, and without hints."""
-        documents, tokens = zip(*((self.documents[rank], self.tokens[rank]) for rank in ranks), strict=True)
-        return DocumentSet(documents, tokens, self.policy, None)
-
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
         """What stands behind the documents in this order: int32, empty where nothing moved and nothing is repeated."""
         if self.hint is None or list(order) == list(range(len(order))):

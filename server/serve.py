@@ -92,6 +92,7 @@ async def run(server: Server, host: Host, path: Path) -> None:
     await server.serve()
     await load
     if host.service is not None:
+        host.service.idle.stop()
         await asyncio.to_thread(host.service.close)
 
 

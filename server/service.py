@@ -72,6 +72,7 @@ class Service:
         self._check_length(prompt)
         generation = self._generation(prompt, options)
         generation.request.background = True
+        self.idle.stop()
         return self.engine.submit_background((options.cache_scope, key), generation)
 
     def _check_length(self, prompt: ChatPrompt) -> None:
@@ -113,8 +114,8 @@ class Service:
         assert request.layout is not None
         entries = turn.entries(request.layout, "".join(generation.parts), generation.sampled)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
-        if self.settings.idle_prefill and request.cache and generation.limit:
-            self.idle.add(Ahead(turn.asked, entries))
+        if request.cache and generation.limit:
+            self.idle.add(Ahead(turn.asked, entries, turn.chat.prompt))
         return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
 
     def _close(self, generation: Generation) -> None:

@@ -85,7 +85,7 @@ SETTINGS = (
     Setting("conversation_ram", ("--conversation-ram",), 256, "MiB that remembered conversations may take"),
     Setting("conversation_ttl", ("--conversation-ttl",), 86400, "seconds after its last use that a conversation is remembered; 0: no end"),
     Setting("idle_prefill", ("--idle-prefill",), True, "while nothing else is to be computed, compute what a conversation's next turn will start with"),
-    Setting("idle_documents", ("--idle-documents",), 0, "after a chat's first answer, in idle time, compute as many documents again as beginnings of other chats: each of its documents alone, then pairs, and so on; needs --idle-prefill"),
+    Setting("idle_sets", ("--idle-sets",), 0, "after a chat's first answer, while nothing else is to be computed, bring so many sets of its documents to the front, where other chats can reuse them: each document alone, then pairs, and so on"),
     Setting("chat_template_file", ("--chat-template-file",), "", "a Jinja chat template to use instead of the model's"),
     Setting("max_body", ("--max-body",), 32, "largest request body, MiB"),
     Setting("check", ("--check",), False, "check the cache's invariants whenever the server is idle"),

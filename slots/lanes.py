@@ -48,12 +48,16 @@ class Lanes:
         idle = [lane for lane in self._lanes if lane.request is None]
         own = next((lane for lane in idle if lane.sequence_id == sequence_id), None)
         lane = own or min(idle, key=lambda lane: lane.last_use)
-        self._clock += 1
-        lane.request, lane.sequence_id, lane.last_use = request, sequence_id, self._clock
-        request.lane = lane.id
+        lane.request, request.lane = request, lane.id
+        if not request.background:
+            self._clock += 1
+            lane.sequence_id, lane.last_use = sequence_id, self._clock
 
     def leave(self, request: Request) -> None:
-        """A request is off its lane."""
+        """A request is off its lane, which remembers it unless nobody has asked for it."""
         lane = self._lanes[request.lane]
-        lane.request, lane.scope = None, request.scope if request.cache else request.snapshot_scope
+        lane.request = None
+        if request.background:
+            return
+        lane.scope = request.scope if request.cache else request.snapshot_scope
         lane.history = NO_TOKENS if lane.scope is None else request.tokens[: request.computed]

@@ -1,8 +1,8 @@
 """Who waits, and who of them is next.
 
 Requests are ordered by what is cached of them over what is left to compute (RAGCache, section 5.2): those of one prefix
-follow each other (RAGBoost, section 5.2), and short ones do not wait for long ones. Whoever is overtaken counts for more
-from then on, twice as much after the first time (highest response ratio next, Brinch Hansen 1971, with overtakes for time),
+follow each other where much of it is cached (RAGBoost, section 5.2), and short ones do not wait for long ones. Whoever has
+been overtaken n times counts n + 1 times as much (highest response ratio next, Brinch Hansen 1971, with overtakes for time),
 and nobody is overtaken without end.
 """
 
@@ -76,9 +76,10 @@ class Queue:
         return request.prompt.arrange(self._tree, request.scope, others)
 
     def _response_ratio(self, request: Request, tokens: np.ndarray) -> float:
-        """Tokens that are cached, or that somebody is computing, over those that are left to compute, times its age.
+        """Tokens that are cached, or that somebody is computing, over those that are left to compute, and that once
+        more for each time it was overtaken.
 
-        One more than are, so that of two with nothing cached the shorter comes first.
+        One more than are cached, so that of two with nothing cached the shorter comes first.
         """
         known = self._tree.match(request.scope, tokens).length
         return (1 + request.num_overtaken) * (1 + known) / max(len(tokens) - known, 1)

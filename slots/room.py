@@ -9,7 +9,10 @@ from .tree import PrefixTree
 
 
 class Room:
-    """running: who runs, as the scheduler keeps it. idle_cells: most cells that may hold what nobody who runs needs."""
+    """Says whether a prompt fits, and makes room for it.
+
+    running: who runs, as the scheduler keeps it. idle_cells: most cells that may hold what nobody who runs needs.
+    """
 
     def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int) -> None:
         self._tree, self._running, self._idle_cells = tree, running, idle_cells

@@ -100,11 +100,11 @@ class Scheduler:
         background = all(request.background for request in self._in_flight)
         return Plan(self.tree.take_operations() + self._packing(), tuple(spans), spare, background)
 
-    def can_compute_ahead(self, prompt: Prompt, scope: Hashable) -> bool:
-        """Whether a background request would compute something, and may now: nobody else is here, and cells are free."""
+    def ahead(self, prompt: Prompt, scope: Hashable) -> tuple[int, bool]:
+        """How many tokens a background request would compute, and whether it may now: nobody is here, cells are free."""
         tokens = prompt.arrange(self.tree, scope).tokens
         match = self.tree.match(scope, tokens)
-        return self.idle and match.length < len(tokens) and len(tokens) - match.ready <= self.room.num_free
+        return len(tokens) - match.length, self.idle and len(tokens) - match.ready <= self.room.num_free
 
     def plan_idle_work(self) -> Plan | None:
         """A small step for when there is nothing to compute: what was decided, and one idle run copied to host memory.
@@ -135,7 +135,7 @@ class Scheduler:
             if span.logits:
                 token = next(tokens)
                 request.append(token)
-                self.counters.generated_tokens += 1
+                self.counters.generated_tokens += not request.background
                 progress.append((request, token))
         self.counters.steps += 1
         return progress
@@ -195,9 +195,9 @@ class Scheduler:
         self._in_flight = [request for request in self.running if request.decoding]
         return [self._span(request, 1) for request in self._in_flight]
 
-    def _prefill_spans(self, room: int, protect: bool) -> list[Span]:
+    def _prefill_spans(self, budget: int, protect: bool) -> list[Span]:
         """Spans for requests that are behind, in order of admission. protect: others are generating, keep the budget."""
-        room = self.budget.room(room) if protect else room
+        left = self.budget.room(budget) if protect else budget
         spans: list[Span] = []
         leaders: list[Request] = []
         for request in [request for request in self.running if not request.decoding]:
@@ -205,7 +205,7 @@ class Scheduler:
             if any(request.waits_for(leader) for leader in leaders):
                 continue
             leaders.append(request)
-            most = min(room, BACKGROUND_STEP) if request.background else room
+            most = min(left, BACKGROUND_STEP) if request.background else left
             ahead = (next_stop(request.stops, request.computed) or request.num_tokens) - request.computed
             size = chunk(ahead, most)
             planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
@@ -217,7 +217,7 @@ class Scheduler:
                     continue
             spans.append(self._span(request, size))
             self._in_flight.append(request)
-            room -= size
+            left -= size
         return spans
 
     def _span(self, request: Request, size: int) -> Span:
@@ -251,10 +251,13 @@ class Scheduler:
         assert layout is not None
         stops = [*layout.stops, request.num_tokens]
         documents = [(document.key, document.start, document.stop) for document in layout.documents]
-        claim = self.tree.claim(request.scope, request.tokens[: request.num_tokens], stops, documents)
+        claim = self.tree.claim(
+            request.scope, request.tokens[: request.num_tokens], stops, documents, ahead=request.background
+        )
         request.sequence, request.claimed = claim.sequence, request.num_tokens
         self._count_cached(request, claim.source, claim.cached)
-        self.room.spill_idle()
+        if not request.background:
+            self.room.spill_idle()
         if (needed := self.tree.restorable(claim.sequence)) and self.room.reserve(needed):
             for source, tokens in self.tree.restore(claim.sequence).items():
                 self._count_cached(request, source, tokens)

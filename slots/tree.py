@@ -62,13 +62,19 @@ class PrefixTree(Ledger):
     # ---- act -------------------------------------------------------------------------------------------------------
 
     def claim(
-        self, scope: Hashable, tokens: np.ndarray, stops: Seq[int] = (), documents: Seq[tuple[str, int, int]] = ()
+        self,
+        scope: Hashable,
+        tokens: np.ndarray,
+        stops: Seq[int] = (),
+        documents: Seq[tuple[str, int, int]] = (),
+        ahead: bool = False,
     ) -> Claim:
         """Put a prompt's whole path into the tree, pinned, and give it a sequence that holds what is already computed.
 
         stops: positions where nodes must end (segment boundaries), ascending. documents: (key, start, stop) of each one.
-        The last token is never taken from the cache: without computing it there are no logits. A parked sequence whose
-        whole history is a prefix of the prompt is continued in place; any other match is forked, its donor untouched.
+        ahead: nobody has asked for it yet, so nothing counts as used. The last token is never taken from the cache:
+        without computing it there are no logits. A parked sequence whose whole history is a prefix of the prompt is
+        continued in place; any other match is forked, its donor untouched.
         """
         self._clock += 1
         match = self.match(scope, tokens)
@@ -80,7 +86,7 @@ class PrefixTree(Ledger):
         for key, start, stop in documents:
             ends[start].place(key, ends[stop])
         tip = ends[len(tokens)]
-        self._count_use(tip, goes_on=goes_on)
+        self._count_use(tip, goes_on=goes_on, ahead=ahead)
         for node in path(tip):
             self._pin(node)
         if own is not None:
@@ -235,7 +241,7 @@ class PrefixTree(Ledger):
                 raise OutOfSequences("no sequence id is free and nothing can be evicted")
         return self._free_ids.pop()
 
-    def _count_use(self, tip: Node, above: Node | None = None, goes_on: bool = False) -> None:
+    def _count_use(self, tip: Node, above: Node | None = None, goes_on: bool = False, ahead: bool = False) -> None:
         """A request uses the path to `tip`, from behind the node `above`: frequencies, costs, priorities.
 
         goes_on: it goes on with an earlier one, whose use of the same runs is not another one: a conversation of many
@@ -248,7 +254,7 @@ class PrefixTree(Ledger):
         for node in missing:
             node.missed(each)
         for node in nodes:
-            node.frequency += not (goes_on and node.frequency)
+            node.frequency += not (ahead or (goes_on and node.frequency))
             self.price(node)
 
     def _leave_device(self, leaf: Node, keep: bool = True) -> None:

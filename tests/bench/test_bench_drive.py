@@ -1,6 +1,8 @@
 """The closed loop: order, history, concurrency."""
 
 import asyncio
+from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 from slotcache.bench.client import Client
@@ -9,10 +11,10 @@ from slotcache.bench.drive import Run, drive
 from slotcache.bench.trace import Query, conversations
 
 
-def run(url: str, queries: list[Query], concurrency: int) -> Run:
+def run(url: str, queries: list[Query], concurrency: int, pause: float = 0.0) -> Run:
     async def work() -> Run:
         async with Client(url, ChatDialect()) as client:
-            return await drive(client, queries, concurrency)
+            return await drive(client, queries, concurrency, pause=pause)
 
     return asyncio.run(work())
 
@@ -63,4 +65,17 @@ def test_one_client_sends_in_order_and_outlives_an_error(serve: Any, chat_events
     driven = run(server.url, [Query(f"q{i}", 1, f"{i}?") for i in range(4)], concurrency=1)
     assert [body["messages"][-1]["content"] for _, body in server.requests] == ["0?", "1?", "2?", "3?"]
     assert driven.errors == ["StreamError: no"] and len(driven.answered) == 3
-    assert driven.seconds >= sum(result.latency for result in driven.results)
+    assert driven.seconds == sum(result.latency for result in driven.results)
+
+
+def test_answers_are_read_before_the_next_query_and_that_time_is_not_counted(serve: Any, chat_events: Any) -> None:
+    times = []
+
+    async def handler(path: str, body: Any, send: Any) -> None:
+        times.append(monotonic())
+        for event in chat_events(["x"]):
+            await send(event)
+
+    driven = run(serve(handler).url, [Query(f"q{i}", 1, f"{i}?") for i in range(3)], concurrency=1, pause=0.2)
+    assert all(later - earlier >= 0.2 for earlier, later in pairwise(times)) and len(times) == 3
+    assert driven.seconds == sum(result.latency for result in driven.results)

@@ -58,7 +58,7 @@ def server(tiny, templates):
 
 def settled(server):
     """Idle tokens once there is nothing left to compute ahead."""
-    until(lambda: server.service.idle._task is None and not server.service.idle._waiting)
+    until(lambda: server.service.idle.done)
     return idle_tokens(server)
 
 
@@ -107,10 +107,11 @@ def test_it_gives_way_to_whoever_comes(server):
 
 
 SETS = [subset for size in (1, 2, 3) for subset in itertools.combinations(range(3), size)]
+READ = {(0,), (0, 1), (0, 1, 2)}  # what a chat about all of DOCUMENTS leaves at the front
 
 
-def cached_sets(server, scope):
-    """The sets of DOCUMENTS that another chat could ask about without computing any of them, and the tokens of each."""
+def sets_in_front(server, scope=""):
+    """The sets of DOCUMENTS that another chat could ask about without computing any of them."""
     found = set()
     for subset in SETS:
         asked = {"documents": [DOCUMENTS[number] for number in subset], "cache_scope": scope}
@@ -120,25 +121,73 @@ def cached_sets(server, scope):
     return found
 
 
-def test_documents_are_computed_as_beginnings_of_other_chats(tiny):
-    """Of three, read in rank: the second and the third alone, the third behind the first, the third behind the second."""
-    read, added = {(0,), (0, 1), (0, 1, 2)}, [(1,), (2,), (0, 2), (1, 2)]
-    with running(tiny, idle_prefill=True, idle_documents=3) as server:
-        before = settled(server)
-        answer = server.chat("What is it?", documents=DOCUMENTS, cache_scope="three")
-        done = settled(server) - before
-        assert cached_sets(server, "three") == read | {*added[:3]}
+@pytest.mark.parametrize(("most", "added"), [(0, []), (1, []), (3, [(1,), (2,)]), (99, [(1,), (2,), (0, 2), (1, 2)])])
+def test_sets_of_documents_come_to_the_front(tiny, most, added):
+    with running(tiny, idle_sets=most) as server:
+        answer = server.chat("What is it?", documents=DOCUMENTS)
+        done = settled(server)
+        assert sets_in_front(server) == READ | set(added)
         sizes = [used["tokens"] for used in answer["slotcache"]["documents"]]
-        assert 0 <= done - sizes[1] - 2 * sizes[2] < 16, "beside those, the end of the answer and of each prompt"
-        server.chat("And this?", documents=[DOCUMENTS[2], DOCUMENTS[1]], cache_scope="three")
-        again = server.chat("What else?", documents=DOCUMENTS[2:], cache_scope="three")
-        assert again["slotcache"]["documents"] == [{"id": "d2", "tokens": sizes[2], "cached_tokens": sizes[2]}]
-        before = settled(server)
-        chat = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}, {"role": "user", "content": "C"}]
-        server.chat(messages=chat, documents=DOCUMENTS, cache_scope="later turn")
-        server.chat("What is it?", documents=DOCUMENTS, cache_scope="ranked", document_order="retrieval")
-        assert 0 < settled(server) - before < 16, "behind an answer, or where rank is kept, it would be of no use"
-    with running(tiny, idle_prefill=True) as server:
+        shared = sum(sizes[subset[-1]] for subset in added) - done
+        assert 0 <= shared <= 2 * len(added), "a document for each, but for a token or two in which all begin alike"
+        assert [len(lane.history) > 0 for lane in server.service.engine.scheduler.lanes] == [True] + 3 * [False]
         server.chat("What is it?", documents=DOCUMENTS)
-        settled(server)
-        assert cached_sets(server, "") == read
+        assert settled(server) == done
+
+
+@pytest.fixture(scope="module")
+def eager(tiny):
+    with running(tiny, idle_sets=99) as up:
+        yield up
+
+
+def test_what_is_at_the_front_is_reused_and_changes_no_answer(eager):
+    fresh = eager.chat("And this?", documents=DOCUMENTS[1:], cache_prompt=False, document_order="retrieval")
+    eager.chat("What is it?", documents=DOCUMENTS, cache_scope="reused")
+    settled(eager)
+    answer = eager.chat("And this?", documents=DOCUMENTS[1:], cache_scope="reused")
+    assert answer["choices"] == fresh["choices"]
+    assert [used["cached_tokens"] / used["tokens"] for used in answer["slotcache"]["documents"]] == [1, 1]
+
+
+CHAT = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}, {"role": "user", "content": "C"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": CHAT},  # no other chat stands behind that answer
+        {"document_order": "retrieval"},  # the order is not ours to choose
+        {"keep_first": 1},
+        {"cache_prompt": False},
+    ],
+)
+def test_sets_are_brought_to_the_front_only_where_others_may_use_them(eager, fields):
+    before = settled(eager)
+    eager.chat(documents=DOCUMENTS, cache_scope="not here", **fields)
+    assert settled(eager) == before
+
+
+def test_whoever_comes_interrupts_the_sets_and_they_go_on_afterwards(eager):
+    many = [{"id": f"m{number}", "text": f"Paper {number} of many is about the hill. " * 8} for number in range(6)]
+    before = settled(eager)
+    first = eager.chat("What is it?", documents=many, cache_scope="many")
+    until(lambda: idle_tokens(eager) > before)
+    eager.chat("Quick.", cache_scope="quick")
+    sizes = [used["tokens"] for used in first["slotcache"]["documents"]]
+    # Of each set the last document is computed, but of those that begin as the answer's prompt did, and of the one that
+    # was interrupted; some tokens at the beginning are the same for all.
+    subsets = [subset for size in range(1, 7) for subset in itertools.combinations(range(6), size)][:99]
+    ahead = [subset for subset in subsets if subset != tuple(range(len(subset)))]
+    missing = sum(sizes[subset[-1]] for subset in ahead) - (settled(eager) - before)
+    assert len(ahead) == 57 and 0 <= missing <= max(sizes) + 2 * len(ahead)
+
+
+def test_a_scope_that_is_dropped_stays_dropped(eager):
+    before = settled(eager)
+    eager.chat("What is it?", documents=DOCUMENTS, cache_scope="dropped")
+    until(lambda: idle_tokens(eager) > before)
+    eager.http.delete("/v1/cache", params={"scope": "dropped"})
+    done = idle_tokens(eager)
+    assert eager.service.idle.done and settled(eager) == done
+    assert sets_in_front(eager, "dropped") == set()

@@ -7,6 +7,7 @@ from fixed_prompt import Fixed
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
 from slotcache.slots.plan import Clear, Plan, Restore, Save
+from slotcache.slots.radix import descendants
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tree import PrefixTree
@@ -298,17 +299,18 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     world = World(batch=512, cells=300)
     world.run(range(50))
     ahead = Fixed(range(200))
-    assert world.scheduler.can_compute_ahead(ahead, "")
+    assert world.scheduler.ahead(ahead, "") == (150, True)
     request = Request(1, ahead, 1, "", background=True)
     world.requests.append(request)
     world.scheduler.submit(request)
-    assert not world.scheduler.can_compute_ahead(ahead, "")  # somebody is there
+    assert world.scheduler.ahead(ahead, "") == (150, False)  # somebody is there
     while not world.scheduler.idle:
         assert computed(world.step(), request) <= 64
     counters = world.scheduler.counters
     assert (counters.idle_tokens, counters.prefilled_tokens, counters.cached_tokens) == (150, 50, {"none": 0})
-    assert not world.scheduler.can_compute_ahead(ahead, "")  # all of it is there
-    assert not world.scheduler.can_compute_ahead(Fixed(range(200, 400)), "")  # nobody's KV leaves for it
+    assert {node.frequency for node in descendants(world.scheduler.tree.roots[""])} == {0, 1}, "nobody has used it"
+    assert world.scheduler.ahead(ahead, "") == (0, True)
+    assert world.scheduler.ahead(Fixed(range(200, 400)), "") == (200, False)  # nobody's KV leaves for it
 
 
 def test_idle_kv_stays_where_there_is_no_host_tier():
