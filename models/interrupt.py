@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from math import inf
+from time import perf_counter
 from typing import Any
 
 import llama_cpp
@@ -11,7 +13,8 @@ from .context import Context
 
 
 class Interrupt:
-    """While it is armed, a batch that is being computed ends early once somebody calls `set`.
+    """While it is armed, a batch that is being computed ends early once somebody calls `set`, unless half of it is done:
+    then to finish it takes less time than would be lost, and often it is what is wanted next.
 
     llama.cpp asks a callback between any two operations of its graph. Here that is the C library's `strlen` over a byte
     that is zero until it is set, so that nobody has to wait for Python's lock a thousand times a batch.
@@ -20,20 +23,30 @@ class Interrupt:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._flag = ctypes.create_string_buffer(2)
+        self._token_seconds = inf  # in the last batch that was finished
+        self._began, self._num_tokens = 0.0, 0
+        self._until = inf  # when half of the batch will be done
         self._callback: Any = ctypes.cast(ctypes.CDLL(None).strlen, llama_cpp.ggml_abort_callback)
 
     def set(self) -> None:
         """End what is being computed, if it may be ended. From any thread."""
-        self._flag[0] = b"!"
+        if perf_counter() < self._until:
+            self._flag[0] = b"!"
 
     def clear(self) -> None:
         self._flag[0] = b"\0"
 
-    def arm(self) -> None:
-        """What is computed from now on may be ended."""
+    def arm(self, num_tokens: int) -> None:
+        """A batch of so many tokens, which is computed from now on, may be ended."""
+        self._began, self._num_tokens = perf_counter(), num_tokens
+        self._until = self._began + self._token_seconds * num_tokens / 2
         self._set(self._callback, ctypes.addressof(self._flag))
 
-    def disarm(self) -> None:
+    def disarm(self, is_finished: bool) -> None:
+        """It is over."""
+        if is_finished:
+            self._token_seconds = (perf_counter() - self._began) / self._num_tokens
+        self._until = inf
         self._set(llama_cpp.ggml_abort_callback(), None)
 
     def _set(self, callback: Any, data: Any) -> None:

@@ -47,7 +47,8 @@ class Ahead:
 
 
 class IdlePrefill:
-    """One try for each next turn, in the order of the answers, then the sets, in the engine's background. The event loop's.
+    """One try for each next turn, in the order of the answers, then the sets, those of the last answer first, in the engine's
+    background. The event loop's.
 
     limit: tokens a prompt may have. next_turns: whether they are computed. num_sets: of an answer's documents that are
     brought to the front. ids: numbers for requests, shared with those of clients.
@@ -106,9 +107,9 @@ class IdlePrefill:
                 if prompt := await asyncio.to_thread(self._builder.ahead, ahead.asked, ahead.entries):
                     await self._compute(prompt, ahead.scope)
             while self._sets:
-                scope, prompts = self._sets[0]
+                scope, prompts = self._sets[-1]
                 if (prompt := next(prompts, None)) is None:
-                    self._sets.popleft()
+                    self._sets.pop()
                 elif not await self._compute(prompt, scope):
                     return
         finally:
@@ -144,11 +145,10 @@ def beginnings(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
 
     Each has at most one document more than one before it. Nothing where the order of documents may not be chosen.
     """
-    at = next((at for at, part in enumerate(prompt.parts) if isinstance(part, DocumentSet)), len(prompt.parts))
-    for shown in prompt.parts[at : at + 1]:
-        if not isinstance(shown, DocumentSet) or shown.policy != "auto" or shown.keep_first or shown.keep_last:
-            return
-        ranks = range(len(shown.documents))
-        for some in itertools.chain.from_iterable(itertools.combinations(ranks, size + 1) for size in ranks):
-            documents, tokens = [shown.documents[rank] for rank in some], [shown.tokens[rank] for rank in some]
-            yield ChatPrompt([*prompt.parts[:at], DocumentSet(tuple(documents), tuple(tokens), shown.policy, hint=None)])
+    shown = next((part for part in prompt.parts if isinstance(part, DocumentSet)), None)
+    if shown is None or shown.policy != "auto" or shown.keep_first or shown.keep_last:
+        return
+    before, ranks = prompt.parts[: prompt.parts.index(shown)], range(len(shown.documents))
+    for some in itertools.chain.from_iterable(itertools.combinations(ranks, size + 1) for size in ranks):
+        documents, tokens = [shown.documents[rank] for rank in some], [shown.tokens[rank] for rank in some]
+        yield ChatPrompt([*before, DocumentSet(tuple(documents), tuple(tokens), shown.policy, hint=None)])

@@ -53,6 +53,11 @@ def test_from_another_thread_in_the_middle(model):
     threading.Timer(whole / 10, lab.runner.interrupt.set).start()
     with pytest.raises(Interrupted):
         lab.runner.run(plan)
+    lab.runner.interrupt.clear()
+    late = threading.Timer(whole * 0.8, lab.runner.interrupt.set)  # more than half of it is done by then
+    late.start()
+    assert len(lab.runner.run(plan)) == 1
+    late.join()
     lab.close()
 
 
