@@ -3,9 +3,9 @@
 import argparse
 
 from .arms import arms_for
-from .comparison import PAUSE, Outcome, compare, problems, table
+from .comparison import Outcome, compare, pace, problems, table
 from .error import BenchError
-from .options import add_options
+from .options import add_clients, add_options
 from .report import Bar, Report
 from .reuse import differences
 from .trace import burst
@@ -17,14 +17,13 @@ LIST_AT_MOST = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench burst`."""
     add_options(parser)
+    add_clients(parser)
     add = parser.add_argument
     add("--queries", type=int, default=200, help="default: %(default)s")
     add("--regions", type=int, default=50, help="regions of documents (default: %(default)s)")
     add("-k", type=int, default=5, help="documents of a query (default: %(default)s)")
     add("--burst", type=int, default=10, help="queries on one region in a row (default: %(default)s)")
     add("--overlap", type=float, default=0.6, help="share of documents kept from query to query (default: %(default)s)")
-    add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
-    add("--pause", type=float, default=PAUSE, help="one client: seconds for which it reads an answer (default: %(default)s)")
     add("--seed", type=int, default=0)
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
 
@@ -37,7 +36,7 @@ def run(args: argparse.Namespace) -> Report:
         raise BenchError(error) from error
     # Alone, llama-server runs with its own defaults; under load with as many slots as slotcache has lanes.
     arms = arms_for(args, ("auto", "retrieval"), args.parallel if args.concurrency > 1 else None)
-    outcomes = compare(arms, queries, args, args.concurrency, args.pause)
+    outcomes = compare(arms, queries, args)
     own, notes = outcomes[0], problems(outcomes)
     theirs = next((outcome for outcome in outcomes if outcome.arm.name == "llama-server"), None)
     if theirs is None and not args.url:
@@ -49,9 +48,8 @@ def run(args: argparse.Namespace) -> Report:
         reuse_bars, reuse_notes = _reuse(own, more_is_right="--idle-sets" in args.slotcache_args)
         bars, notes = reuse_bars + bars, notes + reuse_notes
     title = f"burst: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, "
-    title += f"{args.concurrency} at a time, k = {args.k}, overlap {args.overlap:.0%}"
-    title += f", {args.pause} s after each answer" if args.concurrency == 1 else ""
-    data = {"pause": args.pause, "arms": [outcome.data() for outcome in outcomes]}
+    title += f"{pace(args)}, k = {args.k}, overlap {args.overlap:.0%}"
+    data = {"arms": [outcome.data() for outcome in outcomes]}
     return Report("burst", [table(title, outcomes)], bars, notes, data)
 
 

@@ -16,8 +16,6 @@ from .report import Table
 from .stats import Summary, mean, median
 from .trace import Query
 
-PAUSE = 0.2
-"""Seconds after each answer where arms take turns: a server may do something in idle time, and the next arm must not pay."""
 COLUMNS = (
     "arm",
     "TTFT p50 ms",
@@ -89,15 +87,14 @@ class Outcome:
         }
 
 
-def compare(
-    arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, concurrency: int = 1, pause: float = PAUSE
-) -> list[Outcome]:
+def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace) -> list[Outcome]:
     """Drives every arm with the same queries, `--rounds` times.
 
-    One client at a time: all servers are up, and the arms take turns query by query, with a `pause` (seconds) after each
-    answer. Under load, where an arm needs the whole machine for the whole trace: one server at a time.
+    One client at a time: all servers are up, and the arms take turns query by query, with `--pause` after each answer.
+    Under load, where an arm needs the whole machine for the whole trace: one server at a time.
     """
-    if concurrency == 1 and len(arms) > 1:
+    pause = args.pause if args.concurrency == 1 else 0.0
+    if args.concurrency == 1 and len(arms) > 1:
         rounds = [asyncio.run(_taking_turns(arms, queries, args, pause)) for _ in range(args.rounds)]
         return [Outcome(arm, tuple(runs[at] for runs in rounds)) for at, arm in enumerate(arms)]
     runs: dict[str, list[Run]] = {arm.name: [] for arm in arms}
@@ -108,7 +105,7 @@ def compare(
                 progress.step(result.error or f"TTFT {1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
 
             async def work(client: Client, told: Any = told) -> Run:
-                return await drive(client, queries, concurrency, told, pause=pause if concurrency == 1 else 0.0)
+                return await drive(client, queries, args.concurrency, told, pause=pause)
 
             runs[arm.name].append(arm.measure(sampling(args), work))
     return [Outcome(arm, tuple(runs[arm.name])) for arm in arms]
@@ -131,6 +128,11 @@ async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: arg
             return await arm.work(url, sampling(args), work)
 
         return list(await asyncio.gather(*(one(arm, url) for arm, url in zip(arms, urls, strict=True))))
+
+
+def pace(args: argparse.Namespace) -> str:
+    """How the queries came, for a title."""
+    return f"{args.concurrency} at a time" + (f", {args.pause} s after each answer" if args.concurrency == 1 else "")
 
 
 def table(title: str, outcomes: Sequence[Outcome]) -> Table:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .arms import arms_for
-from .comparison import Outcome, compare, problems, table
+from .comparison import Outcome, compare, pace, problems, table
 from .drive import Run
-from .options import add_options, llama_lanes
+from .options import add_clients, add_options, llama_lanes
 from .report import Bar, Report, Table
 from .stats import Summary, mean
 from .trace import conversations
@@ -34,20 +34,20 @@ class Continuation:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench conversations`."""
     add_options(parser)
+    add_clients(parser)
     add = parser.add_argument
     add("--count", type=int, default=20, help="conversations (default: %(default)s)")
     add("--turns", type=int, default=3, help="turns of each (default: %(default)s)")
     add("--words", type=int, default=40, help="words of each user message (default: %(default)s)")
     add("--opening", type=int, default=0, help="words of each first message, where they differ (default: those of all)")
-    add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
     add("--seed", type=int, default=0)
 
 
 def run(args: argparse.Namespace) -> Report:
     """All first turns, then all second turns, and so on, with one system prompt and real answers as history."""
     queries = conversations(args.count, args.turns, args.words, args.seed, args.opening)
-    outcomes = compare(arms_for(args, llama_lanes=llama_lanes(args)), queries, args, args.concurrency)
-    title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} lanes, {args.concurrency} at a time"
+    outcomes = compare(arms_for(args, llama_lanes=llama_lanes(args)), queries, args)
+    title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} lanes, {pace(args)}"
     own = outcomes[0]
     cold = [turn for run in own.runs for turn in continuations(run) if not turn.is_warm]
     notes = [f"{turn.session} turn {turn.turn}: {turn.computed} computed, {turn.new} new" for turn in cold]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from .arms import Arm, arms_for
-from .comparison import Outcome, compare, problems, table
+from .comparison import Outcome, compare, pace, problems, table
 from .dialect import ChatDialect
 from .error import BenchError, Skip
-from .options import DATA_VARIABLE, add_options
+from .options import DATA_VARIABLE, add_clients, add_options
 from .report import Bar, Report
 from .trace import mtrag
 
@@ -40,6 +40,7 @@ PARTS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench mtrag`."""
     add_options(parser)
+    add_clients(parser)
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/")
     add("--retriever", choices=("elser", "bm25", "bge"), default="elser", help="default: %(default)s")
@@ -48,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sessions", type=int, default=8, help="conversations, 0 for all (default: %(default)s)")
     add("--turns", type=int, default=3, help="turns of each, 0 for all (default: %(default)s)")
     add("--active", type=int, default=4, help="conversations interleaved at a time (default: %(default)s)")
-    add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
     add("--parts", action="store_true", help="what each part of slotcache adds, one arm for each")
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
 
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> Report:
     arms = arms_for(args, ("auto", "retrieval"), lanes)
     if args.parts:
         arms = _parts(args) + [arm for arm in arms if arm.name == "llama-server"]
-    outcomes = compare(arms, queries, args, args.concurrency)
-    title = f"mtrag: {len(queries)} turns, {args.retriever}, {args.query_form}, k = {args.k}, {args.concurrency} at a time"
+    outcomes = compare(arms, queries, args)
+    title = f"mtrag: {len(queries)} turns, {args.retriever}, {args.query_form}, k = {args.k}, {pace(args)}"
     data = {"arms": [outcome.data() for outcome in outcomes]}
     return Report("mtrag", [table(title, outcomes)], _bars(outcomes, args.parts), problems(outcomes), data)
 

@@ -33,6 +33,14 @@ def add_options(parser: argparse.ArgumentParser, context: int = 16384, lanes: in
     add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
+def add_clients(parser: argparse.ArgumentParser) -> None:
+    """How many clients there are, and how long they read."""
+    add = parser.add_argument
+    add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
+    text = "seconds for which one client reads an answer, and a server may do something ahead (default: %(default)s)"
+    add("--pause", type=float, default=0.2, help=text)
+
+
 def sampling(args: argparse.Namespace) -> Sampling:
     """What each request asks for: equally long greedy answers."""
     return Sampling(max_tokens=args.max_tokens)

@@ -9,12 +9,16 @@ from typing import Any
 
 import llama_cpp
 
-from .context import Context
+from .context import TILE, Context
+
+MOMENT = 0.05  # seconds
 
 
 class Interrupt:
-    """While it is armed, a batch that is being computed ends early once somebody calls `set`, unless half of it is done:
-    then to finish it takes less time than would be lost, and often it is what is wanted next.
+    """While it is armed, a batch that is being computed ends early once somebody calls `set`.
+
+    Unless most of it is done and the rest takes a moment: that is less than would be lost, and often it is what is wanted
+    next.
 
     llama.cpp asks a callback between any two operations of its graph. Here that is the C library's `strlen` over a byte
     that is zero until it is set, so that nobody has to wait for Python's lock a thousand times a batch.
@@ -25,7 +29,7 @@ class Interrupt:
         self._flag = ctypes.create_string_buffer(2)
         self._token_seconds = inf  # in the last batch that was finished
         self._began, self._num_tokens = 0.0, 0
-        self._until = inf  # when half of the batch will be done
+        self._until = inf  # when the batch is too near its end
         self._callback: Any = ctypes.cast(ctypes.CDLL(None).strlen, llama_cpp.ggml_abort_callback)
 
     def set(self) -> None:
@@ -33,13 +37,18 @@ class Interrupt:
         if perf_counter() < self._until:
             self._flag[0] = b"!"
 
+    @property
+    def is_set(self) -> bool:
+        return self._flag[0] != b"\0"
+
     def clear(self) -> None:
         self._flag[0] = b"\0"
 
     def arm(self, num_tokens: int) -> None:
         """A batch of so many tokens, which is computed from now on, may be ended."""
-        self._began, self._num_tokens = perf_counter(), num_tokens
-        self._until = self._began + self._token_seconds * num_tokens / 2
+        self._began, self._num_tokens = perf_counter(), max(num_tokens, TILE)
+        expected = self._token_seconds * self._num_tokens
+        self._until = self._began + max(expected / 2, expected - MOMENT)
         self._set(self._callback, ctypes.addressof(self._flag))
 
     def disarm(self, is_finished: bool) -> None:

@@ -58,6 +58,7 @@ async def drop(request: Request) -> Response:
         await asyncio.to_thread(service.disk.drop, scope)
         # Again: at the start of the server, runs that are gone from disk now may have come back from it meanwhile.
         await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
+    service.go_on_idly()
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
 
 

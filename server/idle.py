@@ -47,8 +47,8 @@ class Ahead:
 
 
 class IdlePrefill:
-    """One try for each next turn, in the order of the answers, then the sets, those of the last answer first, in the engine's
-    background. The event loop's.
+    """One try for each next turn, in the order of the answers, then the sets, those of the last answer first; all of it in
+    the engine's background. The event loop's.
 
     limit: tokens a prompt may have. next_turns: whether they are computed. num_sets: of an answer's documents that are
     brought to the front. ids: numbers for requests, shared with those of clients.
@@ -67,7 +67,7 @@ class IdlePrefill:
         self._model, self._engine, self._builder, self._limit, self._ids = model, engine, builder, limit, ids
         self._next_turns, self._num_sets = next_turns, num_sets
         self._answers: deque[Ahead] = deque(maxlen=MAX_WAITING)
-        self._sets: deque[tuple[str, Iterator[ChatPrompt]]] = deque(maxlen=MAX_WAITING)  # with the scope of each
+        self._sets: deque[tuple[str, deque[ChatPrompt]]] = deque(maxlen=MAX_WAITING)  # with the scope of each
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -79,8 +79,9 @@ class IdlePrefill:
         """An answer is whole."""
         if self._next_turns:
             self._answers.append(ahead)
-        if self._num_sets and sum(entry.message["role"] == "user" for entry in ahead.entries) == 1:
-            self._sets.append((ahead.scope, itertools.islice(beginnings(ahead.prompt), self._num_sets)))
+        is_first = sum(entry.message["role"] == "user" for entry in ahead.entries) == 1
+        if is_first and (prompts := deque(itertools.islice(beginnings(ahead.prompt), self._num_sets))):
+            self._sets.append((ahead.scope, prompts))
 
     def go_on(self) -> None:
         """Nobody else needs the engine."""
@@ -93,10 +94,14 @@ class IdlePrefill:
             self._task.cancel()
             self._task = None
 
-    def forget(self, scope: str) -> None:
-        """Compute nothing more for what was said in a scope."""
+    def give_way(self) -> None:
+        """Stop, and have the engine stop, too."""
         self.stop()
         self._engine.drop_background(KEY)
+
+    def forget(self, scope: str) -> None:
+        """Compute nothing more for what was said in a scope."""
+        self.give_way()
         self._answers = deque((ahead for ahead in self._answers if ahead.scope != scope), MAX_WAITING)
         self._sets = deque((one for one in self._sets if one[0] != scope), MAX_WAITING)
 
@@ -108,19 +113,20 @@ class IdlePrefill:
                     await self._compute(prompt, ahead.scope)
             while self._sets:
                 scope, prompts = self._sets[-1]
-                if (prompt := next(prompts, None)) is None:
-                    self._sets.pop()
-                elif not await self._compute(prompt, scope):
+                if not await self._compute(prompts[0], scope, guess=True):
                     return
+                prompts.popleft()
+                if not prompts:
+                    self._sets.pop()
         finally:
             if self._task is asyncio.current_task():
                 self._task = None
 
-    async def _compute(self, prompt: ChatPrompt, scope: str) -> bool:
+    async def _compute(self, prompt: ChatPrompt, scope: str, guess: bool = False) -> bool:
         """See that a prompt is cached; False where now is no time for that: the engine is used, full or has failed."""
         if prompt.num_tokens >= self._limit:
             return True
-        generation = self._generation(prompt, scope)
+        generation = self._generation(prompt, scope, guess)
         scheduler, root = self._engine.scheduler, generation.request.scope
         missing, possible = await asyncio.wrap_future(self._engine.ask(lambda: scheduler.ahead(prompt, root)))
         if not missing:
@@ -130,12 +136,13 @@ class IdlePrefill:
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
         if isinstance(event, Failure):
+            self._sets.clear()
             return False
         logger.debug("%d tokens of %d computed ahead", missing, event.report.num_prompt)
         return True
 
-    def _generation(self, prompt: ChatPrompt, scope: str) -> Generation:
-        request = Request(next(self._ids), prompt, 1, ("shared", scope), background=True)
+    def _generation(self, prompt: ChatPrompt, scope: str, guess: bool) -> Generation:
+        request = Request(next(self._ids), prompt, 1, ("shared", scope), background=True, guess=guess)
         request.owner = Generation(request, Sampling(temperature=0.0), TextStream((), self._model.piece), 0, scope)
         return request.owner
 

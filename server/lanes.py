@@ -39,6 +39,7 @@ async def act(request: Request) -> Response:
         raise RequestError(f"action is {action!r}: expected one of {', '.join(ACTIONS)}", param="action")
     if number >= len(service.engine.scheduler.lanes):
         raise RequestError(f"there is no slot {number}: expected 0 to {service.settings.parallel - 1}", param="id")
+    service.idle.give_way()  # a lane that computes ahead is nobody's
     if action == "erase":
         erased = await asyncio.wrap_future(service.engine.ask(lambda: _erase(service, number)))
         return Json({"id_slot": number, "n_erased": erased})

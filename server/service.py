@@ -72,7 +72,7 @@ class Service:
         self._check_length(prompt)
         generation = self._generation(prompt, options)
         generation.request.background = True
-        self.idle.stop()
+        self.idle.give_way()
         return self.engine.submit_background((options.cache_scope, key), generation)
 
     def _check_length(self, prompt: ChatPrompt) -> None:
@@ -120,6 +120,10 @@ class Service:
 
     def _close(self, generation: Generation) -> None:
         self.open.discard(generation)
+        self.go_on_idly()
+
+    def go_on_idly(self) -> None:
+        """Compute ahead, if nobody asks for anything."""
         if not self.open:
             self.idle.go_on()
 

@@ -49,7 +49,7 @@ class Lanes:
         own = next((lane for lane in idle if lane.sequence_id == sequence_id), None)
         lane = own or min(idle, key=lambda lane: lane.last_use)
         lane.request, request.lane = request, lane.id
-        if not request.background:
+        if not request.guess:
             self._clock += 1
             lane.sequence_id, lane.last_use = sequence_id, self._clock
 
@@ -57,7 +57,7 @@ class Lanes:
         """A request is off its lane, which remembers it unless nobody has asked for it."""
         lane = self._lanes[request.lane]
         lane.request = None
-        if request.background:
+        if request.guess:
             return
         lane.scope = request.scope if request.cache else request.snapshot_scope
         lane.history = NO_TOKENS if lane.scope is None else request.tokens[: request.computed]

@@ -251,12 +251,10 @@ class Scheduler:
         assert layout is not None
         stops = [*layout.stops, request.num_tokens]
         documents = [(document.key, document.start, document.stop) for document in layout.documents]
-        claim = self.tree.claim(
-            request.scope, request.tokens[: request.num_tokens], stops, documents, ahead=request.background
-        )
+        claim = self.tree.claim(request.scope, request.tokens[: request.num_tokens], stops, documents, guess=request.guess)
         request.sequence, request.claimed = claim.sequence, request.num_tokens
         self._count_cached(request, claim.source, claim.cached)
-        if not request.background:
+        if not request.guess:
             self.room.spill_idle()
         if (needed := self.tree.restorable(claim.sequence)) and self.room.reserve(needed):
             for source, tokens in self.tree.restore(claim.sequence).items():

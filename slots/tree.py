@@ -67,12 +67,12 @@ class PrefixTree(Ledger):
         tokens: np.ndarray,
         stops: Seq[int] = (),
         documents: Seq[tuple[str, int, int]] = (),
-        ahead: bool = False,
+        guess: bool = False,
     ) -> Claim:
         """Put a prompt's whole path into the tree, pinned, and give it a sequence that holds what is already computed.
 
         stops: positions where nodes must end (segment boundaries), ascending. documents: (key, start, stop) of each one.
-        ahead: nobody has asked for it yet, so nothing counts as used. The last token is never taken from the cache:
+        guess: nobody has asked for it yet, so nothing counts as used. The last token is never taken from the cache:
         without computing it there are no logits. A parked sequence whose whole history is a prefix of the prompt is
         continued in place; any other match is forked, its donor untouched.
         """
@@ -86,7 +86,7 @@ class PrefixTree(Ledger):
         for key, start, stop in documents:
             ends[start].place(key, ends[stop])
         tip = ends[len(tokens)]
-        self._count_use(tip, goes_on=goes_on, ahead=ahead)
+        self._count_use(tip, goes_on=goes_on, guess=guess)
         for node in path(tip):
             self._pin(node)
         if own is not None:
@@ -241,7 +241,7 @@ class PrefixTree(Ledger):
                 raise OutOfSequences("no sequence id is free and nothing can be evicted")
         return self._free_ids.pop()
 
-    def _count_use(self, tip: Node, above: Node | None = None, goes_on: bool = False, ahead: bool = False) -> None:
+    def _count_use(self, tip: Node, above: Node | None = None, goes_on: bool = False, guess: bool = False) -> None:
         """A request uses the path to `tip`, from behind the node `above`: frequencies, costs, priorities.
 
         goes_on: it goes on with an earlier one, whose use of the same runs is not another one: a conversation of many
@@ -254,7 +254,7 @@ class PrefixTree(Ledger):
         for node in missing:
             node.missed(each)
         for node in nodes:
-            node.frequency += not (ahead or (goes_on and node.frequency))
+            node.frequency += not (guess or (goes_on and node.frequency))
             self.price(node)
 
     def _leave_device(self, leaf: Node, keep: bool = True) -> None:

@@ -45,7 +45,7 @@ class Cache:
 def test_burst_finds_the_reuse_it_predicts(serve: Any, chat_events: Any, tmp_path: Path, capsys: Any) -> None:
     server = serve(Cache(chat_events))
     out = tmp_path / "out.json"
-    assert main(["burst", "--url", server.url, "--queries", "30", "--json", str(out)]) == 0
+    assert main(["burst", "--url", server.url, "--queries", "30", "--pause", "0", "--json", str(out)]) == 0
     printed = capsys.readouterr()
     assert "documents reused as predicted in 30 of 30 queries" in printed.out
     assert "differ from the exhaustive search's: 0.00 (at most 0) met" in printed.out
@@ -58,7 +58,7 @@ def test_burst_finds_the_reuse_it_predicts(serve: Any, chat_events: Any, tmp_pat
 
 def test_burst_lists_the_queries_that_reuse_less(serve: Any, chat_events: Any, capsys: Any) -> None:
     server = serve(Cache(chat_events, "retrieval"))
-    assert main(["burst", "--url", server.url, "--queries", "20"]) == 0, "a missed bar is a result"
+    assert main(["burst", "--url", server.url, "--queries", "20", "--pause", "0"]) == 0, "a missed bar is a result"
     printed = capsys.readouterr().out
     assert "MISSED" in printed and re.search(r"query \d+: predicted [1-5], reported 0, used r", printed)
 
@@ -69,9 +69,9 @@ def test_burst_with_many_clients_has_no_prediction(serve: Any, chat_events: Any,
     assert "exhaustive search" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("scenario", ["conversations", "decode", "cached"])
-def test_every_other_scenario_runs(serve: Any, chat_events: Any, capsys: Any, scenario: str) -> None:
-    assert main([scenario, "--url", serve(Cache(chat_events)).url]) == 0
+@pytest.mark.parametrize(("scenario", "more"), [("conversations", ["--pause", "0"]), ("decode", []), ("cached", [])])
+def test_every_other_scenario_runs(serve: Any, chat_events: Any, capsys: Any, scenario: str, more: list[str]) -> None:
+    assert main([scenario, "--url", serve(Cache(chat_events)).url, *more]) == 0
     assert f"{scenario}: " in capsys.readouterr().out
 
 

@@ -3,7 +3,7 @@
 import pytest
 from architectures import hybrid
 
-from .conftest import running
+from .conftest import running, until
 
 LONG = {"messages": [{"role": "user", "content": "Tell me of the old mill. " * 12}], "max_tokens": 12}
 
@@ -40,11 +40,14 @@ def test_what_was_saved_is_restored_by_another_server_and_answers_the_same(model
         assert up.chat(messages=messages, max_tokens=8, cache_prompt=False)["choices"] == again["choices"]
 
 
-def test_what_was_erased_is_computed_again(model):
-    with running(model, parallel=1) as up:
+@pytest.mark.parametrize("idle_prefill", [False, True])
+def test_what_was_erased_is_computed_again(model, idle_prefill):
+    with running(model, parallel=1, idle_prefill=idle_prefill) as up:
         up.chat(**LONG)
+        until(lambda: up.service.idle.done)
         assert act(up, "erase").json()["n_erased"] > 50
         assert cached(up.chat(**LONG)) < 20
+        until(lambda: up.service.idle.done)
         assert act(up, "erase", 0).json()["n_erased"] > 50
         assert act(up, "erase", 0).json()["n_erased"] == 0
 

@@ -300,7 +300,7 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     world.run(range(50))
     ahead = Fixed(range(200))
     assert world.scheduler.ahead(ahead, "") == (150, True)
-    request = Request(1, ahead, 1, "", background=True)
+    request = Request(1, ahead, 1, "", background=True, guess=True)
     world.requests.append(request)
     world.scheduler.submit(request)
     assert world.scheduler.ahead(ahead, "") == (150, False)  # somebody is there
