@@ -133,7 +133,8 @@ class Lives(RuleBasedStateMachine):
         kept = ask.scope if ask.cache and not self.can_cut else None  # where its states are kept
         cache = ask.cache and self.can_cut
         scope = ask.scope if cache else ("private", number)
-        request = Request(number, Fixed(tokens, at, documents), ask.limit, scope, cache, ask.priority, ask.background, kept)
+        prompt, guess = Fixed(tokens, at, documents), ask.background and ask.of == 1
+        request = Request(number, prompt, ask.limit, scope, cache, ask.priority, ask.background, guess, snapshot_scope=kept)
         self.scheduler.submit(request)
         self.open.append(request)
 
