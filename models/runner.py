@@ -63,10 +63,11 @@ class Runner:
     def _decode(self, may_end_early: bool) -> int:
         if not may_end_early:
             return llama_cpp.llama_decode(self.context.handle, self.batch.struct)
-        self.interrupt.arm(self.batch.struct.n_tokens)
-        result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
-        self.interrupt.disarm(is_finished=result == 0)
-        return result
+        self.interrupt.arm()
+        try:
+            return llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+        finally:
+            self.interrupt.disarm()
 
     def _pad(self, plan: Plan) -> bool:
         """Fill a small batch up to a tile of the attention kernel with tokens of no meaning, where that is faster."""

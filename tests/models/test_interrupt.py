@@ -56,34 +56,6 @@ def test_from_another_thread_in_the_middle(model):
     lab.close()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "tokens", "at", "ends"),
-    [
-        (0.064, 64, 0.03, True),  # of 64 ms, before half of them
-        (0.064, 64, 0.034, False),
-        (6.4, 64, 6.3, True),  # a slow model: the rest would take longer than a moment
-        (6.4, 64, 6.36, False),
-        (0.064, 6, 0.03, True),  # a few tokens take as long as a tile
-    ],
-)
-def test_what_is_nearly_done_is_finished(model, monkeypatch, seconds, tokens, at, ends):
-    now = 0.0
-    monkeypatch.setattr("slotcache.models.interrupt.perf_counter", lambda: now)
-    lab = Lab(model)
-    interrupt = lab.runner.interrupt
-    interrupt.arm(64)
-    now = seconds
-    interrupt.disarm(is_finished=True)
-    interrupt.arm(tokens)
-    now += at
-    interrupt.set()
-    assert interrupt.is_set == ends
-    interrupt.disarm(is_finished=False)
-    interrupt.set()
-    assert interrupt.is_set, "the next one does not begin"
-    lab.close()
-
-
 def test_what_somebody_waits_for_is_never_ended_early(model):
     lab = Lab(model)
     lab.runner.interrupt.set()
