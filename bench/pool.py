@@ -45,7 +45,7 @@ class Pool:
         for start in range(0, length, size):
             stop = min(start + size, length)
             span = Span(sequence, sequence, start, self._tokens[start:stop], logits=stop == length)
-            self.runner.run(Plan((), (span,), self._num_spare - stop))
+            self.runner.run(Plan((), (span,), num_spare=self._num_spare - stop))
         return perf_counter() - began
 
     def step(self, sequences: Sequence[int], position: int) -> float:
@@ -53,7 +53,7 @@ class Pool:
         token = self._tokens[position : position + 1]
         spans = tuple(Span(sequence, sequence, position, token, logits=True) for sequence in sequences)
         began = perf_counter()
-        self.runner.run(Plan((), spans, self._num_spare - position - len(sequences)))
+        self.runner.run(Plan((), spans, num_spare=self._num_spare - position - len(sequences)))
         return perf_counter() - began
 
     def save(self, sequence: int, length: int) -> tuple[float, Blob]:

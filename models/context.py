@@ -21,6 +21,7 @@ CELL = 0.83  # a token, a cell it sees and a number of the heads' width in all l
 TILE_CELL = 3.5  # the same for a whole tile of tokens, and a cell that any of them sees
 WEIGHT = 0.0126  # a token more in a batch, and a weight of the layers
 PASS = 0.1  # a batch of its own, and a weight: all of them are read once more
+ASIDE = 50  # tokens that take as long to pass over a foreign cell (45-100 ns each) as moving a cell away and back (2.4 us)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 
@@ -86,6 +87,12 @@ class Context:
 
         A tile of both attends over the cells of everybody in it. At 4,100 cells: 3 tokens of 3 requests with 256 of a
         fourth's prompt 344 ms, apart 28 and 221 ms.
+        """
+
+        self.aside_from = ASIDE if not any(device.is_gpu for device in devices()) else math.inf
+        """Tokens a step must have to pay for moving KV that it does not see to host memory and back.
+
+        On a GPU the way to host memory is long, and was not measured.
         """
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:

@@ -38,7 +38,7 @@ class Runner:
     def run(self, plan: Plan) -> list[int]:
         """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
 
-        Raises NoRoom and Interrupted (operations done, nothing computed), and RunnerError.
+        Raises NoRoom and Interrupted (operations done, those behind the batch too, nothing computed), and RunnerError.
         """
         for operation in plan.operations:
             self.apply(operation)
@@ -49,6 +49,8 @@ class Runner:
         result = self._decode(may_end_early=plan.background and self.context.model.can_trim)
         if padded:
             self.apply(Drop(self.context.scratch))
+        for operation in plan.afterwards:
+            self.apply(operation)
         if result == 1:
             raise NoRoom
         if result == 2:

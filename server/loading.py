@@ -73,6 +73,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         context.apart_from,
         settings.window,
         Snapshots(tree, 0 if model.can_trim else host_bytes),
+        context.aside_from,
     )
     answers = AnswerMemory()
     disk = DiskTier(_cache_folder(settings, model, context), settings.cache_disk << 20) if settings.cache_dir else None

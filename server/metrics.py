@@ -126,6 +126,10 @@ class Metrics:
                 "saved_tokens": ("Tokens copied to host memory", tree.host.num_saved),
                 "disk_written_runs": ("Runs written to disk", self._disk.num_written if self._disk else 0),
                 "disk_refused_files": ("Files that were damaged, and are gone", self._disk.num_refused if self._disk else 0),
+                "set_aside_tokens": (
+                    "Tokens of others whose KV left the device while a prompt was computed, and came back",
+                    scheduler.room.num_set_aside,
+                ),
                 "restored_tokens": ("Tokens brought back from host memory", tree.host.num_restored),
                 "speculations_dropped": (
                     "Prompts computed ahead that gave way to a request or to another one",

@@ -99,12 +99,13 @@ class Span:
 class Plan:
     """One step: carry out `operations` in order, then compute `spans` as one batch of at most `batch_size` tokens.
 
-    num_spare: cells that are still free beside the batch's own, for the runner to use while it runs. background: nobody
-    waits for it, so it may be ended early.
+    afterwards: operations to carry out then, whatever came of the batch. num_spare: cells that are still free beside the
+    batch's own, for the runner to use while it runs. background: nobody waits for it, so it may be ended early.
     """
 
     operations: tuple[Operation, ...] = ()
     spans: tuple[Span, ...] = ()
+    afterwards: tuple[Operation, ...] = ()
     num_spare: int = 0
     background: bool = False
 

@@ -1,9 +1,11 @@
-"""The cells of the pool as admission sees them: free, promised to those that run, and to be had from idle KV."""
+"""The cells of the pool: free, promised to those that run, to be had from idle KV, or lent to a step for its time."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
+from .aside import Moves, set_aside
+from .plan import Restore, Span
 from .request import Request
 from .tree import PrefixTree
 
@@ -12,10 +14,12 @@ class Room:
     """Says whether a prompt fits, and makes room for it.
 
     running: who runs, as the scheduler keeps it. idle_cells: most cells that may hold what nobody who runs needs.
+    aside_from: tokens that a step must compute to pay for moving all cells in use, if it saw none of them.
     """
 
-    def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int) -> None:
-        self._tree, self._running, self._idle_cells = tree, running, idle_cells
+    def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int, aside_from: float) -> None:
+        self._tree, self._running, self._idle_cells, self._aside_from = tree, running, idle_cells, aside_from
+        self.num_set_aside = 0  # tokens of others whose KV left the device for a step, ever
 
     @property
     def num_used(self) -> int:
@@ -48,3 +52,15 @@ class Room:
         while self._tree.host.max_tokens and self._tree.num_reclaimable > self._idle_cells:
             if not self._tree.evict():
                 return
+
+    def set_aside(self, spans: Iterable[Span], computing: Iterable[Request]) -> tuple[Moves, Moves]:
+        """What moves others' KV out of a step's way, and back; nothing where that would cost more than it saves."""
+        used = self.num_used
+        foreign = used - sum(span.start for span in spans)
+        num_tokens = sum(len(span.tokens) for span in spans)
+        if not self._tree.host.max_tokens or foreign * num_tokens <= self._aside_from * used:
+            return (), ()
+        held = {request.sequence: request.computed for request in self._running if request.sequence}
+        before, afterwards = set_aside(self._tree, held, {request.sequence for request in computing})
+        self.num_set_aside += sum(move.stop - move.start for move in afterwards if isinstance(move, Restore))
+        return before, afterwards

@@ -14,15 +14,13 @@ from .budget import MIN_CHUNK, PrefillBudget, chunk
 from .counters import Counters
 from .holds import Holds
 from .lanes import Lanes
-from .packing import pack
-from .plan import Operation, Plan, Span
+from .plan import Plan, Span
 from .queue import Queue
 from .request import Prompt, Request
 from .room import Room
 from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
 
-PACK_AFTER = 2  # requests that started beside others: so many scatter cells enough
 BACKGROUND_STEP = MIN_CHUNK  # prompt tokens a step computes in the background: what is lost when a request ends it early
 
 
@@ -34,6 +32,7 @@ class Scheduler:
     no running request needs, where there is a host tier to move it to: every step attends over the whole pool, so idle
     KV slows what runs. apart_from: with so many cells in use, steps that generate and steps of prefill take turns.
     window: how many later requests may be admitted before one that waits. snapshots: for models that cannot be cut.
+    aside_from: a step of so many tokens pays for moving all cells in use, if none of them is its own.
     """
 
     def __init__(
@@ -46,6 +45,7 @@ class Scheduler:
         apart_from: float = math.inf,
         window: int = 32,
         snapshots: Snapshots | None = None,
+        aside_from: float = math.inf,
     ) -> None:
         self.tree = tree
         self.lanes = Lanes(num_lanes)
@@ -56,10 +56,9 @@ class Scheduler:
         self.holds = Holds(tree)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
-        self.room = Room(tree, self.running, idle_cells)
+        self.room = Room(tree, self.running, idle_cells, aside_from)
         self.counters = Counters()
         self._turn_of_prefill = False  # the last step generated only
-        self._num_mixed = 0  # requests that have started beside others since the cells were packed
         self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
         self._in_flight: list[Request] = []  # of the last plan, in span order
 
@@ -98,7 +97,8 @@ class Scheduler:
             self._preempt(self._victim)  # everybody wants cells and has none: the youngest gives up its own
         spare = self.room.num_free - sum(len(span.tokens) for span in spans)
         background = all(request.background for request in self._in_flight)
-        return Plan(self.tree.take_operations() + self._packing(), tuple(spans), spare, background)
+        before, afterwards = self.room.set_aside(spans, self._in_flight)
+        return Plan(self.tree.take_operations() + before, tuple(spans), afterwards, spare, background)
 
     def ahead(self, prompt: Prompt, scope: Hashable) -> tuple[int, bool]:
         """How many tokens a background request would compute, and whether it may now: nobody is here, cells are free."""
@@ -144,13 +144,6 @@ class Scheduler:
         """A plan took so long."""
         self.budget.observe(plan, seconds)
         self.tree.profile.observe(plan, seconds)
-
-    def _packing(self) -> tuple[Operation, ...]:
-        """Where cells in use slow attention, bring those of each request together once several have come and gone."""
-        if self._num_mixed < PACK_AFTER or self.room.num_used < self.apart_from or not self.tree.host.max_tokens:
-            return ()
-        self._num_mixed = 0
-        return pack(self.tree, {request.sequence: request.computed for request in self.running if request.sequence})
 
     def refuse(self) -> bool:
         """The runner had no room for the plan's batch: free something. False if nothing can be."""
@@ -263,7 +256,6 @@ class Scheduler:
             self._count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
         request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else ()
-        self._num_mixed = self._num_mixed + 1 if self.running else 0
         self.lanes.take(request, claim.sequence.id)
         self.running.append(request)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from .host import HostTier
 from .ledger import Ledger
-from .node import Node, Sequence
+from .node import Blob, Node, Sequence
 from .plan import Save, Share, Trim
 from .profile import Profile
 from .radix import NO_TOKENS, Match, descendants, path
@@ -179,6 +179,12 @@ class PrefixTree(Ledger):
         """See that all of these runs have a copy in host memory; False where there is no room."""
         return all([bool(node.blob) or self._save(node, node.longest_holder()) for node in nodes])
 
+    def save_if_free(self, node: Node) -> Blob | None:
+        """The run's copy in host memory; made now if all of it has been computed and the budget has room as it is."""
+        if node.complete and self._fits_host(node):
+            self._save(node, node.longest_holder())
+        return node.blob
+
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory while there is time, so that it can leave the device for nothing later.
 
@@ -187,8 +193,7 @@ class PrefixTree(Ledger):
         """
         for sequence in self.parked.values():
             for node in reversed(list(path(sequence.tip))):
-                fits = self.host.num_tokens + len(node.tokens) <= self.host.max_tokens
-                if fits and node.blob is None and sequence.length >= node.end:
+                if node.blob is None and sequence.length >= node.end and self._fits_host(node):
                     return self._save(node, sequence)
         return False
 
@@ -275,6 +280,9 @@ class PrefixTree(Ledger):
         sequence.length = leaf.start
         self._drop_covered(parent)
         self._park(sequence)
+
+    def _fits_host(self, node: Node) -> bool:
+        return self.host.num_tokens + len(node.tokens) <= self.host.max_tokens
 
     def _save(self, node: Node, sequence: Sequence) -> bool:
         """See that a run has a copy in host memory; False where the tier has no room for it."""

@@ -27,11 +27,21 @@ class Answer:
 
 class Lab:
     def __init__(
-        self, model: Model, num_cells=2048, lanes=4, batch=256, budget=64, sequences=64, flash="off", host=0, apart=math.inf
+        self,
+        model: Model,
+        num_cells=2048,
+        lanes=4,
+        batch=256,
+        budget=64,
+        sequences=64,
+        flash="off",
+        host=0,
+        apart=math.inf,
+        aside=math.inf,
     ):
         self.context = Context(model, ContextSettings(num_cells, batch, batch, flash, threads=1, num_sequences=sequences))
         tree = PrefixTree(num_cells, sequences - 1, HostTier(host))
-        self.scheduler = Scheduler(tree, lanes, batch, budget, apart_from=apart)
+        self.scheduler = Scheduler(tree, lanes, batch, budget, apart_from=apart, aside_from=aside)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}
         self.runner = Runner(self.context, self.samplers)

@@ -9,7 +9,6 @@ pool, `close` compares every token with a fresh prefill of all that came before 
 import numpy as np
 import pytest
 from slotcache.models.model import Model
-from slotcache.slots.plan import Clear
 
 from .lab import Lab
 
@@ -250,18 +249,30 @@ def test_with_flash_attention_reuse_is_close(model, words):
     plain.close()
 
 
-def test_packing_cells_while_requests_run_changes_nothing(model, words):
-    lab = Lab(model, host=5000, apart=0)
-    packings = []
-    run = lab.runner.run
-    lab.runner.run = lambda plan: packings.append(sum(isinstance(op, Clear) for op in plan.operations)) or run(plan)
+def test_setting_others_aside_changes_nothing(model, words):
+    lab = Lab(model, host=5000, apart=0, aside=20)
     prompts = [np.concatenate([words[:90], words[start : start + 120]]) for start in range(100, 340, 30)]
     answers = [lab.submit(prompt, limit=12 + 5 * number, stops=[90]) for number, prompt in enumerate(prompts)]
     lab.finish()
-    assert sum(packings) >= 2
+    assert lab.scheduler.room.num_set_aside > 1000
     for answer in answers:
         close(model, answer)
     again = lab.run(prompts[0], limit=3)
     assert again.request.cached == len(prompts[0]) - 1
     close(model, again)
     lab.close()
+
+
+def test_a_prompt_beside_others_that_are_set_aside_is_computed_bit_for_bit_as_alone(model, words):
+    lab = Lab(model, host=5000, apart=0, aside=0, budget=256)
+    others = [lab.submit(words[start : start + 150], limit=40) for start in (10, 30, 50)]
+    for _ in range(8):
+        lab.step()
+    answer = lab.submit(words[200:400], limit=1)
+    lab.finish()
+    assert all(len(other.tokens) == 40 for other in others)
+    plain = Lab(model, host=5000, apart=0, budget=256)
+    expected = plain.run(words[200:400], limit=1)
+    assert (answer.logits[0] == expected.logits[0]).all()
+    lab.close()
+    plain.close()

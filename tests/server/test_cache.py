@@ -1,5 +1,8 @@
 """The cache filled ahead, listed and dropped, as a user sees it."""
 
+import math
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from architectures import hybrid
 
@@ -92,3 +95,17 @@ def test_snapshots_cannot_be_pinned_and_the_answer_says_so(tmp_path):
         answer = up.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": True})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "pin"
         assert up.http.post("/v1/cache/warm", json={"messages": MESSAGES}).status_code == 200
+
+
+def test_the_kv_of_those_who_answer_is_set_aside_while_a_prompt_is_computed(tiny):
+    long = " ".join(f"word{number}" for number in range(400))
+    with running(tiny, flash_attn="on", parallel=3) as server, ThreadPoolExecutor() as pool:
+        if server.service.context.aside_from == math.inf:
+            pytest.skip("not done on a GPU")
+        questions = [f"{letter} {long}" for letter in "abc"]
+        for question in questions:
+            server.chat(question, cache_prompt=False, max_tokens=60)
+        assert server.metric("slotcache_set_aside_tokens_total") == 0
+        answers = list(pool.map(lambda question: server.chat(question, max_tokens=60), questions))
+        assert server.metric("slotcache_set_aside_tokens_total") > 100
+    assert all(answer["usage"]["completion_tokens"] == 60 for answer in answers)

@@ -21,6 +21,8 @@ class Memory:
         for operation in plan.operations:
             self.apply(operation)
         sampled = [self.compute(span) for span in plan.spans]
+        for operation in plan.afterwards:
+            self.apply(operation)
         assert self.num_used <= self.num_cells, "the pool overflowed"
         return [token for token in sampled if token is not None]
 

@@ -6,7 +6,7 @@ import pytest
 from fixed_prompt import Fixed
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
-from slotcache.slots.plan import Clear, Plan, Restore, Save
+from slotcache.slots.plan import Plan, Restore, Save
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
@@ -18,10 +18,10 @@ from .memory import Memory
 class World:
     """A scheduler over a model of memory; requests are numbered as they come."""
 
-    def __init__(self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf, window=32):
+    def __init__(self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf, window=32, aside=math.inf):
         self.memory = Memory(cells)
         self.scheduler = Scheduler(
-            PrefixTree(cells, 2 * lanes + 8, HostTier(host)), lanes, batch, budget, idle, apart, window
+            PrefixTree(cells, 2 * lanes + 8, HostTier(host)), lanes, batch, budget, idle, apart, window, aside_from=aside
         )
         self.requests = []
         self.plans = []
@@ -231,14 +231,45 @@ def test_the_youngest_is_preempted_and_resumes():
     assert old.num_tokens == young.num_tokens == 90
 
 
-def test_cells_are_packed_once_several_have_come_and_gone():
-    world = World(apart=50, host=1000, lanes=3)
+def test_while_a_prompt_is_computed_the_kv_of_others_is_out_of_its_way():
+    world = World(apart=0, aside=20, host=1000, lanes=3)
     requests = [world.submit([*range(60), *range(100 * n, 100 * n + 60)], limit=20 + n, stops=[60]) for n in range(1, 9)]
-    world.finish()
-    clears = [at for at, plan in enumerate(world.plans) if any(isinstance(op, Clear) for op in plan.operations)]
-    assert 2 <= len(clears) <= 4
+    beside = []
+    while not world.scheduler.idle:
+        plan = world.step()
+        if plan.afterwards:
+            moved = [move for move in plan.afterwards if isinstance(move, Restore)]
+            beside.append((sum(move.stop - move.start for move in moved), plan.num_tokens))
+    assert len(beside) >= 6 and all(tokens > 20 for _, tokens in beside)
+    assert world.scheduler.room.num_set_aside == sum(cells for cells, _ in beside) > 0
     alone = [World().run(request.tokens[:120], limit=request.limit) for request in requests]
     assert [r.tokens.tolist() for r in requests] == [r.tokens.tolist() for r in alone]
+
+
+def test_what_a_step_sees_stays_and_what_was_saved_is_not_saved_again():
+    world = World(apart=0, aside=10, host=1000, lanes=2)
+    first = world.submit([*range(60), *range(100, 160)], limit=60, stops=[60])
+    for _ in range(5):
+        world.step()
+    world.submit([*range(60), *range(200, 290)], limit=1, stops=[60])
+    plans = [world.step() for _ in range(6)]
+    aside = [plan for plan in plans if plan.afterwards]
+    assert len(aside) == 2 and first.num_tail > 0
+    for plan in aside:
+        behind = [(move.start, move.stop) for move in plan.afterwards if isinstance(move, Restore)]
+        assert behind[0] == (60, 120) and behind[1][0] == 120  # its own part, and what it has generated
+        assert any(isinstance(move, Restore) and move.stop == 60 for move in plan.operations)
+    saved = [[(op.blob.start, op.blob.stop) for op in plan.operations if isinstance(op, Save)] for plan in aside]
+    assert {(0, 60), (60, 120)} <= set(saved[0]) and not {(0, 60), (60, 120)} & set(saved[1])
+
+
+def test_nothing_is_set_aside_where_moving_it_costs_more():
+    for options in ({"host": 1000, "aside": 100}, {"host": 0, "aside": 1}):
+        world = World(apart=0, lanes=2, **options)
+        world.submit(range(100), limit=50)
+        world.submit(range(200, 290), limit=5)
+        world.finish()
+        assert world.scheduler.room.num_set_aside == 0
 
 
 def test_idle_kv_goes_to_host_memory_once_and_comes_back():

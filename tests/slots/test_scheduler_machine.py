@@ -46,6 +46,7 @@ EXPECTED = {
         "release",
         "expire",
         "overtaken",
+        "set aside",
     ),
 }
 
@@ -96,11 +97,12 @@ class Lives(RuleBasedStateMachine):
         host=st.sampled_from([0, 0, 20, 60, 1000]),
         idle=st.sampled_from([0, 0, 10, 1000]),
         apart=st.sampled_from([0, 20, 1000]),
+        aside=st.sampled_from([0, 0, 4, 1000]),
         policy=st.sampled_from(sorted(POLICIES)),
         window=st.sampled_from([0, 1, 32]),
         states=st.sampled_from([None, None, None, 60, 1000]),
     )
-    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, policy, window, states):
+    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, aside, policy, window, states):
         """states: of a model that cannot be cut, the bytes of its snapshots, one a token and one for each."""
         self.can_cut = states is None
         self.memory = Memory(CONTEXT + extra, self.can_cut)
@@ -109,7 +111,7 @@ class Lives(RuleBasedStateMachine):
         tree = PrefixTree(CONTEXT + extra, self.num_ids, tier, Replacement(policy))
         self.snapshots = Snapshots(tree, states or 0, spacing=8)
         self.snapshots.fixed_bytes = self.snapshots.token_bytes = 1
-        self.scheduler = Scheduler(tree, lanes, max(batch, lanes), budget, idle, apart, window, self.snapshots)
+        self.scheduler = Scheduler(tree, lanes, max(batch, lanes), budget, idle, apart, window, self.snapshots, aside)
         self.scheduler.holds = Holds(tree, lambda: self.now)
         self.now = 0
         self.ids = itertools.count()
@@ -163,7 +165,7 @@ class Lives(RuleBasedStateMachine):
             self.carry_out(plan.operations[: int(end * len(plan.operations))])
             self.abandon()
             return
-        self.carry_out(plan.operations)
+        self.carry_out(plan.operations + plan.afterwards)
         SEEN[end] += bool(plan.spans)
         if end == "refused" and plan.spans and not self.scheduler.refuse():
             self.abandon()
@@ -229,6 +231,7 @@ class Lives(RuleBasedStateMachine):
         assert plan.spans or not self.open, "requests are open and nothing is computed"
         SEEN.update(type(operation).__name__ for operation in plan.operations)
         SEEN["paused"] += any(request.num_preempted for request in self.scheduler.waiting)
+        SEEN["set aside"] += bool(plan.afterwards)
         SEEN["resumed"] += any(request.num_preempted for request in self.scheduler.running)
         sampled = self.memory.run(plan)
         for request, _ in self.scheduler.commit(plan, sampled):
