@@ -19,7 +19,7 @@ from typing import TypeVar
 from ..models.errors import Interrupted, NoRoom
 from ..models.model import Model
 from ..models.runner import Runner
-from ..models.sampling import Sampler
+from ..models.sampling import Sampler, Sampling
 from ..models.state import cut
 from ..slots.archive import Archive, Record
 from ..slots.check import check
@@ -37,6 +37,7 @@ from .tokens import AnswerMemory
 logger = logging.getLogger("slotcache.engine")
 T = TypeVar("T")
 ADOPT_SECONDS = 60.0  # that a record from disk may wait for the engine
+GREEDY = Sampling(temperature=0.0)
 LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
 
 
@@ -103,10 +104,9 @@ class Engine:
         """Compute a generation's prompt while there is nothing else to do; whether there is nothing else to do.
 
         It takes the place of an earlier one of the same key, and gives way, part computed, to whatever is submitted. Its
-        events go nowhere.
+        events go nowhere, and its token is of no interest.
         """
-        sampler = Sampler(self._model, generation.sampling)
-        return self.ask(lambda: self._accept_background(key, generation, sampler))
+        return self.ask(lambda: self._accept_background(key, generation))
 
     def drop_background(self, key: Hashable) -> Future[bool]:
         """Stop computing ahead for `key`; whether it was still being computed. What is done stays in the cache."""
@@ -248,11 +248,10 @@ class Engine:
             if request.owner.wants_progress and request.num_tokens == request.num_prompt:
                 self._outbox.put(request.owner, request.owner.progress())
 
-    def _accept_background(self, key: Hashable, generation: Generation, sampler: Sampler) -> bool:
+    def _accept_background(self, key: Hashable, generation: Generation) -> bool:
         if self._stopping or not self.background.put(key, generation):
-            sampler.close()
             return False
-        self._samplers[generation.request.id] = sampler
+        self._samplers[generation.request.id] = Sampler(self._model, GREEDY)
         self.scheduler.submit(generation.request)
         return True
 

@@ -47,8 +47,8 @@ class Ahead:
 
 
 class IdlePrefill:
-    """One try for each next turn, in the order of the answers, then the sets, those of the last answer first; all of it in
-    the engine's background. The event loop's.
+    """The next turns, in the order of the answers, then the sets, those of the last answer first; all of it in the engine's
+    background. What is interrupted goes on afterwards. The event loop's.
 
     limit: tokens a prompt may have. next_turns: whether they are computed. num_sets: of an answer's documents that are
     brought to the front. ids: numbers for requests, shared with those of clients.
@@ -108,9 +108,14 @@ class IdlePrefill:
     async def _work(self) -> None:
         try:
             while self._answers:
-                ahead = self._answers.popleft()
-                if prompt := await asyncio.to_thread(self._builder.ahead, ahead.asked, ahead.entries):
-                    await self._compute(prompt, ahead.scope)
+                ahead = self._answers[0]
+                try:
+                    if prompt := await asyncio.to_thread(self._builder.ahead, ahead.asked, ahead.entries):
+                        await self._compute(prompt, ahead.scope)
+                except Exception:
+                    logger.exception("the start of a next turn could not be computed ahead")
+                if self._answers and self._answers[0] is ahead:
+                    self._answers.popleft()
             while self._sets:
                 scope, prompts = self._sets[-1]
                 if not await self._compute(prompts[0], scope, guess=True):

@@ -19,13 +19,14 @@ def idle_tokens(server):
 
 
 def turns(server, scope, wait, **fields):
-    """Two turns of a conversation; the second answer. wait: for the idle work after the first."""
+    """Two turns of a conversation; the idle tokens after the first, and the second answer. wait: for that idle work."""
     before = idle_tokens(server)
     server.chat(messages=[{"role": "user", "content": "What is it?"}], conversation="c", cache_scope=scope, **fields)
     if wait:
-        until(lambda: idle_tokens(server) > before and server.metric("slotcache_requests_running") == 0)
+        until(lambda: idle_tokens(server) > before and server.service.idle.done)
+    done = idle_tokens(server) - before
     follow = {"messages": [{"role": "user", "content": "And then?"}], "documents": DOCUMENTS[1:], "cache_scope": scope}
-    return server.chat(**follow, conversation="c", max_tokens=24)
+    return done, server.chat(**follow, conversation="c", max_tokens=24)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +40,11 @@ def templates(tmp_path_factory):
 def test_the_next_turn_computes_less(tiny, templates, template, saved):
     first = {"documents": DOCUMENTS[:2], "max_tokens": 30}
     with running(tiny, chat_template_file=templates[template], idle_prefill=True) as server:
-        ahead = turns(server, "", True, **first)
-        done = idle_tokens(server)
+        done, ahead = turns(server, "", True, **first)
         assert server.metric("slotcache_prompt_tokens_total") > done > 0
     with running(tiny, chat_template_file=templates[template], idle_prefill=False) as server:
-        plain = turns(server, "", False, **first)
-        assert idle_tokens(server) == 0
+        nothing, plain = turns(server, "", False, **first)
+        assert nothing == idle_tokens(server) == 0
     assert ahead["choices"] == plain["choices"] and ahead["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
     assert plain["timings"]["prompt_n"] - ahead["timings"]["prompt_n"] == done >= saved
     assert ahead["slotcache"]["miss"]["why"] == "document d2 is not cached here"
@@ -82,7 +82,7 @@ def test_only_what_may_be_cached_is_computed_ahead(server):
 
 
 def test_it_gives_way_to_whoever_comes(server):
-    """A long answer takes many steps to restate; a request that comes then waits for the one that is under way."""
+    """A long answer takes many steps to restate; a request that comes then ends the one that is under way."""
     before = settled(server)
     scheduler, steps = server.service.engine.scheduler, []
     commit = scheduler.commit
@@ -103,7 +103,7 @@ def test_it_gives_way_to_whoever_comes(server):
     begun = kinds.index({False})
     assert begun and kinds[:begun] == [{True}] * begun and kinds[begun : begun + 2] == [{False}] * 2
     assert max(size for step in steps for background, size in step if background) <= 64
-    assert 0 < settled(server) - before < 1500
+    assert settled(server) - before >= 1500  # what was interrupted goes on
 
 
 SETS = [subset for size in (1, 2, 3) for subset in itertools.combinations(range(3), size)]
