@@ -49,6 +49,9 @@ class Runner:
         result = self._decode(may_end_early=plan.background and self.context.model.can_trim)
         if padded:
             self.apply(Drop(self.context.scratch))
+        if result == 2:  # of several micro-batches the first may have been computed
+            for span in plan.spans:
+                self._remove(span.sequence, span.start, ALL)
         for operation in plan.afterwards:
             self.apply(operation)
         if result == 1:

@@ -110,8 +110,9 @@ class IdlePrefill:
             while self._answers:
                 ahead = self._answers[0]
                 try:
-                    if prompt := await asyncio.to_thread(self._builder.ahead, ahead.asked, ahead.entries):
-                        await self._compute(prompt, ahead.scope)
+                    prompt = await asyncio.to_thread(self._builder.ahead, ahead.asked, ahead.entries)
+                    if prompt and not await self._compute(prompt, ahead.scope):
+                        return
                 except Exception:
                     logger.exception("the start of a next turn could not be computed ahead")
                 if self._answers and self._answers[0] is ahead:
@@ -128,19 +129,22 @@ class IdlePrefill:
                 self._task = None
 
     async def _compute(self, prompt: ChatPrompt, scope: str, guess: bool = False) -> bool:
-        """See that a prompt is cached; False where now is no time for that: the engine is used, full or has failed."""
+        """See that a prompt is cached, if it can be; False where now is no time for that: somebody uses the engine, or it
+        has failed, or a guess would take the place of something else."""
         if prompt.num_tokens >= self._limit:
             return True
         generation = self._generation(prompt, scope, guess)
         scheduler, root = self._engine.scheduler, generation.request.scope
-        missing, possible = await asyncio.wrap_future(self._engine.ask(lambda: scheduler.ahead(prompt, root)))
-        if not missing:
+        question = self._engine.ask(lambda: (*scheduler.ahead(prompt, root), scheduler.idle))
+        missing, fits, idle = await asyncio.wrap_future(question)
+        if not missing or not (fits or guess):
             return True
-        if not possible or not await asyncio.wrap_future(self._engine.submit_background(KEY, generation)):
+        if not (fits and idle) or not await asyncio.wrap_future(self._engine.submit_background(KEY, generation)):
             return False
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
         if isinstance(event, Failure):
+            self._answers.clear()
             self._sets.clear()
             return False
         logger.debug("%d tokens of %d computed ahead", missing, event.report.num_prompt)

@@ -40,13 +40,16 @@ async def act(request: Request) -> Response:
     if number >= len(service.engine.scheduler.lanes):
         raise RequestError(f"there is no slot {number}: expected 0 to {service.settings.parallel - 1}", param="id")
     service.idle.give_way()  # a lane that computes ahead is nobody's
-    if action == "erase":
-        erased = await asyncio.wrap_future(service.engine.ask(lambda: _erase(service, number)))
-        return Json({"id_slot": number, "n_erased": erased})
-    path = _path(service, decode_body(await body_of(request), FileName).filename)
-    began = perf_counter()
-    about = await (_save if action == "save" else _restore)(service, number, path)
-    return Json(about | {"timings": {f"{action}_ms": 1000 * (perf_counter() - began)}})
+    try:
+        if action == "erase":
+            erased = await asyncio.wrap_future(service.engine.ask(lambda: _erase(service, number)))
+            return Json({"id_slot": number, "n_erased": erased})
+        path = _path(service, decode_body(await body_of(request), FileName).filename)
+        began = perf_counter()
+        about = await (_save if action == "save" else _restore)(service, number, path)
+        return Json(about | {"timings": {f"{action}_ms": 1000 * (perf_counter() - began)}})
+    finally:
+        service.go_on_idly()
 
 
 async def _save(service: Service, number: int, path: Path) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Metrics:
                 "cells": ("KV cells in the pool", tree.num_cells),
                 "cells_used": ("KV cells in use", scheduler.room.num_used),
                 "cells_reclaimable": ("KV cells in use that eviction could free now", tree.num_reclaimable),
-                "host_bytes": ("Idle KV in host memory", tree.host.num_tokens * self._token_bytes),
+                "host_bytes": ("KV that has a copy in host memory", tree.host.num_tokens * self._token_bytes),
                 "host_budget_bytes": ("Host memory that idle KV may take", tree.host.max_tokens * self._token_bytes),
                 "disk_bytes": ("Idle KV on disk", self._disk.num_bytes if self._disk else 0),
                 "disk_budget_bytes": ("What it may take there", self._disk.max_bytes if self._disk else 0),

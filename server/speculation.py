@@ -28,6 +28,8 @@ async def speculate(request: Request) -> Response:
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
     chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked), is_open)
     started = await asyncio.wrap_future(service.ahead(("speculation", asked.id), chat.prompt, asked))
+    if not started:
+        service.go_on_idly()
     return _answer(asked, "started" if started else "skipped")
 
 
@@ -38,6 +40,7 @@ async def forget(request: Request) -> Response:
     if len(name) > MAX_SCOPE:
         raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_SCOPE}", param="id")
     dropped = await asyncio.wrap_future(service.engine.drop_background((scope, ("speculation", name))))
+    service.go_on_idly()
     return Json({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
 
 

@@ -7,51 +7,53 @@ long as passing it over for some tens of tokens; a step computes hundreds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
-from .node import Blob, Node, Sequence
+from .node import Blob, Node
 from .plan import Clear, Operation, Restore, Save, Share
+from .request import Request
 from .tree import PrefixTree
 
 Moves = tuple[Operation, ...]
 
 
-def set_aside(tree: PrefixTree, held: Mapping[Sequence, int], needed: Collection[Sequence | None]) -> tuple[Moves, Moves]:
+def set_aside(
+    tree: PrefixTree, runs: list[Node], running: Collection[Request], computing: Collection[Request]
+) -> tuple[Moves, Moves]:
     """The operations before a step, behind those that the tree has decided, and after it.
 
-    The tree stays as it is, since who holds what does not change.
-
-    held: up to where each running request holds cells; those behind its path are no business of the tree. needed: the
-    sequences that the step computes; what they hold has the first cells, path by path, one after another.
+    Who holds what does not change, but runs that have no copy in the host tier get one, as far as it has room. runs: all
+    that are `resident`. computing: whom of those that run the step is for; what they hold has the first cells.
     """
     copies: list[Operation] = []
     stays: list[Operation] = []
     leaves: list[Operation] = []
-    for node in _paths(tree):
-        if node.ready:
-            holder, stop = node.longest_holder(), node.start + node.ready
-            blob = tree.save_if_free(node)
-            if blob is None:
-                blob = Blob(node.start, stop)
-                copies.append(Save(holder.id, blob))
-            moves = leaves if node.sequences.isdisjoint(needed) else stays
-            moves.append(Restore(blob, holder.id, node.start, stop))
-            others = (sequence for sequence in node.sequences if sequence is not holder)
-            moves += [Share(holder.id, one.id, node.start, min(stop, one.length)) for one in others]
-        for sequence, stop in held.items():
-            if sequence.tip is node and stop > node.end:
-                blob = Blob(node.end, stop)
-                copies.append(Save(sequence.id, blob))
-                moves = stays if sequence in needed else leaves
-                moves.append(Restore(blob, sequence.id, node.end, stop))
+    needed = {request.sequence for request in computing}
+    private = {request.sequence for request in running if not request.cache}
+    for node in runs:
+        holder, stop = node.longest_holder(), node.start + node.ready
+        blob = node.blob if node.sequences <= private else tree.save_if_free(node)
+        if blob is None:
+            blob = Blob(node.start, stop)
+            copies.append(Save(holder.id, blob))
+        moves = leaves if node.sequences.isdisjoint(needed) else stays
+        moves.append(Restore(blob, holder.id, node.start, stop))
+        others = (sequence for sequence in node.sequences if sequence is not holder)
+        moves += [Share(holder.id, one.id, node.start, min(stop, one.length)) for one in others]
+    for request in running:
+        if request.num_tail and (sequence := request.sequence):  # no business of the tree
+            blob = Blob(request.claimed, request.computed)
+            copies.append(Save(sequence.id, blob))
+            moves = stays if sequence in needed else leaves
+            moves.append(Restore(blob, sequence.id, blob.start, blob.stop))
     return (*copies, Clear(), *stays), tuple(leaves)
 
 
-def _paths(tree: PrefixTree) -> Iterator[Node]:
-    """Every node, each right behind its parent or a sibling's last descendant."""
-    stack = list(tree.roots.values())
+def resident(tree: PrefixTree) -> Iterator[Node]:
+    """Every run that is on the device, or a part of it; each right behind its parent or a sibling's last descendant."""
+    stack = [child for root in tree.roots.values() for child in root.children.values()]
     while stack:
         node = stack.pop()
-        if node.parent is not None:
+        if node.ready:
             yield node
-        stack.extend(node.children.values())
+            stack.extend(node.children.values())

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
-from .aside import Moves, set_aside
-from .plan import Restore, Span
+from .aside import Moves, resident, set_aside
+from .plan import Span
 from .request import Request
 from .tree import PrefixTree
+
+RUN = 50  # cells that take as long to move as it takes to move one run more
 
 
 class Room:
     """Says whether a prompt fits, and makes room for it.
 
     running: who runs, as the scheduler keeps it. idle_cells: most cells that may hold what nobody who runs needs.
-    aside_from: tokens that a step must compute to pay for moving all cells in use, if it saw none of them.
+    aside_from: tokens that a step must compute to pay for moving all cells in use, if it sees none of them.
     """
 
     def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int, aside_from: float) -> None:
@@ -53,14 +55,21 @@ class Room:
             if not self._tree.evict():
                 return
 
-    def set_aside(self, spans: Iterable[Span], computing: Iterable[Request]) -> tuple[Moves, Moves]:
-        """What moves others' KV out of a step's way, and back; nothing where that would cost more than it saves."""
-        used = self.num_used
-        foreign = used - sum(span.start for span in spans)
-        num_tokens = sum(len(span.tokens) for span in spans)
-        if not self._tree.host.max_tokens or foreign * num_tokens <= self._aside_from * used:
+    def operations(self, spans: list[Span], computing: list[Request]) -> tuple[Moves, Moves]:
+        """What is carried out before a step, and behind it: what the tree has decided, and the moves of `set_aside` where
+        they cost less than they save. computing: whose spans these are."""
+        moves, afterwards = self._set_aside(sum(len(span.tokens) for span in spans), computing)
+        return self._tree.take_operations() + moves, afterwards  # in this order: copies for the host tier are among them
+
+    def _set_aside(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
+        tree, used = self._tree, self.num_used
+        background = all(request.background for request in computing)  # it must be possible to end it early
+        if background or num_tokens <= self._aside_from or used > tree.host.max_tokens:
             return (), ()
-        held = {request.sequence: request.computed for request in self._running if request.sequence}
-        before, afterwards = set_aside(self._tree, held, {request.sequence for request in computing})
-        self.num_set_aside += sum(move.stop - move.start for move in afterwards if isinstance(move, Restore))
-        return before, afterwards
+        runs, needed = list(resident(tree)), {request.sequence for request in computing}
+        foreign = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
+        foreign += sum(request.num_tail for request in self._running if request.sequence not in needed)
+        if foreign * num_tokens <= self._aside_from * (used + RUN * len(runs)):
+            return (), ()
+        self.num_set_aside += foreign
+        return set_aside(tree, runs, self._running, computing)

@@ -32,7 +32,7 @@ class Scheduler:
     no running request needs, where there is a host tier to move it to: every step attends over the whole pool, so idle
     KV slows what runs. apart_from: with so many cells in use, steps that generate and steps of prefill take turns.
     window: how many later requests may be admitted before one that waits. snapshots: for models that cannot be cut.
-    aside_from: a step of so many tokens pays for moving all cells in use, if none of them is its own.
+    aside_from: tokens that a step must compute to pay for moving all cells in use, if it sees none of them.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Scheduler:
             self._preempt(self._victim)  # everybody wants cells and has none: the youngest gives up its own
         spare = self.room.num_free - sum(len(span.tokens) for span in spans)
         background = all(request.background for request in self._in_flight)
-        before, afterwards = self.room.set_aside(spans, self._in_flight)
-        return Plan(self.tree.take_operations() + before, tuple(spans), afterwards, spare, background)
+        operations, afterwards = self.room.operations(spans, self._in_flight)
+        return Plan(operations, tuple(spans), afterwards, spare, background)
 
     def ahead(self, prompt: Prompt, scope: Hashable) -> tuple[int, bool]:
-        """How many tokens a background request would compute, and whether it may now: nobody is here, cells are free."""
+        """How many tokens a background request would compute, and whether the cells for it are free."""
         tokens = prompt.arrange(self.tree, scope).tokens
         match = self.tree.match(scope, tokens)
-        return len(tokens) - match.length, self.idle and len(tokens) - match.ready <= self.room.num_free
+        return len(tokens) - match.length, len(tokens) - match.ready <= self.room.num_free
 
     def plan_idle_work(self) -> Plan | None:
         """A small step for when there is nothing to compute: what was decided, and one idle run copied to host memory.

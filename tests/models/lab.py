@@ -38,8 +38,11 @@ class Lab:
         host=0,
         apart=math.inf,
         aside=math.inf,
+        kernel=None,
     ):
-        self.context = Context(model, ContextSettings(num_cells, batch, batch, flash, threads=1, num_sequences=sequences))
+        """kernel: tokens that a kernel computes; the whole batch if it is not said."""
+        settings = ContextSettings(num_cells, batch, kernel or batch, flash, threads=1, num_sequences=sequences)
+        self.context = Context(model, settings)
         tree = PrefixTree(num_cells, sequences - 1, HostTier(host))
         self.scheduler = Scheduler(tree, lanes, batch, budget, apart_from=apart, aside_from=aside)
         self.sampler = Sampler(model, Sampling(temperature=0))

@@ -270,7 +270,7 @@ def test_a_prompt_beside_others_that_are_set_aside_is_computed_bit_for_bit_as_al
         lab.step()
     answer = lab.submit(words[200:400], limit=1)
     lab.finish()
-    assert all(len(other.tokens) == 40 for other in others)
+    assert all(len(other.tokens) == 40 for other in others) and lab.scheduler.room.num_set_aside > 0
     plain = Lab(model, host=5000, apart=0, budget=256)
     expected = plain.run(words[200:400], limit=1)
     assert (answer.logits[0] == expected.logits[0]).all()

@@ -1,9 +1,12 @@
 """Ending a batch early leaves everything as it was before."""
 
+import itertools
+import math
 import threading
 import time
 from dataclasses import replace
 
+import llama_cpp
 import numpy as np
 import pytest
 from slotcache.models.errors import Interrupted
@@ -35,6 +38,30 @@ def test_what_is_ended_early_is_computed_again_and_nothing_differs(model):
     assert answer.tokens == reference.tokens
     assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
     lab.close()
+
+
+def test_nothing_is_left_of_the_kernels_before_the_one_that_is_ended(model):
+    prompt = np.random.default_rng(3).integers(300, 900, 500).astype(np.int32)
+    lab = Lab(model, batch=500, budget=500, kernel=20)
+    asked, last = itertools.count(), [math.inf]
+    lab.runner.interrupt._callback = llama_cpp.ggml_abort_callback(lambda _: next(asked) > last[0])
+    lab.submit(prompt, limit=3, cache=False).request.background = True
+    lab.step()
+    num_asked = next(asked)
+    lab.finish()
+    asked, last[0] = itertools.count(), 0.7 * num_asked
+    answer = lab.submit(prompt, limit=3, cache=False)
+    answer.request.background = True
+    plan = lab.scheduler.plan()
+    with pytest.raises(Interrupted):
+        lab.runner.run(plan)
+    last[0] = math.inf
+    lab.finish()
+    plain = Lab(model, batch=500, budget=500, kernel=20)
+    reference = plain.run(prompt, limit=3, cache=False)
+    assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
+    lab.close()
+    plain.close()
 
 
 def test_from_another_thread_in_the_middle(model):

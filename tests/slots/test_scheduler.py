@@ -232,7 +232,7 @@ def test_the_youngest_is_preempted_and_resumes():
 
 
 def test_while_a_prompt_is_computed_the_kv_of_others_is_out_of_its_way():
-    world = World(apart=0, aside=20, host=1000, lanes=3)
+    world = World(apart=0, aside=2, host=1000, lanes=3)
     requests = [world.submit([*range(60), *range(100 * n, 100 * n + 60)], limit=20 + n, stops=[60]) for n in range(1, 9)]
     beside = []
     while not world.scheduler.idle:
@@ -240,27 +240,27 @@ def test_while_a_prompt_is_computed_the_kv_of_others_is_out_of_its_way():
         if plan.afterwards:
             moved = [move for move in plan.afterwards if isinstance(move, Restore)]
             beside.append((sum(move.stop - move.start for move in moved), plan.num_tokens))
-    assert len(beside) >= 6 and all(tokens > 20 for _, tokens in beside)
+    assert len(beside) >= 6 and all(tokens > 2 for _, tokens in beside)
     assert world.scheduler.room.num_set_aside == sum(cells for cells, _ in beside) > 0
     alone = [World().run(request.tokens[:120], limit=request.limit) for request in requests]
     assert [r.tokens.tolist() for r in requests] == [r.tokens.tolist() for r in alone]
 
 
 def test_what_a_step_sees_stays_and_what_was_saved_is_not_saved_again():
-    world = World(apart=0, aside=10, host=1000, lanes=2)
+    world = World(apart=0, aside=5, host=1000, lanes=2)
     first = world.submit([*range(60), *range(100, 160)], limit=60, stops=[60])
     for _ in range(5):
         world.step()
     world.submit([*range(60), *range(200, 290)], limit=1, stops=[60])
     plans = [world.step() for _ in range(6)]
     aside = [plan for plan in plans if plan.afterwards]
-    assert len(aside) == 2 and first.num_tail > 0
+    assert len(aside) == 3 and first.num_tail > 0
     for plan in aside:
         behind = [(move.start, move.stop) for move in plan.afterwards if isinstance(move, Restore)]
         assert behind[0] == (60, 120) and behind[1][0] == 120  # its own part, and what it has generated
         assert any(isinstance(move, Restore) and move.stop == 60 for move in plan.operations)
     saved = [[(op.blob.start, op.blob.stop) for op in plan.operations if isinstance(op, Save)] for plan in aside]
-    assert {(0, 60), (60, 120)} <= set(saved[0]) and not {(0, 60), (60, 120)} & set(saved[1])
+    assert {(0, 60), (60, 120)} <= set(saved[0]) and not {(0, 60), (60, 120)} & {*saved[1], *saved[2]}
 
 
 def test_nothing_is_set_aside_where_moving_it_costs_more():
@@ -334,7 +334,6 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     request = Request(1, ahead, 1, "", background=True, guess=True)
     world.requests.append(request)
     world.scheduler.submit(request)
-    assert world.scheduler.ahead(ahead, "") == (150, False)  # somebody is there
     while not world.scheduler.idle:
         assert computed(world.step(), request) <= 64
     counters = world.scheduler.counters
