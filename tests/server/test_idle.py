@@ -209,3 +209,20 @@ def test_what_is_computed_for_one_scope_goes_on_when_another_is_dropped(eager):
     before = settled(eager)
     begun(eager, "whole")
     assert first == pytest.approx(settled(eager) - before, abs=100)
+
+
+@pytest.mark.parametrize("act", ["erase", "speculate"])
+def test_what_gave_way_to_something_else_goes_on(eager, act):
+    before = settled(eager)
+    begun(eager, f"beside {act}")
+    if act == "erase":
+        assert eager.http.post("/slots/3", params={"action": "erase"}).status_code == 200
+    else:
+        turn = {"id": "turn", "messages": [{"role": "user", "content": "Which?"}], "cache_scope": "other"}
+        assert eager.http.post("/v1/speculate", json=turn).json()["state"] == "started"
+        assert not eager.service.idle.done
+        eager.http.delete("/v1/speculate", params={"id": "turn", "scope": "other"})
+    first = settled(eager) - before
+    before = settled(eager)
+    begun(eager, f"without {act}")
+    assert first == pytest.approx(settled(eager) - before, abs=200)
