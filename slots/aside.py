@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from .node import Blob, Node
-from .plan import Clear, Operation, Restore, Save, Share
+from .plan import Clear, Operation, Restore, Save, Share, Trim
 from .request import Request
 from .tree import PrefixTree
 
@@ -18,35 +18,48 @@ Moves = tuple[Operation, ...]
 
 
 def set_aside(
-    tree: PrefixTree, runs: list[Node], running: Collection[Request], computing: Collection[Request]
+    tree: PrefixTree, runs: list[Node], running: Collection[Request], computing: Collection[Request], in_place: bool
 ) -> tuple[Moves, Moves]:
     """The operations before a step, behind those that the tree has decided, and after it.
 
-    Who holds what does not change, but runs that have no copy in the host tier get one, as far as it has room. runs: all
-    that are `resident`. computing: whom of those that run the step is for; what they hold has the first cells.
+    Who holds what does not change, but runs that move and have no copy in the host tier get one, as far as it has room.
+    runs: all that are `resident`. computing: whom of those that run the step is for; what they hold gets the first cells.
+    in_place: it has them already.
     """
     copies: list[Operation] = []
     stays: list[Operation] = []
-    leaves: list[Operation] = []
+    leaves: list[Restore | Share] = []
     needed = {request.sequence for request in computing}
     private = {request.sequence for request in running if not request.cache}
     for node in runs:
+        is_needed = not node.sequences.isdisjoint(needed)
+        if is_needed and in_place:
+            continue
         holder, stop = node.longest_holder(), node.start + node.ready
         blob = node.blob if node.sequences <= private else tree.save_if_free(node)
         if blob is None:
             blob = Blob(node.start, stop)
             copies.append(Save(holder.id, blob))
-        moves = leaves if node.sequences.isdisjoint(needed) else stays
+        moves: list = stays if is_needed else leaves
         moves.append(Restore(blob, holder.id, node.start, stop))
         others = (sequence for sequence in node.sequences if sequence is not holder)
         moves += [Share(holder.id, one.id, node.start, min(stop, one.length)) for one in others]
     for request in running:
         if request.num_tail and (sequence := request.sequence):  # no business of the tree
+            is_needed = sequence in needed
+            if is_needed and in_place:
+                continue
             blob = Blob(request.claimed, request.computed)
             copies.append(Save(sequence.id, blob))
-            moves = stays if sequence in needed else leaves
+            moves = stays if is_needed else leaves
             moves.append(Restore(blob, sequence.id, blob.start, blob.stop))
+    if in_place:
+        return (*copies, *map(_undone, leaves)), tuple(leaves)
     return (*copies, Clear(), *stays), tuple(leaves)
+
+
+def _undone(move: Restore | Share) -> Trim:
+    return Trim(move.sequence if isinstance(move, Restore) else move.target, move.start, move.stop)
 
 
 def resident(tree: PrefixTree) -> Iterator[Node]:

@@ -22,6 +22,7 @@ class Room:
     def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int, aside_from: float) -> None:
         self._tree, self._running, self._idle_cells, self._aside_from = tree, running, idle_cells, aside_from
         self.num_set_aside = 0  # tokens of others whose KV left the device for a step, ever
+        self._in_front: list[int] = []  # requests that got the first cells in the last such step
 
     @property
     def num_used(self) -> int:
@@ -72,4 +73,5 @@ class Room:
         if foreign * num_tokens <= self._aside_from * (used + RUN * len(runs)):
             return (), ()
         self.num_set_aside += foreign
-        return set_aside(tree, runs, self._running, computing)
+        before, self._in_front = self._in_front, [request.id for request in computing]
+        return set_aside(tree, runs, self._running, computing, in_place=self._in_front == before)
