@@ -40,6 +40,9 @@ class Sampling:
         return self.temperature <= 0 and not self.logit_bias and not self.penalises
 
 
+GREEDY = Sampling(temperature=0.0)
+
+
 class Sampler:
     """One request's way to choose. Call `close` when the request ends."""
 

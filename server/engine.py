@@ -19,7 +19,7 @@ from typing import TypeVar
 from ..models.errors import Interrupted, NoRoom
 from ..models.model import Model
 from ..models.runner import Runner
-from ..models.sampling import Sampler, Sampling
+from ..models.sampling import GREEDY, Sampler
 from ..models.state import cut
 from ..slots.archive import Archive, Record
 from ..slots.check import check
@@ -37,7 +37,6 @@ from .tokens import AnswerMemory
 logger = logging.getLogger("slotcache.engine")
 T = TypeVar("T")
 ADOPT_SECONDS = 60.0  # that a record from disk may wait for the engine
-GREEDY = Sampling(temperature=0.0)
 LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
 
 

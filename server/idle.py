@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..models.model import Model
-from ..models.sampling import Sampling
+from ..models.sampling import GREEDY
 from ..models.text import TextStream
 from ..slots.request import Request
 from .builder import PromptBuilder
@@ -152,7 +152,7 @@ class IdlePrefill:
 
     def _generation(self, prompt: ChatPrompt, scope: str, guess: bool) -> Generation:
         request = Request(next(self._ids), prompt, 1, ("shared", scope), background=True, guess=guess)
-        request.owner = Generation(request, Sampling(temperature=0.0), TextStream((), self._model.piece), 0, scope)
+        request.owner = Generation(request, GREEDY, TextStream((), self._model.piece), 0, scope)
         return request.owner
 
 

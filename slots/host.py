@@ -27,6 +27,10 @@ class HostTier:
         self._heap: list[tuple[float, int, Node]] = []  # may leave; entries that are no longer true are passed over
         self._count = itertools.count()
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether so many tokens more fit, and nothing has to leave for them."""
+        return self.num_tokens + num_tokens <= self.max_tokens
+
     def save(self, node: Node) -> Blob:
         """A new, empty blob for a node's run; whoever asks has made room."""
         self.num_saved += len(node.tokens)

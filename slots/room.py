@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .aside import Moves, resident, set_aside
-from .plan import Span
 from .request import Request
 from .tree import PrefixTree
 
@@ -56,10 +55,10 @@ class Room:
             if not self._tree.evict():
                 return
 
-    def operations(self, spans: list[Span], computing: list[Request]) -> tuple[Moves, Moves]:
-        """What is carried out before a step, and behind it: what the tree has decided, and the moves of `set_aside` where
-        they cost less than they save. computing: whose spans these are."""
-        moves, afterwards = self._set_aside(sum(len(span.tokens) for span in spans), computing)
+    def operations(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
+        """What is carried out before a step of so many tokens, and behind it: what the tree has decided, and the moves of
+        `set_aside` where they cost less than they save. computing: whom the step is for."""
+        moves, afterwards = self._set_aside(num_tokens, computing)
         return self._tree.take_operations() + moves, afterwards  # in this order: copies for the host tier are among them
 
     def _set_aside(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:

@@ -95,10 +95,10 @@ class Scheduler:
             if spans or not self.running:
                 break
             self._preempt(self._victim)  # everybody wants cells and has none: the youngest gives up its own
-        spare = self.room.num_free - sum(len(span.tokens) for span in spans)
+        num_tokens = sum(len(span.tokens) for span in spans)
         background = all(request.background for request in self._in_flight)
-        operations, afterwards = self.room.operations(spans, self._in_flight)
-        return Plan(operations, tuple(spans), afterwards, spare, background)
+        operations, afterwards = self.room.operations(num_tokens, self._in_flight)
+        return Plan(operations, tuple(spans), afterwards, self.room.num_free - num_tokens, background)
 
     def ahead(self, prompt: Prompt, scope: Hashable) -> tuple[int, bool]:
         """How many tokens a background request would compute, and whether the cells for it are free."""

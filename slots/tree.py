@@ -181,7 +181,7 @@ class PrefixTree(Ledger):
 
     def save_if_free(self, node: Node) -> Blob | None:
         """The run's copy in host memory; made now if all of it has been computed and the budget has room as it is."""
-        if node.complete and self._fits_host(node):
+        if node.complete and self.host.has_room(len(node.tokens)):
             self._save(node, node.longest_holder())
         return node.blob
 
@@ -193,7 +193,7 @@ class PrefixTree(Ledger):
         """
         for sequence in self.parked.values():
             for node in reversed(list(path(sequence.tip))):
-                if node.blob is None and sequence.length >= node.end and self._fits_host(node):
+                if node.blob is None and sequence.length >= node.end and self.host.has_room(len(node.tokens)):
                     return self._save(node, sequence)
         return False
 
@@ -281,9 +281,6 @@ class PrefixTree(Ledger):
         self._drop_covered(parent)
         self._park(sequence)
 
-    def _fits_host(self, node: Node) -> bool:
-        return self.host.num_tokens + len(node.tokens) <= self.host.max_tokens
-
     def _save(self, node: Node, sequence: Sequence) -> bool:
         """See that a run has a copy in host memory; False where the tier has no room for it."""
         if node.blob is not None:
@@ -291,7 +288,7 @@ class PrefixTree(Ledger):
         host, size = self.host, len(node.tokens)
         if size > host.max_tokens:
             return False
-        while host.num_tokens + size > host.max_tokens:
+        while not host.has_room(size):
             least = host.least()
             if least is None:
                 return False
