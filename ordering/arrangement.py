@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from .index import Index, P
@@ -59,11 +61,12 @@ def _request(
     keys: Sequence[str], keep_first: int, keep_last: int, names: Sequence[str], waiting: Sequence[Collection[str]]
 ) -> Request:
     if len(set(keys)) != len(keys):
-        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        twice = next(key for key, count in Counter(keys).items() if count > 1)
         raise ValueError(f"document {twice!r} is given twice: a request names each document once")
     if keep_first < 0 or keep_last < 0:
         raise ValueError(f"keep_first and keep_last count documents, 0 or more: got {keep_first} and {keep_last}")
     if len(names) != len(keys):
         raise ValueError(f"expected one name for each of {len(keys)} documents, got {len(names)}")
     first = min(keep_first, len(keys))
-    return Request(keys, names, first, max(first, len(keys) - keep_last), waiting)
+    sets: list[AbstractSet[str]] = [other if isinstance(other, AbstractSet) else frozenset(other) for other in waiting]
+    return Request(keys, names, first, max(first, len(keys) - keep_last), sets)

@@ -6,6 +6,7 @@ not ours.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar, runtime_checkable
@@ -34,6 +35,10 @@ class Index(Protocol[P]):
 
     def start(self) -> P | None:
         """Where the request's documents begin in the cache, None when nothing is cached up to there."""
+        ...
+
+    def behind(self, position: P) -> Collection[str]:
+        """Keys of the documents that are cached right behind `position`; in constant time, and so is `in` of it."""
         ...
 
     def follow(self, position: P, key: str) -> Step[P] | None:

@@ -6,10 +6,12 @@ changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import permutations
-from math import inf
 from typing import Any, Generic
 
 from .index import Index, P, RecencyIndex
@@ -28,7 +30,7 @@ class Request:
     names: Sequence[str]
     first: int
     last: int
-    waiting: Sequence[Collection[str]] = ()
+    waiting: Sequence[AbstractSet[str]] = ()
 
     @property
     def movable(self) -> range:
@@ -62,69 +64,102 @@ def walk_to_end(index: Index[P], position: P | None, keys: Sequence[str]) -> flo
     return walked.saved if walked.end is None else walked.saved + index.beyond(walked.end)
 
 
+def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list[int]:
+    """Return the ranks of the documents that are cached right behind `position`, ascending.
+
+    ranks: by key, ascending. Takes time in proportion to the shorter of `ranks` and what is cached there.
+    """
+    behind = index.behind(position)
+    if len(behind) < len(ranks):
+        return sorted(ranks[key] for key in tuple(behind) if key in ranks)
+    return [rank for key, rank in ranks.items() if key in behind]
+
+
 def auto(request: Request, index: Index[P]) -> Sequence[int]:
     """The order that saves the most tokens, of several the lexicographically smallest (nearest to retrieval rank).
 
-    Exact, by depth-first search over the cached paths of this request's own documents: at most one visit per cached
-    node that the request can reach, with one lookup per remaining document, none at all where the index says that
-    nothing better is ahead. What is not cached keeps its rank, behind what requests that wait have in common with it.
+    Exact, by depth-first search over the cached paths of this request's own documents: one visit for each cached node
+    that the request can reach, none where the index says that nothing better is ahead. A document that is not cached
+    keeps its rank, behind those that it shares with requests that wait.
     """
-    keys, movable, follow = request.keys, request.movable, index.follow
+    keys, movable = request.keys, request.movable
     head = walk(index, index.start(), keys[: request.first])
     if head.end is None:
         return _shared_first(request, ())
-    backwards = [(i, keys[i]) for i in reversed(movable)]
-    best: tuple[int, ...] = ()
+    ranks = {keys[i]: i for i in movable}
+    path: list[int] = []  # the ranks placed, in order
+    placed: set[int] = set()
+    best: list[int] = []
+    same = 0  # leading ranks that `best` and `path` have in common
     most = 0.0
     # Paths are visited in the lexicographic order of the orders they lead to, so the first one with the most saved
     # wins a tie.
-    stack: list[tuple[tuple[int, ...], P, float, float]] = [((), head.end, 0.0, inf)]
+    stack = [(head.end, 0.0, iter(cached_ranks(index, head.end, ranks)))]
     while stack:
-        path, position, saved, ahead = stack.pop()
-        if len(path) == len(movable):
-            saved += walk_to_end(index, position, keys[request.last :])
-        if saved > most:
-            best, most = path, saved
-        if saved + ahead <= most:
+        position, saved, candidates = stack[-1]
+        rank = next((rank for rank in candidates if rank not in placed), None)
+        if rank is None:
+            stack.pop()
+            if path:
+                placed.discard(path.pop())
+                same = min(same, len(path))
             continue
-        for i, key in backwards:
-            if (step := follow(position, key)) is not None and i not in path:
-                stack.append(((*path, i), step.position, saved + step.saved, step.ahead))
+        if (step := index.follow(position, keys[rank])) is None:
+            continue
+        path.append(rank)
+        placed.add(rank)
+        saved += step.saved
+        whole = saved
+        if len(path) == len(movable):
+            whole += walk_to_end(index, step.position, keys[request.last :])
+        if whole > most:
+            best[same:], most, same = path[same:], whole, len(path)
+        may_win = saved + step.ahead > most
+        stack.append((step.position, saved, iter(cached_ranks(index, step.position, ranks) if may_win else ())))
     return _shared_first(request, best)
 
 
 def _shared_first(request: Request, placed: Sequence[int]) -> Sequence[int]:
     """`placed`, then at each step the document that most of the waiting requests share which share all before it.
 
-    So a cold start helps whoever comes next (RAGBoost, 5.1); exact for one waiting request, greedy for several.
+    So a cold start helps the next request (RAGBoost, 5.1); exact for one waiting request, greedy for several. Takes time
+    in proportion to the documents of all these requests: a count only falls, when a request drops out.
     """
-    keys = request.keys
-    before = [*range(request.first), *placed]
-    readers = [other for other in request.waiting if all(keys[i] in other for i in before)]
-    order, rest = [*placed], [i for i in request.movable if i not in placed]
-    while readers and rest:
-        shared = [sum(keys[i] in other for other in readers) for i in rest]
-        if not (most := max(shared)):
+    keys, before = request.keys, [request.keys[i] for i in (*range(request.first), *placed)]
+    rest = dict.fromkeys(request.movable)
+    for i in placed:
+        del rest[i]
+    readers = [other for other in request.waiting if all(key in other for key in before)]
+    shared = {at: [i for i in rest if keys[i] in other] for at, other in enumerate(readers)}
+    counts = Counter(i for found in shared.values() for i in found)
+    heap = [(-count, i) for i, count in counts.items()]
+    heapify(heap)
+    order = [*placed]
+    while heap and shared:
+        count, chosen = heappop(heap)
+        if -count != counts[chosen]:
+            heappush(heap, (-counts[chosen], chosen))
+            continue
+        if not count:
             break
-        order.append(chosen := rest.pop(shared.index(most)))
-        readers = [other for other in readers if keys[chosen] in other]
-    return order + rest
+        order.append(chosen)
+        del rest[chosen]
+        for at in [at for at in shared if keys[chosen] not in readers[at]]:
+            counts.subtract(shared.pop(at))
+    return [*order, *rest]
 
 
 def greedy(request: Request, index: Index[P]) -> Sequence[int]:
     """At each step the best-ranked document that is cached there (CacheWeaver, Algorithm 1), until none is."""
-    keys, rest = request.keys, list(request.movable)
+    keys, ranks = request.keys, {request.keys[i]: i for i in request.movable}
     position = walk(index, index.start(), keys[: request.first]).end
     order: list[int] = []
-    while position is not None:
-        steps = ((i, index.follow(position, keys[i])) for i in rest)
-        i, step = next(((i, step) for i, step in steps if step is not None), (-1, None))
-        if step is None:
+    while position is not None and (found := cached_ranks(index, position, ranks)):
+        if (step := index.follow(position, keys[found[0]])) is None:
             break
         position = step.position
-        order.append(i)
-        rest.remove(i)
-    return order + rest
+        order.append(ranks.pop(keys[found[0]]))
+    return [*order, *ranks.values()]
 
 
 def oracle(request: Request, index: Index[P]) -> Sequence[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import Lock
@@ -48,6 +48,10 @@ class KnowledgeTree:
     def start(self) -> Node:
         """The root: documents stand behind the same system text in every prompt."""
         return self._root
+
+    def behind(self, position: Node) -> Collection[str]:
+        """Keys of the documents that were served right behind `position`."""
+        return position.children
 
     def follow(self, position: Node, key: str) -> Step[Node] | None:
         """The step over `key` where it was served right behind `position`."""

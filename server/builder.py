@@ -17,7 +17,8 @@ from ..slots.radix import NO_TOKENS
 from .conversations import Origin
 from .errors import RequestError
 from .history import Chat, Entry, History, go_on
-from .prompt import ChatPrompt, DocumentSet, Fixed
+from .parts import DocumentSet, Fixed
+from .prompt import ChatPrompt
 from .tokens import AnswerMemory, TokenCache
 from .wire import ChatRequest, Options
 

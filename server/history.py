@@ -13,7 +13,8 @@ import numpy as np
 
 from ..ordering.document import Document
 from ..slots.request import Layout, PlacedDocument
-from .prompt import ChatPrompt, DocumentSet
+from .parts import DocumentSet
+from .prompt import ChatPrompt
 
 Documents = tuple[Document, ...]
 OVERHEAD = 1000  # bytes that an entry takes beside its texts and tokens, about

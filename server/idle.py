@@ -25,7 +25,8 @@ from .builder import PromptBuilder
 from .engine import Engine
 from .generation import End, Failure, Generation
 from .history import Entry
-from .prompt import ChatPrompt, DocumentSet
+from .parts import DocumentSet
+from .prompt import ChatPrompt
 from .wire import ChatRequest
 
 logger = logging.getLogger("slotcache.idle")

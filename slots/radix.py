@@ -23,6 +23,7 @@ class Match:
 
     `node` is where the match ends; `ready_node` where its computed part ends. `covered` counts the tokens that have cells
     or are promised some; `evictable` those of them that nothing pins, so that claiming the match makes them unreclaimable.
+    `exact_end` is the node that ends just where all the tokens end, None where they do not match or a run goes further.
     """
 
     node: Node
@@ -31,6 +32,7 @@ class Match:
     ready: int
     covered: int
     evictable: int
+    exact_end: Node | None
 
 
 class RadixTree:
@@ -62,7 +64,8 @@ class RadixTree:
             length += common
             if common < len(child.tokens):
                 break
-        return Match(node, length, ready_node, ready, covered, evictable)
+        ends = length == len(tokens) and node.end == origin.end + length
+        return Match(node, length, ready_node, ready, covered, evictable, node if ends else None)
 
     def insert(self, root: Node, tokens: np.ndarray, stops: Seq[int]) -> dict[int, Node]:
         """Make nodes end at every stop and at the end of `tokens`; the node that ends at each position."""

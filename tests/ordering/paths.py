@@ -21,6 +21,9 @@ class PathTable:
     def start(self) -> Path | None:
         return () if self.cached else None
 
+    def behind(self, position: Path) -> list[str]:
+        return [path[-1] for path in self.paths if path[:-1] == position]
+
     def follow(self, position: Path, key: str) -> Step[Path] | None:
         value = self.paths.get(path := (*position, key))
         return None if value is None else Step(path, *value)

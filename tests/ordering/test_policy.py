@@ -143,3 +143,62 @@ def test_a_cold_start_shares_all_it_can_with_the_one_that_waits(keys: Sequence[s
 def test_of_several_that_wait_the_most_are_helped_first() -> None:
     order = arrange("abcd", KnowledgeTree(), waiting=[set("cd"), set("cb"), set("ca"), set("d")]).order
     assert "".join("abcd"[i] for i in order) == "cabd"
+
+
+def chain(size: int) -> tuple[list[str], KnowledgeTree]:
+    keys = [f"d{i}" for i in range(size)]
+    tree = KnowledgeTree(100_000)
+    tree.insert((key, 100) for key in reversed(keys))
+    return keys, tree
+
+
+@pytest.mark.parametrize("policy", ["auto", "greedy"])
+def test_a_long_cached_path_costs_in_proportion_to_its_length(policy: str) -> None:
+    keys, tree = chain(2000)
+    asked = 0
+    follow, behind = tree.follow, tree.behind
+
+    class Counted(KnowledgeTree):
+        def start(self) -> Node:
+            return tree.start()
+
+        def follow(self, position: Node, key: str) -> Step[Node] | None:
+            nonlocal asked
+            asked += 1
+            return follow(position, key)
+
+        def behind(self, position: Node) -> set[str]:
+            nonlocal asked
+            found = set(behind(position))
+            asked += len(found)
+            return found
+
+    assert arrange(keys, Counted(), policy).reused_documents == 2000
+    assert asked < 5 * 2000
+
+
+def test_what_waits_costs_in_proportion_to_its_documents() -> None:
+    class Counted(frozenset):
+        asked = 0
+
+        def __contains__(self, key: object) -> bool:
+            Counted.asked += 1
+            return super().__contains__(key)
+
+    keys = [f"d{i}" for i in range(600)]
+    waiting = [Counted(keys[at:] + keys[: at // 2]) for at in range(0, 600, 40)]
+    order = arrange(keys, KnowledgeTree(), waiting=waiting).order
+    assert sorted(order) == list(range(600))
+    assert Counted.asked <= 3 * sum(map(len, waiting)) + 3 * len(keys) * len(waiting)
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, st.lists(st.sets(st.sampled_from("abcdefgx")), max_size=5))
+def test_the_fast_way_to_share_is_the_greedy_one(keys: Sequence[str], waiting: list[set[str]]) -> None:
+    order: list[int] = []
+    rest, readers = list(range(len(keys))), list(waiting)
+    while readers and rest and (most := max(sum(keys[i] in other for other in readers) for i in rest)):
+        order.append(next(i for i in rest if sum(keys[i] in other for other in readers) == most))
+        rest.remove(order[-1])
+        readers = [other for other in readers if keys[order[-1]] in other]
+    assert list(arrange(keys, KnowledgeTree(), waiting=waiting).order) == order + rest

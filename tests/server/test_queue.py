@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from slotcache.ordering import Document
-from slotcache.server.prompt import ChatPrompt, DocumentSet, Fixed
+from slotcache.server.parts import DocumentSet, Fixed
+from slotcache.server.prompt import ChatPrompt
 from slotcache.slots.check import check
 from slotcache.slots.host import HostTier
 from slotcache.slots.request import Request
