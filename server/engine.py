@@ -7,12 +7,12 @@ for all streams together, as one call into the event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from math import inf
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Thread
 from time import perf_counter
 from typing import TypeVar
 
@@ -30,9 +30,10 @@ from .background import Background
 from .disk import DiskTier
 from .errors import RequestError
 from .generation import End, Failure, Generation
+from .inbox import Inbox
 from .outbox import Outbox
-from .recordfile import is_shared
 from .tokens import AnswerMemory
+from .writing import WriteBehind
 
 logger = logging.getLogger("slotcache.engine")
 T = TypeVar("T")
@@ -63,40 +64,35 @@ class Engine:
         self._model, self._runner, self._samplers, self._answers = model, runner, samplers, answers
         self._checks = checks
         self.archive = Archive(scheduler.tree, cut)
-        self._disk = disk
-        if disk is not None:
-            scheduler.tree.host.news, scheduler.snapshots.news = [], []
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._behind = WriteBehind(scheduler, self.archive, disk)
+        self.failure: str | None = None  # why the thread has ended for good
+        self._inbox = Inbox()
         self._outbox = Outbox()
+        self._open: dict[int, Generation] = {}  # accepted and not ended, by request id
+        self._on_failure: Callable[[], None] = lambda: None
         self.background = Background(scheduler, self._end)
         self._stopping = False
-        self._door = Lock()
-        self._closed = False  # guarded by the door
         self._thread = Thread(target=self._live, name="engine", daemon=True)
 
     # ---- from other threads ----------------------------------------------------------------------------------------
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to run; events go to `loop`."""
-        self._outbox.loop = loop
+    def start(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[], None] = lambda: None) -> None:
+        """Begin to run; events go to `loop`. on_failure: called there if the thread cannot go on."""
+        self._outbox.loop, self._on_failure = loop, on_failure
         self._thread.start()
 
     def stop(self) -> None:
         """End every open generation with a Failure and the thread with it. Returns when it has ended."""
-        with self._door:
-            self._closed = True
-            self._inbox.put(self._stop)
+        self._inbox.close(self._stop)
         if self._thread.is_alive():
             self._thread.join()
 
     def submit(self, generation: Generation) -> None:
         """Queue a generation. What may fail, fails here, in the caller's thread. Raises RequestError once it is stopped."""
         sampler = Sampler(self._model, generation.sampling)
-        with self._door:  # whoever gets in is in the inbox before `_stop` is, and so gets a final event
-            if self._closed:
-                sampler.close()
-                raise RequestError("the server is shutting down", status=503)
-            self._inbox.put(lambda: self._accept(generation, sampler))
+        if not self._inbox.put(lambda: self._accept(generation, sampler)):
+            sampler.close()
+            raise RequestError(self.failure or "the server is shutting down", status=503)
         self._runner.interrupt.set()
 
     def submit_background(self, key: Hashable, generation: Generation) -> Future[bool]:
@@ -117,56 +113,80 @@ class Engine:
 
     def carry_out(self) -> None:
         """Do what the cache has decided, now; in the engine's thread."""
-        self._runner.run(Plan(self.scheduler.tree.take_operations()))
+        try:
+            self._runner.run(Plan(self.scheduler.tree.take_operations()))
+        except Exception:
+            self._recover()  # the tree believes what was not done
+            raise
 
     def adopt(self, record: Record, source: str = "disk", is_wanted: Callable[[], bool] = lambda: True) -> bool:
         """Put a record from elsewhere into the host tier; whether it is there then. Waits for the step that runs.
 
         is_wanted: asked in the engine's thread, at the last moment.
         """
-        if self.scheduler.snapshots.max_bytes:
-            keep = self.scheduler.snapshots.keep
-            kept = self.ask(lambda: is_wanted() and keep(record.scope, record.tokens, record.data))
-            return kept.result(ADOPT_SECONDS)
-        if not self._runner.accepts(record.data, record.start, len(record.tokens)):
+        snapshots = self.scheduler.snapshots
+        if not (snapshots.max_bytes or self._runner.accepts(record.data, record.start, len(record.tokens))):
             logger.warning("%d tokens from disk do not fit this model's KV", len(record.tokens) - record.start)
             return False
-        return self.ask(lambda: is_wanted() and self.archive.adopt(record, source)).result(ADOPT_SECONDS)
+
+        def adopted() -> bool:
+            if not is_wanted():
+                return False
+            if snapshots.max_bytes:
+                return snapshots.keep(record.scope, record.tokens, record.data)
+            return self.archive.adopt(record, source)
+
+        return self.ask(adopted).result(ADOPT_SECONDS)
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
         """Run a function between two steps, where nothing changes under it."""
-        future: Future[T] = Future()
-
-        def answer() -> None:
-            if not future.set_running_or_notify_cancel():
-                return  # whoever asked has gone
-            try:
-                future.set_result(question())
-            except Exception as error:
-                future.set_exception(error)
-
-        self._inbox.put(answer)
-        return future
+        return self._inbox.ask(question)
 
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def _live(self) -> None:
-        self._warm_up()
-        while not self._stopping:
-            try:
-                self._read_inbox()
-                if not self.scheduler.idle:
-                    self._step()
-            except Exception:
-                self.num_failed_steps += 1
-                logger.exception("a step failed; what ran ends with an error, and the cache is dropped")
-                self._fail(self.scheduler.abandon(), RequestError("the engine failed while computing this", status=500))
-                self._runner.clear()
-            self._outbox.send()
-        while not self._inbox.empty():  # nobody who asked is left waiting
-            self._inbox.get()()
-        if self._disk is not None:
-            self._use_idle_time(until=perf_counter() + LAST_SAVE)
+        try:
+            self._warm_up()
+            while not self._stopping:
+                self._take_turn()
+            if self._behind.disk is not None:
+                self._use_idle_time(until=perf_counter() + LAST_SAVE)
+        except BaseException as error:
+            self._end_for_good(error)
+
+    def _take_turn(self) -> None:
+        try:
+            self._read_inbox()
+            if not self.scheduler.idle:
+                self._step()
+        except Exception:
+            self._recover()
+        self._outbox.send()
+
+    def _recover(self) -> None:
+        """Fail what runs and begin anew with an empty cache: after an error the tree and the memory may disagree."""
+        self.num_failed_steps += 1
+        logger.exception("a step failed; what ran ends with an error, and the cache is dropped")
+        failed = self.scheduler.abandon()
+        self._runner.clear()
+        self._fail(failed, RequestError("the engine failed while computing this", status=500))
+        self._fail_rejected()
+
+    def _end_for_good(self, error: BaseException) -> None:
+        """Fail every open generation, once: the last resort of a thread that cannot go on."""
+        self.failure = f"the engine has ended: {type(error).__name__}: {error}"
+        logger.critical("%s", self.failure, exc_info=error)
+        self._inbox.close(lambda: None)
+        self._stopping = True
+        failure = Failure(RequestError(self.failure, status=500))
+        for generation in self._open.values():
+            generation.done = True
+            self._outbox.put(generation, failure)
+        while (act := self._inbox.take()) is not None:
+            with contextlib.suppress(Exception):
+                act()
+        self._outbox.send()
+        self._outbox.call(self._on_failure)
 
     def _warm_up(self) -> None:
         # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
@@ -190,33 +210,20 @@ class Engine:
             self._use_idle_time()
             if self._checks:
                 check(self.scheduler)
-            self._inbox.get()()
-        try:
-            while True:
-                self._inbox.get_nowait()()
-        except Empty:
-            return
+            self._inbox.wait()()
+        while (act := self._inbox.take()) is not None:
+            act()
 
     def _use_idle_time(self, until: float = inf) -> None:
         """Copy idle KV to host memory, and from there to disk, while nobody wants anything."""
-        while self._inbox.empty() and perf_counter() < until and (work := self.scheduler.plan_idle_work()):
+        while self._inbox.empty and perf_counter() < until and (work := self.scheduler.plan_idle_work()):
             self._runner.run(work)
-            self._write_behind()
-
-    def _write_behind(self) -> None:
-        """Hand what has come to host memory to the disk tier."""
-        host, snapshots = self.scheduler.tree.host, self.scheduler.snapshots
-        if self._disk is None or not (host.news or snapshots.news):
-            return
-        runs, states = host.news or (), snapshots.news or ()
-        host.news, snapshots.news = [], []
-        for record in (*map(self.archive.record, runs), *map(snapshots.record, states)):
-            if record is not None and is_shared(record.scope):
-                self._disk.write(record)
+            self._behind.write()
 
     def _step(self) -> None:
         began = perf_counter()
         plan = self.scheduler.plan()
+        self._fail_rejected()
         self._note_admissions()
         planned = perf_counter()
         try:
@@ -228,7 +235,7 @@ class Engine:
         except Interrupted:
             return  # for what is in the inbox
         ran = perf_counter()
-        self._write_behind()
+        self._behind.write()
         self.scheduler.observe(plan, ran - planned)
         self._commit(plan, sampled)
         self.step_seconds = perf_counter() - began
@@ -236,26 +243,50 @@ class Engine:
 
     def _commit(self, plan: Plan, sampled: list[int]) -> None:
         for request, token in self.scheduler.commit(plan, sampled):
-            generation: Generation = request.owner
-            event = generation.push(token, self._model.is_end(token))
-            if isinstance(event, End):
-                self._remember(generation)
-                self._end(generation)
-            if event is not None:
-                self._outbox.put(generation, event)
+            try:
+                self._push(request.owner, token)
+            except Exception as error:
+                self._fail_alone(request, error)
         for request in self.scheduler.running:
             if request.owner.wants_progress and request.num_tokens == request.num_prompt:
                 self._outbox.put(request.owner, request.owner.progress())
 
+    def _push(self, generation: Generation, token: int) -> None:
+        event = generation.push(token, self._model.is_end(token))
+        if isinstance(event, End):
+            self._remember(generation)
+            self._end(generation)
+        if event is not None:
+            self._outbox.put(generation, event)
+
+    def _fail_rejected(self) -> None:
+        """Fail the requests that the last plan could not admit."""
+        for request, error in self.scheduler.take_rejected():
+            self._fail_alone(request, error)
+
+    def _fail_alone(self, request: Request, error: Exception) -> None:
+        """Fail one request for what it is; the others go on."""
+        if not isinstance(error, RequestError):
+            logger.error("request %d failed", request.id, exc_info=error)
+            error = RequestError("the server failed on this request", status=500)
+        self._fail([request], error)
+
     def _accept_background(self, key: Hashable, generation: Generation) -> bool:
         if self._stopping or not self.background.put(key, generation):
             return False
-        self._samplers[generation.request.id] = Sampler(self._model, GREEDY)
-        self.scheduler.submit(generation.request)
+        self._enter(generation, Sampler(self._model, GREEDY))
         return True
 
     def _accept(self, generation: Generation, sampler: Sampler) -> None:
+        if self._stopping:
+            sampler.close()
+            self._outbox.put(generation, Failure(RequestError(self.failure or "the server is shutting down", status=503)))
+            return
         self.background.give_way()
+        self._enter(generation, sampler)
+
+    def _enter(self, generation: Generation, sampler: Sampler) -> None:
+        self._open[generation.request.id] = generation
         self._samplers[generation.request.id] = sampler
         self.scheduler.submit(generation.request)
 
@@ -285,6 +316,7 @@ class Engine:
         if generation.done:
             return
         generation.done = True
+        self._open.pop(generation.request.id, None)
         self.scheduler.finish(generation.request)
         if sampler := self._samplers.pop(generation.request.id, None):
             sampler.close()
@@ -296,5 +328,5 @@ class Engine:
 
     def _stop(self) -> None:
         self._stopping = True
-        scheduler = self.scheduler
-        self._fail([*scheduler.running, *scheduler.waiting], RequestError("the server is shutting down", status=503))
+        requests = [generation.request for generation in self._open.values()]
+        self._fail(requests, RequestError("the server is shutting down", status=503))

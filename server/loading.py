@@ -33,6 +33,7 @@ from .builder import PromptBuilder
 from .conversations import Conversations
 from .disk import DiskTier
 from .engine import Engine
+from .errors import RequestError
 from .idle import IdlePrefill
 from .metrics import Metrics
 from .service import Service
@@ -90,9 +91,12 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     )
 
 
-def start(service: Service) -> None:
-    """Start the engine; its events go to the running event loop. What is on disk comes back meanwhile."""
-    service.engine.start(asyncio.get_running_loop())
+def start(service: Service, on_failure: Callable[[], None] = lambda: None) -> None:
+    """Start the engine; its events go to the running event loop. What is on disk comes back meanwhile.
+
+    on_failure: called in the event loop if the engine cannot go on.
+    """
+    service.engine.start(asyncio.get_running_loop(), on_failure)
     if service.disk is not None:
         Thread(target=_load_from_disk, args=(service, service.disk), name="load", daemon=True).start()
 
@@ -112,7 +116,7 @@ def _load_from_disk(service: Service, disk: DiskTier) -> None:
 
         return service.engine.adopt(record, "disk", is_wanted)
 
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, RequestError):  # the server is shutting down
         count = disk.load(budget, adopt)
         logger.info("%d runs came back from %s in %.1f s", count, disk.folder, perf_counter() - began)
 

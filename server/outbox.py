@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .generation import Event, Generation
 
@@ -26,11 +26,15 @@ class Outbox:
         if not self._events:
             return
         events, self._events = self._events, []
+        self.call(_deliver, events)
+
+    def call(self, act: Callable[..., None], *arguments: object) -> None:
+        """Have the event loop call a function."""
         assert self.loop is not None
         try:
-            self.loop.call_soon_threadsafe(_deliver, events)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
-            logger.debug("%d events after the loop closed", len(events))
+            self.loop.call_soon_threadsafe(act, *arguments)
+        except RuntimeError:  # the loop is closed: no stream is left
+            logger.debug("%s after the loop closed", act)
 
 
 def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:

@@ -39,7 +39,7 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: Settings) -> int:
-    """Serve until a signal; the exit code. 2: the model cannot be served."""
+    """Serve until a signal; the exit code. 1: the engine failed for good. 2: the model cannot be served."""
     try:
         path = model_path(settings)
         check_file(path)
@@ -47,7 +47,9 @@ def serve(settings: Settings) -> int:
         server, host = make_server(settings)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(run(server, host, path))
-        return 0
+        if host.failure:
+            print(f"slotcache: {host.failure}", file=sys.stderr)
+        return 1 if host.failure else 0
     except ModelError as error:
         print(f"slotcache: {error}", file=sys.stderr)
         return 2
@@ -110,7 +112,7 @@ async def _load(host: Host, path: Path, server: Server) -> None:
     except BaseException:
         server.should_exit = True
         raise
-    loading.start(service)
+    loading.start(service, lambda: setattr(server, "should_exit", True))
     host.service = service
     address = f"http://{host.settings.host}:{host.settings.port}"
     logger.info("ready on %s after %.1f s", address, time.perf_counter() - began)

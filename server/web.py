@@ -22,10 +22,17 @@ class Host:
     settings: Settings
     service: Service | None = None
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine has ended for good, if it has."""
+        return self.service.engine.failure if self.service else None
+
     def ready(self) -> Service:
-        """The service. Raises RequestError 503 while there is none."""
+        """The service. Raises RequestError 503 while there is none, and once its engine has ended."""
         if self.service is None:
             raise RequestError("the model is loading", status=503, code="loading_model", retry_after=1)
+        if self.failure:
+            raise RequestError(self.failure, status=503, code="engine_failed")
         return self.service
 
 

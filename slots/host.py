@@ -27,6 +27,11 @@ class HostTier:
         self._heap: list[tuple[float, int, Node]] = []  # may leave; entries that are no longer true are passed over
         self._count = itertools.count()
 
+    def clear(self) -> None:
+        """Forget all copies."""
+        self.nodes, self._heap, self.num_tokens = set(), [], 0
+        self.news = None if self.news is None else []
+
     def has_room(self, num_tokens: int) -> bool:
         """Whether so many tokens more fit, and nothing has to leave for them."""
         return self.num_tokens + num_tokens <= self.max_tokens

@@ -22,8 +22,16 @@ class Ledger(RadixTree):
         self.num_pinned = 0  # ready cells that running requests need
         self.host = host or HostTier()
         self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
+        self._num_sequences = num_sequences
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
+
+    def clear(self) -> None:
+        """Forget everything, even what is inconsistent: no cell, sequence or copy is in use then."""
+        self.roots, self.parked, self._operations = {}, {}, []
+        self.num_ready = self.num_pending = self.num_pinned = 0
+        self._free_ids = list(range(self._num_sequences))[::-1]
+        self.host.clear()
 
     @property
     def num_reclaimable(self) -> int:

@@ -20,6 +20,14 @@ from .tree import PrefixTree
 LOOK_AHEAD = 16  # requests at the head of the queue that are compared: each costs some 100 us at an admission
 
 
+class Rejected(Exception):
+    """A request whose prompt cannot be laid out: it waits no more."""
+
+    def __init__(self, request: Request, cause: Exception) -> None:
+        super().__init__(f"request {request.id} cannot be laid out: {cause}")
+        self.request, self.cause = request, cause
+
+
 class Queue:
     """Waiting requests. window: how many later requests may be admitted before one that waits."""
 
@@ -52,6 +60,7 @@ class Queue:
         """Who is admitted next, with its prompt laid out; it stays in the queue. Of equals the first.
 
         A request that has been paused, or overtaken `window` times, is overtaken no more, but by a higher priority.
+        Raises Rejected for a request whose prompt fails.
         """
         highest = max(request.priority for request in self._waiting)
         equals = (request for request in self._waiting if request.priority == highest)
@@ -73,7 +82,11 @@ class Queue:
 
     def _arranged(self, request: Request, waiting: list[Request]) -> Layout:
         others = [other.prompt for other in waiting if other is not request and other.scope == request.scope]
-        return request.prompt.arrange(self._tree, request.scope, others)
+        try:
+            return request.prompt.arrange(self._tree, request.scope, others)
+        except Exception as error:
+            self._waiting.remove(request)
+            raise Rejected(request, error) from error
 
     def _response_ratio(self, request: Request, tokens: np.ndarray) -> float:
         """Tokens that are cached, or that somebody is computing, over those that are left to compute, and that once

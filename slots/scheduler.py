@@ -15,7 +15,7 @@ from .counters import Counters
 from .holds import Holds
 from .lanes import Lanes
 from .plan import Plan, Span
-from .queue import Queue
+from .queue import Queue, Rejected
 from .request import Prompt, Request
 from .room import Room
 from .snapshots import Snapshots, next_stop
@@ -61,6 +61,7 @@ class Scheduler:
         self._turn_of_prefill = False  # the last step generated only
         self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
         self._in_flight: list[Request] = []  # of the last plan, in span order
+        self._rejected: list[tuple[Request, Exception]] = []
 
     # ---- requests come and go --------------------------------------------------------------------------------------
 
@@ -160,11 +161,12 @@ class Scheduler:
         """
         failed = list(self.running)
         for request in failed:
-            self.finish(request)
-        for scope in list(self.tree.roots):
-            self.tree.forget(scope)
-        self.tree.take_operations()
+            self.lanes.leave(request)
+            request.sequence = None
+        self.running.clear()
+        self.tree.clear()
         self.snapshots.void()
+        self._in_flight, self._head_is_stuck = [], False
         return failed
 
     # ---- spans -----------------------------------------------------------------------------------------------------
@@ -229,15 +231,27 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start waiting requests while there are idle lanes and the pool has room for their prompts."""
-        while self.waiting and not self._head_is_stuck:
-            if not self.lanes.any_idle:
-                return
-            request = self.waiting.next()
+        while self.waiting and not self._head_is_stuck and self.lanes.any_idle:
+            try:
+                request = self.waiting.next()
+            except Rejected as rejection:
+                self._rejected.append((rejection.request, rejection.cause))
+                continue
             if not self.room.fits(request):
                 self._head_is_stuck = True
                 return
             self.waiting.take(request)
-            self._start(request)
+            try:
+                self._start(request)
+            except Exception as error:  # it neither waits nor runs, and the tree is not to be trusted
+                request.sequence = None
+                self._rejected.append((request, error))
+                raise
+
+    def take_rejected(self) -> list[tuple[Request, Exception]]:
+        """The requests that could not be admitted since the last call, and why; they are finished."""
+        rejected, self._rejected = self._rejected, []
+        return rejected
 
     def _start(self, request: Request) -> None:
         layout = request.layout
