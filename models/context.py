@@ -28,9 +28,9 @@ CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, 
 
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """num_cells: KV cells in the pool. batch, micro_batch: tokens a call, tokens a kernel. threads 0: llama.cpp's choice.
+    """num_cells: KV cells in the pool, at least one for each sequence. batch, micro_batch: tokens a call, tokens a kernel.
 
-    flash_attention: on, off or auto. cache_type_k, cache_type_v: what the KV is stored as.
+    flash_attention: on, off or auto. cache_type_k, cache_type_v: what the KV is stored as. threads 0: llama.cpp's choice.
     """
 
     num_cells: int
@@ -53,10 +53,12 @@ class Context:
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = settings.num_cells
         # With a window, a batch of several kernels could take cells for its end that its beginning has just filled.
         batch = min(settings.batch, settings.micro_batch) if model.window else settings.batch
-        params.n_batch = max(batch, TILE)
+        # llama.cpp sets aside a row of logits for each sequence, and ends the process where a batch or the pool has fewer.
+        # So these two are raised for it, and `batch` below limits our steps.
+        params.n_ctx = max(settings.num_cells, settings.num_sequences)
+        params.n_batch = max(batch, TILE, settings.num_sequences)
         params.n_ubatch = min(settings.micro_batch, batch)
         params.n_seq_max = settings.num_sequences
         params.kv_unified = True
@@ -79,7 +81,8 @@ class Context:
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
         self.batch: int = min(batch, llama_cpp.llama_n_batch(handle))
         self._width, self._weights = model.attention_width, model.num_layer_parameters
-        self._tiles = settings.flash_attention != "off" and not any(device.is_gpu for device in devices())
+        fits_tile = params.n_ubatch >= TILE
+        self._tiles = fits_tile and settings.flash_attention != "off" and not any(device.is_gpu for device in devices())
         self.apart_from = (
             PASS * model.num_parameters / (TILE_CELL * self._width) if self._tiles and self._width else math.inf
         )
