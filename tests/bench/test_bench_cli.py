@@ -141,7 +141,8 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 """
 
 BENCH = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with ctrl-C ignored
 sys.path.insert(0, sys.argv[1])
 import conftest  # makes the package importable from a bare checkout
 from slotcache.bench import arms, cli
@@ -155,7 +156,11 @@ sys.exit(cli.main(["conversations", "--model", sys.executable]))
 def test_ctrl_c_leaves_no_server_behind(tmp_path: Path, number: signal.Signals) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     arguments = [sys.executable, "-c", BENCH, str(Path(__file__).parents[1]), HANG, str(pipe)]
-    bench = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as if these tests ran in the background
+    try:
+        bench = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+    finally:
+        signal.signal(signal.SIGINT, before)
     server = int(pipe.read_text())  # there is something to read once a request has arrived
     bench.send_signal(number)
     _, said = bench.communicate(timeout=30)
