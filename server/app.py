@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import cache, completions, documents, lanes, remembered, speculation, status, texts
 from .errors import RequestError
+from .gate import Gate, listed
+from .settings import Settings
 from .web import Host, refusal
 
-OPEN_PATHS = ("/health", "/v1/health")  # no key needed
+METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 
 def make_app(host: Host) -> Starlette:
@@ -49,27 +51,19 @@ def make_app(host: Host) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(KeyCheck, key=host.settings.api_key)],
+        middleware=[*_cors(host.settings), Middleware(Gate, settings=host.settings)],
         exception_handlers={RequestError: refuse, HTTPException: refuse, Exception: fail},
     )
     app.state.host = host
     return app
 
 
-class KeyCheck:
-    """Answers 401 where a key is set and the request does not carry it."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app, self._key = app, key
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._key and scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            carried = Request(scope).headers.get("authorization", "").removeprefix("Bearer ")
-            if not secrets.compare_digest(carried.encode(), self._key.encode()):
-                error = RequestError("expected `Authorization: Bearer <key>` with the server's --api-key", status=401)
-                await refusal(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+def _cors(settings: Settings) -> list[Middleware]:
+    """What tells a browser which pages may ask; nothing where none may. In front of the gate: a preflight has no key."""
+    if not (origins := listed(settings.cors_origins)):
+        return []
+    about: dict[str, Any] = {"allow_headers": ["*"], "expose_headers": ["Retry-After"], "allow_private_network": True}
+    return [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=METHODS, **about)]
 
 
 def refuse(request: Request, error: Exception) -> Response:
@@ -77,7 +71,7 @@ def refuse(request: Request, error: Exception) -> Response:
         return refusal(error)
     assert isinstance(error, HTTPException)
     message = f"no such route: {request.url.path}" if error.status_code == 404 else error.detail
-    return refusal(RequestError(message, status=error.status_code))
+    return refusal(RequestError(message, status=error.status_code, headers=error.headers))
 
 
 def fail(request: Request, error: Exception) -> Response:

@@ -3,8 +3,12 @@
 RequestError            anything that is answered with a status and {"error": {...}}
   400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
   401 authentication_error        no or a wrong API key
+  403 permission_error            a host or a web page that the server does not know
   404 not_found_error             no such route; an answer or a conversation that is not remembered
+  405 invalid_request_error       no such method; Allow says which there are
+  408 timeout_error               a body that did not arrive
   413 invalid_request_error       a body larger than --max-body
+  415 invalid_request_error       a body from a web page that is not JSON
   429 rate_limit_error            the queue is full; Retry-After says when to come back
   500 server_error                the engine failed
   503 unavailable_error           loading, or shutting down
@@ -12,14 +16,18 @@ RequestError            anything that is answered with a status and {"error": {.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "unavailable_error",
 }
@@ -35,15 +43,14 @@ class RequestError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
         **details: Any,
     ) -> None:
         super().__init__(message)
         self.message, self.status, self.param, self.code = message, status, param, code
-        self.retry_after, self.details = retry_after, details
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        self.headers, self.details = dict(headers or {}), details
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object, the same for every error there is."""

@@ -199,5 +199,5 @@ class Service:
             "chat_template": self.template,
             "bos_token": self.model.bos,
             "eos_token": self.model.eos,
-            "settings": {name: value for name, value in vars(self.settings).items() if name != "api_key"},
+            "settings": self.settings.shown(),
         }

@@ -58,6 +58,8 @@ SETTINGS = (
     Setting("host", ("--host",), "127.0.0.1", "address to listen on"),
     Setting("port", ("--port",), 8080, "port to listen on", most=65535),
     Setting("api_key", ("--api-key",), "", "if set, requests must carry it as `Authorization: Bearer ...`"),
+    Setting("allowed_hosts", ("--allowed-hosts",), "", "names by which the server may be called, beside loopback's and --host, with commas between them; *: any"),
+    Setting("cors_origins", ("--cors-origins",), "", "origins whose web pages may ask, such as http://localhost:3000, with commas between them; *: any"),
     Setting("ctx_size", ("-c", "--ctx-size"), 0, "KV cells in the pool that all requests share; 0: what the model was trained for, at most 16384"),
     Setting("parallel", ("-np", "--parallel"), 4, "lanes: requests that run at the same time", least=1, most=127),
     Setting("batch_size", ("-b", "--batch-size"), 512, "most tokens a step computes", least=1),
@@ -96,6 +98,10 @@ SETTINGS = (
 
 class Settings(argparse.Namespace):
     """The value of every row, as an attribute of its name."""
+
+    def shown(self) -> dict[str, Any]:
+        """All that may be told: every row but the key."""
+        return {setting.name: getattr(self, setting.name) for setting in SETTINGS if setting.name != "api_key"}
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: rows are attributes
         raise AttributeError(name)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from slotcache.server.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 START = (
@@ -61,6 +62,8 @@ def test_serve_answers_and_ends_cleanly_on_ctrl_c(tiny):
         body = {"prompt": "Hello", "n_predict": 3, "ignore_eos": True}
         answer = httpx.post(f"http://127.0.0.1:{port}/completion", json=body).json()
         assert answer["timings"]["predicted_n"] == 3 and answer["stop_type"] == "limit"
+        settings = httpx.get(f"http://127.0.0.1:{port}/props").raise_for_status().json()["settings"]
+        assert settings["ctx_size"] == 1024 and set(settings) == {setting.name for setting in SETTINGS} - {"api_key"}
         process.send_signal(signal.SIGINT)
         _, log = process.communicate(timeout=30)
     finally:
