@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -52,7 +52,7 @@ def make_app(host: Host) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[*_cors(host.settings), Middleware(Gate, settings=host.settings)],
-        exception_handlers={RequestError: refuse, HTTPException: refuse, Exception: fail},
+        exception_handlers={RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail},
     )
     app.state.host = host
     return app
@@ -72,6 +72,11 @@ def refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"no such route: {request.url.path}" if error.status_code == 404 else error.detail
     return refusal(RequestError(message, status=error.status_code, headers=error.headers))
+
+
+def let_go(request: Request, error: Exception) -> Response:
+    """The client left within its body, so nobody reads this."""
+    return Response(status_code=499)
 
 
 def fail(request: Request, error: Exception) -> Response:

@@ -17,6 +17,8 @@ from ..models.generate import built_in_model
 from ..models.model import check_file
 from . import loading
 from .app import make_app
+from .bodies import Bodies
+from .connection import Connection
 from .settings import Settings
 from .web import Host
 
@@ -76,11 +78,12 @@ def model_path(settings: Settings) -> Path:
 
 def make_server(settings: Settings) -> tuple[Server, Host]:
     """A server that is not running yet, and its host."""
-    host = Host(settings)
+    host = Host(settings, Bodies.up_to(settings.max_body << 20))
     config = uvicorn.Config(
         make_app(host),
         host=settings.host,
         port=settings.port,
+        http=Connection,
         log_config=None,
         access_log=settings.verbose,
         timeout_graceful_shutdown=GRACE,

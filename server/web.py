@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from . import reply
+from .bodies import Bodies
 from .errors import RequestError
 from .service import Service
 from .settings import Settings
@@ -20,6 +21,7 @@ class Host:
     """Holds the service while the server is up. service: None while the model loads."""
 
     settings: Settings
+    bodies: Bodies
     service: Service | None = None
 
     @property
@@ -49,14 +51,8 @@ def refusal(error: RequestError) -> Response:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body, read no further than it may be long. Raises RequestError 413."""
-    most = request.app.state.host.settings.max_body << 20
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise RequestError(f"the body is larger than {most:,} bytes, the server's --max-body", status=413)
-    return bytes(body)
+    """The body. Raises RequestError for one that is too long or too slow, ClientDisconnect."""
+    return await request.app.state.host.bodies.read(request)
 
 
 def scope_of(request: Request) -> str:

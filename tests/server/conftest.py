@@ -18,12 +18,13 @@ DEADLINE = 30.0  # s to load, or to stop
 
 @dataclass
 class Running:
-    """A server that is up. service: its inside, to look at what no route shows."""
+    """A server that is up. service: its inside, to look at what no route shows. uvicorn: what serves it."""
 
     url: str
     http: httpx.Client
     openai: openai.OpenAI
     host: object
+    uvicorn: object
 
     @property
     def service(self):
@@ -66,7 +67,7 @@ def _running(model, **changed):
     with httpx.Client(base_url=url, timeout=60) as http, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         try:
             until(lambda: host.service is not None)
-            yield Running(url, http, client, host)
+            yield Running(url, http, client, host, server)
         finally:
             server.should_exit = True
             thread.join(DEADLINE)

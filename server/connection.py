@@ -1,0 +1,85 @@
+"""HTTP connections that do not move are closed: uvicorn waits for ever for heads that never end and for answers to be read.
+
+    made -> head -> request -> answer -> (kept alive) -> head -> ...
+            `head`  `Bodies`   `patience`  uvicorn's
+
+A handler then sees what it sees when a client leaves, and lets go of the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1 with time limits.
+
+    head: seconds for a request's head, or for what is left of a body when the answer is out. patience: seconds in which a
+    client must take all that is written, or `rate` bytes a second of it.
+    """
+
+    head = 20.0
+    patience = 30.0
+    rate = 10_000.0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # `pause_writing` comes as soon as the system takes no more
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    # ---- what comes in ---------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._expect_head()
+        else:
+            self._stop_head_timer()
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head, self.transport.close)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    # ---- what goes out ---------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _expect_reading(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.patience, self._look, left)
+
+    def _look(self, before: int) -> None:
+        """Has the client taken enough since there were `before` bytes left?"""
+        if before - self.transport.get_write_buffer_size() < self.patience * self.rate:
+            self.transport.abort()
+        else:
+            self._expect_reading()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
