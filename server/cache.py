@@ -14,8 +14,8 @@ from ..slots.request import Request as Queued
 from .completions import collect, unless_disconnected
 from .errors import RequestError
 from .service import Service
-from .web import Json, body_of, scope_of, service_of
-from .wire import WarmRequest, decode
+from .web import Json, asked_of, scope_of, service_of
+from .wire import WarmRequest
 
 
 async def warm(request: Request) -> Response:
@@ -24,7 +24,7 @@ async def warm(request: Request) -> Response:
     With `pin` it leaves the cache last, for `ttl` seconds or as long as the server runs.
     """
     service = service_of(request)
-    asked = decode(await body_of(request), WarmRequest)
+    asked = await asked_of(request, WarmRequest)
     if asked.pin is not None and not service.model.can_trim:
         raise RequestError("this model's state cannot be cut, and snapshots cannot be pinned: leave pin out", param="pin")
     if not (service.model.can_trim or service.snapshots.max_bytes):

@@ -14,15 +14,15 @@ from .generation import End, Event, Failure, Generation
 from .prompt import ChatPrompt
 from .service import Service
 from .turn import Turn
-from .web import Json, body_of, service_of
-from .wire import ChatRequest, CompletionRequest, Options, decode
+from .web import Json, asked_of, service_of
+from .wire import ChatRequest, CompletionRequest, Options
 
 T = TypeVar("T")
 
 
 async def chat(request: Request) -> Response:
     service = service_of(request)
-    asked = decode(await body_of(request), ChatRequest)
+    asked = await asked_of(request, ChatRequest)
     origin = service.origin(asked)
     chat = await asyncio.to_thread(service.builder.chat, asked, origin)
     style = reply.dialect("chat", service.name)
@@ -39,7 +39,7 @@ async def native(request: Request) -> Response:
 
 async def _complete(request: Request, kind: str) -> Response:
     service = service_of(request)
-    asked = decode(await body_of(request), CompletionRequest)
+    asked = await asked_of(request, CompletionRequest)
     prompt = await asyncio.to_thread(service.builder.text, asked.prompt)
     return await _answer(request, service, prompt, asked, reply.dialect(kind, service.name))
 

@@ -12,14 +12,14 @@ from ..slots.radix import path
 from ..slots.request import Layout
 from .errors import RequestError
 from .service import Service
-from .web import Json, body_of, service_of
-from .wire import OrderRequest, decode
+from .web import Json, asked_of, service_of
+from .wire import OrderRequest
 
 
 async def order(request: Request) -> Response:
     """A dry run: nothing is computed, nothing changes. Of a chat with `messages`, or of documents alone."""
     service = service_of(request)
-    asked = decode(await body_of(request), OrderRequest)
+    asked = await asked_of(request, OrderRequest)
     if not asked.messages:
         asked.messages = [{"role": "user", "content": "?"}]
     chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked))

@@ -18,8 +18,7 @@ from ..slots.lanes import Lane
 from .errors import RequestError
 from .recordfile import Torn, decode, encode
 from .service import Service
-from .web import Json, body_of, service_of
-from .wire import decode as decode_body
+from .web import Json, asked_of, service_of
 
 ACTIONS = ("save", "restore", "erase")
 SIZE = struct.Struct("<Q")  # of a record, in front of it
@@ -44,7 +43,7 @@ async def act(request: Request) -> Response:
         if action == "erase":
             erased = await asyncio.wrap_future(service.engine.ask(lambda: _erase(service, number)))
             return Json({"id_slot": number, "n_erased": erased})
-        path = _path(service, decode_body(await body_of(request), FileName).filename)
+        path = _path(service, (await asked_of(request, FileName)).filename)
         began = perf_counter()
         about = await (_save if action == "save" else _restore)(service, number, path)
         return Json(about | {"timings": {f"{action}_ms": 1000 * (perf_counter() - began)}})

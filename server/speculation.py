@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .errors import RequestError
-from .web import Json, body_of, scope_of, service_of
-from .wire import MAX_SCOPE, SpeculateRequest, decode
+from .web import Json, asked_of, scope_of, service_of
+from .wire import MAX_SCOPE, SpeculateRequest
 
 
 async def speculate(request: Request) -> Response:
     """Compute the system prompt, the history and the documents so far, if the server is idle."""
     service = service_of(request)
-    asked = decode(await body_of(request), SpeculateRequest)
+    asked = await asked_of(request, SpeculateRequest)
     if service.open:
         return _answer(asked, "skipped")
     asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None

@@ -10,9 +10,13 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..models.model import Model
 from .errors import RequestError
-from .web import Json, body_of, service_of
-from .wire import ChatRequest, decode
+from .reply import encode
+from .web import Json, asked_of, service_of
+from .wire import ChatRequest
+
+PIECE = 50_000  # tokens
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -27,25 +31,43 @@ class DetokenizeRequest(msgspec.Struct):
 
 async def tokenize(request: Request) -> Response:
     model = service_of(request).model
-    asked = decode(await body_of(request), TokenizeRequest)
+    asked = await asked_of(request, TokenizeRequest)
     tokens = await asyncio.to_thread(model.tokenize, asked.content, asked.parse_special, asked.add_special)
-    return Json({"tokens": tokens.tolist()})
+    return Json(await asyncio.to_thread(_listed, tokens))
 
 
 async def detokenize(request: Request) -> Response:
     model = service_of(request).model
-    asked = decode(await body_of(request), DetokenizeRequest)
-    if unknown := next((token for token in asked.tokens if token >= model.num_vocab), None):
-        raise RequestError(f"tokens: {unknown} is not below {model.num_vocab}", param="tokens")
-    return Json({"content": model.detokenize(np.array(asked.tokens, np.int32))})
+    asked = await asked_of(request, DetokenizeRequest)
+    return Json(await asyncio.to_thread(_text, model, asked.tokens))
 
 
 async def apply_template(request: Request) -> Response:
     """What a chat would be as one prompt, its documents in the order they would have now."""
     service = service_of(request)
-    asked = decode(await body_of(request), ChatRequest)
+    asked = await asked_of(request, ChatRequest)
     chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked))
     tree = service.engine.scheduler.tree
     scope = ("shared", asked.cache_scope)
     layout = await asyncio.wrap_future(service.engine.ask(lambda: chat.prompt.arrange(tree, scope)))
-    return Json({"prompt": service.model.detokenize(layout.tokens, special=True), "n_tokens": len(layout.tokens)})
+    return Json(await asyncio.to_thread(_prompt, service.model, layout.tokens))
+
+
+# ---- answers, which may be as long as a body: made in a thread ----------------------------------------------------------
+
+
+def _listed(tokens: np.ndarray) -> bytes:
+    """Piece by piece: while one is encoded, every other thread waits."""
+    pieces = (encode(tokens[at : at + PIECE].tolist())[1:-1] for at in range(0, len(tokens), PIECE))
+    return b'{"tokens":[' + b",".join(pieces) + b"]}"
+
+
+def _text(model: Model, tokens: list[int]) -> bytes:
+    """Raises RequestError for a token that there is not."""
+    if unknown := next((token for token in tokens if token >= model.num_vocab), None):
+        raise RequestError(f"tokens: {unknown} is not below {model.num_vocab}", param="tokens")
+    return encode({"content": model.detokenize(np.array(tokens, np.int32))})
+
+
+def _prompt(model: Model, tokens: np.ndarray) -> bytes:
+    return encode({"prompt": model.detokenize(tokens, special=True), "n_tokens": len(tokens)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from .bodies import Bodies
 from .errors import RequestError
 from .service import Service
 from .settings import Settings
-from .wire import check_scope
+from .wire import LARGE, R, check_scope, decode
 
 
 @dataclass(slots=True)
@@ -50,9 +51,10 @@ def refusal(error: RequestError) -> Response:
     return Json(error.body(), status_code=error.status, headers=error.headers)
 
 
-async def body_of(request: Request) -> bytes:
-    """The body. Raises RequestError for one that is too long or too slow, ClientDisconnect."""
-    return await request.app.state.host.bodies.read(request)
+async def asked_of(request: Request, kind: type[R]) -> R:
+    """The body as `kind`. A large one is decoded in a thread. Raises RequestError, ClientDisconnect."""
+    body = await request.app.state.host.bodies.read(request)
+    return decode(body, kind) if len(body) < LARGE else await asyncio.to_thread(decode, body, kind)
 
 
 def scope_of(request: Request) -> str:

@@ -18,13 +18,17 @@ DEADLINE = 30.0  # s to load, or to stop
 
 @dataclass
 class Running:
-    """A server that is up. service: its inside, to look at what no route shows. uvicorn: what serves it."""
+    """A server that is up. service: its inside, to look at what no route shows. uvicorn: what serves it.
+
+    thread: the event loop's.
+    """
 
     url: str
     http: httpx.Client
     openai: openai.OpenAI
     host: object
     uvicorn: object
+    thread: threading.Thread
 
     @property
     def service(self):
@@ -67,7 +71,7 @@ def _running(model, **changed):
     with httpx.Client(base_url=url, timeout=60) as http, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         try:
             until(lambda: host.service is not None)
-            yield Running(url, http, client, host, server)
+            yield Running(url, http, client, host, server, thread)
         finally:
             server.should_exit = True
             thread.join(DEADLINE)

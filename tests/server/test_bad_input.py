@@ -71,7 +71,7 @@ def test_numbers_that_are_none(server, value):
     refused(server, NATIVE, f'{{"prompt": "Hello", "n_predict": 2, "temperature": {value}}}')
 
 
-@pytest.mark.parametrize("depth", [2_000, 2_000_000])
+@pytest.mark.parametrize("depth", [2_000, 200_000])
 @pytest.mark.parametrize(
     "where", ['"prompt": %s', '"prompt": "x", "unknown": %s', '"prompt": "x", "response_format": {"a": %s}']
 )
