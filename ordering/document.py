@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from unicodedata import category
 
+ID_DIGITS = 10  # of the hash of a document without an id: so few, since they stand in the prompt
 MAX_ID = 200  # characters: an id stands in the prompt, in front of the text and again in hints
 
 # OpenAI-style clients, Cohere, and LangChain call it differently.
@@ -46,32 +47,40 @@ class Document:
     def parse(cls, value: object, where: str = "document") -> Document:
         """A document from JSON: a string, `{id, text, title}`, `{doc_id, text}` or Cohere's `{id, data}`.
 
-        The text may also be called `content`, `page_content` (LangChain) or `snippet`. Without an id the first 8 digits
+        The text may also be called `content`, `page_content` (LangChain) or `snippet`. Without an id the first 10 digits
         of the content's hash are the id. Raises DocumentError.
         """
         if isinstance(value, str):
-            return cls(_digest("", text := _text(value, where))[:8], text)
+            return cls(_digest("", text := _text(value, where))[:ID_DIGITS], text)
         if not isinstance(value, Mapping):
             raise DocumentError(where, f"must be {SHAPES}, not {_kind(value)}")
         fields, inside = _fields(value, where)
         text = _field_text(fields, inside)
         title = _title(fields, inside) or _title(value, where)
-        return cls(_id(value, where) or _digest(title, text)[:8], text, title)
+        return cls(_id(value, where) or _digest(title, text)[:ID_DIGITS], text, title)
 
 
 def parse_documents(values: object, where: str = "documents") -> tuple[Document, ...]:
     """The documents of a request, in retrieval rank. One that is sent twice keeps its better rank.
 
-    Raises DocumentError for a document that cannot be used, and for one id with two texts.
+    Raises DocumentError for a document that cannot be used, and for one id that was given to two texts.
     """
     if not isinstance(values, list | tuple):
         raise DocumentError(where, f"must be a list of documents, not {_kind(values)}")
     documents: dict[str, Document] = {}
     for i, value in enumerate(values):
         document = Document.parse(value, f"{where}[{i}]")
+        if document.id in documents and documents[document.id].text != document.text:
+            document = replace(document, id=_own_id(document))
         if documents.setdefault(document.id, document).text != document.text:
             raise DocumentError(f"{where}[{i}].id", f"{document.id!r} has two texts: give each text its own id")
     return tuple(documents.values())
+
+
+def _own_id(document: Document) -> str:
+    """Its id, in full where it is the beginning of the content's hash, and so another's by chance."""
+    digest = _digest(document.title, document.text)
+    return digest if document.id == digest[:ID_DIGITS] else document.id
 
 
 def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str]:

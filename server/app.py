@@ -30,7 +30,7 @@ def make_app(host: Host) -> Starlette:
         Route("/models", status.models),
         Route("/props", status.properties),
         Route("/slots", status.slots),
-        Route("/slots/{id:int}", lanes.act, methods=["POST"]),
+        Route("/slots/{id}", lanes.act, methods=["POST"]),
         Route("/metrics", status.metrics),
         Route("/v1/chat/completions", completions.chat, methods=["POST"]),
         Route("/chat/completions", completions.chat, methods=["POST"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import reprlib
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from .service import Service
 from .web import Json, asked_of, service_of
 
 ACTIONS = ("save", "restore", "erase")
+MAX_NAME = 200  # bytes of a file's name
 SIZE = struct.Struct("<Q")  # of a record, in front of it
 
 
@@ -32,12 +34,11 @@ class FileName(Struct):
 
 async def act(request: Request) -> Response:
     """One of the three, by the query's `action`."""
-    service, number = service_of(request), request.path_params["id"]
+    service = service_of(request)
+    number = _number(service, request.path_params["id"])
     action = request.query_params.get("action")
     if action not in ACTIONS:
-        raise RequestError(f"action is {action!r}: expected one of {', '.join(ACTIONS)}", param="action")
-    if number >= len(service.engine.scheduler.lanes):
-        raise RequestError(f"there is no slot {number}: expected 0 to {service.settings.parallel - 1}", param="id")
+        raise RequestError(f"action is {reprlib.repr(action)}: expected one of {', '.join(ACTIONS)}", param="action")
     service.idle.give_way()  # a lane that computes ahead is nobody's
     try:
         if action == "erase":
@@ -75,12 +76,22 @@ async def _restore(service: Service, number: int, path: Path) -> dict[str, Any]:
     return {"id_slot": number, "filename": path.name, "n_restored": restored, "n_read": path.stat().st_size}
 
 
+def _number(service: Service, text: str) -> int:
+    """The lane that an address names. Raises RequestError."""
+    known = {str(number): number for number in range(service.settings.parallel)}
+    if text not in known:
+        raise RequestError(f"there is no slot {text[:80]!r}: expected 0 to {len(known) - 1}", param="id")
+    return known[text]
+
+
 def _path(service: Service, name: str) -> Path:
     """The file of that name in --slot-save-path. Raises RequestError."""
     if not service.settings.slot_save_path:
         raise RequestError("this server was started without --slot-save-path: slots cannot be saved or restored")
-    if not name or name != Path(name).name or name.startswith(".") or "\\" in name:
+    if not name.isprintable() or name != Path(name).name or name.startswith(".") or "\\" in name:
         raise RequestError(f"filename is {name[:80]!r}: expected a file's name, without a path", param="filename")
+    if not 0 < len(name.encode()) <= MAX_NAME:
+        raise RequestError(f"filename has {len(name.encode()):,} bytes: expected 1 to {MAX_NAME}", param="filename")
     return Path(service.settings.slot_save_path).expanduser() / name
 
 

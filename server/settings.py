@@ -47,6 +47,7 @@ def parse_switch(text: str) -> bool:
     raise ValueError("expected on or off")
 
 
+ORDERS = ("auto", "retrieval", "sorted", "greedy")  # documented; other policies are for benches, and some cost too much
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 # fmt: off
@@ -80,7 +81,7 @@ SETTINGS = (
     Setting("cache_type_v", ("-ctv", "--cache-type-v"), "f16", "what values are stored as, likewise (quantised: flash attention only)", KV_TYPES),
     Setting("repack", ("--repack",), False, "let the CPU repack weights (AMX and the like): faster prefill, not exact to the bit"),
     Setting("cache_prompt", ("--cache-prompt",), False, "what `cache_prompt` is where a request does not say"),
-    Setting("document_order", ("--document-order",), "auto", "what `document_order` is where a request does not say", ("auto", "retrieval", "sorted", "greedy")),
+    Setting("document_order", ("--document-order",), "auto", "what `document_order` is where a request does not say", ORDERS),
     Setting("dedup", ("--dedup",), "auto", "auto: a document that an earlier turn of the conversation holds is not shown again but referred to, where a request does not say", ("auto", "off")),
     Setting("order_hint", ("--order-hint",), True, "say the retrieval ranking after reordered documents, where a request does not say"),
     Setting("conversations", ("--conversations",), 1000, "conversations that are remembered; the least recently used leaves first; 0: none"),

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..models.sampling import Sampling
-from ..ordering.policy import POLICIES
 from .errors import RequestError
+from .settings import ORDERS
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
@@ -68,14 +68,16 @@ class Options(Struct):
     def check(self) -> None:
         """Refuse what would otherwise be ignored and change the answer. Raises RequestError."""
         if self.n not in (None, 1):
-            raise RequestError(f"n is {self.n}, but one answer a request is all there is: leave it out", param="n")
+            raise RequestError(
+                f"n is {reprlib.repr(self.n)}, but one answer a request is all there is: leave it out", param="n"
+            )
         if self.logprobs:
             raise RequestError("logprobs are not supported: leave them out", param="logprobs")
         if (self.response_format or {}).get("type", "text") != "text":
             raise RequestError("only response_format {'type': 'text'} is supported", param="response_format")
-        if self.document_order is not None and self.document_order not in POLICIES:
-            known = ", ".join(POLICIES)
-            raise RequestError(f"document_order is {self.document_order!r}: expected one of {known}", param="document_order")
+        if self.document_order is not None and self.document_order not in ORDERS:
+            order, known = reprlib.repr(self.document_order), ", ".join(ORDERS)
+            raise RequestError(f"document_order is {order}: expected one of {known}", param="document_order")
         stops = self.stops()
         if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops):
             raise RequestError(f"stop: expected at most {MAX_STOPS} texts of at most {MAX_STOP:,} characters", param="stop")
@@ -86,7 +88,9 @@ class Options(Struct):
         for name in ("max_completion_tokens", "max_tokens", "n_predict"):
             if (value := getattr(self, name)) is not None:
                 if value < -1:
-                    raise RequestError(f"{name} is {value}: expected 0 or more, or -1 for no limit", param=name)
+                    raise RequestError(
+                        f"{name} is {reprlib.repr(value)}: expected 0 or more, or -1 for no limit", param=name
+                    )
                 return value
         return -1
 

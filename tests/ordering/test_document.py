@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.ordering import Document, DocumentError, document_text, parse_documents
+from slotcache.ordering import document as document_module
 
 text = st.text(min_size=1).filter(str.strip)
 
@@ -36,7 +37,7 @@ def test_shapes(value: object, document: Document) -> None:
 
 def test_a_document_without_an_id_is_named_by_its_content() -> None:
     document = Document.parse("Tides.")
-    assert document.text == "Tides." and len(document.id) == 8
+    assert document.text == "Tides." and len(document.id) == 10
     assert int(document.id, 16) >= 0
     assert Document.parse({"text": " Tides. ", "id": None}) == document
     assert Document.parse({"data": "Tides."}) == document
@@ -121,3 +122,25 @@ def test_one_id_with_two_texts_is_an_error() -> None:
 def test_documents_are_a_list(values: object) -> None:
     with pytest.raises(DocumentError, match="documents must be a list of documents, not"):
         parse_documents(values)
+
+
+def test_documents_without_an_id_that_hash_alike_are_two():
+    """Two that share 8 digits, as 2 of 98,000 do; and two that share all that an id has."""
+    seen = {}
+    for number in range(1_000_000):
+        text = f"Text {number}."
+        if (other := seen.setdefault(Document.parse(text).id[:8], text)) != text:
+            break
+    pair = parse_documents([other, {"text": text}])
+    assert [document.text for document in pair] == [other, text] and len({document.id for document in pair}) == 2
+
+
+def test_ids_that_are_the_same_by_chance_are_written_in_full(monkeypatch):
+    monkeypatch.setattr(document_module, "ID_DIGITS", 1)
+    texts = [f"Text {number}." for number in range(50)]
+    documents = parse_documents(texts)
+    assert [document.text for document in documents] == texts
+    assert {len(document.id) for document in documents} == {1, 32}
+    assert parse_documents(texts + texts) == documents
+    with pytest.raises(DocumentError, match="two texts"):
+        parse_documents([{"id": "ab", "text": "One."}, {"id": "ab", "text": "Two."}])

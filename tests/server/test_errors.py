@@ -48,6 +48,18 @@ def test_the_error_body(server):
         ({"messages": USER, "response_format": {"type": "json_object"}}, "response_format", "only"),
         ({"messages": USER, "logit_bias": {"x": 1}}, "logit_bias", "expected an id"),
         ({"messages": USER, "document_order": "best"}, "document_order", "expected one of auto"),
+        (
+            {"messages": USER, "document_order": "oracle"},
+            "document_order",
+            "expected one of auto, retrieval, sorted, greedy",
+        ),
+        (
+            {"messages": USER, "document_order": "recency"},
+            "document_order",
+            "expected one of auto, retrieval, sorted, greedy",
+        ),
+        ({"messages": USER, "document_order": "x" * 10_000}, "document_order", "expected one of auto"),
+        ({"messages": USER, "n": 10**18}, "n", "one answer"),
         ({"messages": USER, "documents": [{"id": "a"}]}, "documents[0].text", "missing"),
         ({"messages": USER, "documents": [""]}, "documents[0]", "empty"),
         ({"messages": USER, "documents": {"id": "a"}}, "documents", "Expected `array"),

@@ -64,7 +64,15 @@ def test_what_was_not_to_be_cached_cannot_be_saved(tiny, tmp_path):
     [
         ("burn", 0, {}, "action"),
         ("save", 9, {"filename": "a"}, "id"),
+        ("save", "1" * 5000, {"filename": "a"}, "id"),
+        ("save", "x", {"filename": "a"}, "id"),
         ("save", 0, {}, "filename"),
+        ("save", 0, {"filename": ""}, "filename"),
+        *(
+            (action, 0, {"filename": name}, "filename")
+            for action in ("save", "restore")
+            for name in ("a\0b", "x" * 300, "ä" * 120)
+        ),
         ("save", 0, {"filename": "../a"}, "filename"),
         ("save", 0, {"filename": "/etc/passwd"}, "filename"),
         ("restore", 0, {"filename": ".."}, "filename"),
