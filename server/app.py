@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import cache, completions, documents, lanes, remembered, speculation, status, texts
+from . import cache, completions, documents, lanes, openapi, remembered, speculation, status, texts
 from .errors import RequestError
 from .gate import Gate, listed
 from .settings import Settings
@@ -32,6 +32,7 @@ def make_app(host: Host) -> Starlette:
         Route("/slots", status.slots),
         Route("/slots/{id}", lanes.act, methods=["POST"]),
         Route("/metrics", status.metrics),
+        Route("/openapi.json", openapi.show),
         Route("/v1/chat/completions", completions.chat, methods=["POST"]),
         Route("/chat/completions", completions.chat, methods=["POST"]),
         Route("/v1/completions", completions.text, methods=["POST"]),
