@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import llama_cpp
 import numpy as np
 
 from . import log
+from .digest import digest, files_of, stamp
 from .errors import ModelError
 
 ALL_LAYERS = 9999
-DIGEST_BYTES = 4 << 20  # at three places of the file
 TYPE_BYTES = {  # of one number, scales included
     "f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
     "iq4_nl": 18 / 32,
@@ -45,6 +44,7 @@ class Model:
         llama_cpp.llama_backend_init()
         self.path = path
         check_file(path)
+        self._stamps, self._digest = {file: stamp(file) for file in files_of(path)}, ""
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
         self._progress = llama_cpp.llama_progress_callback(lambda share, _: progress(share) if progress else True)
@@ -118,14 +118,15 @@ class Model:
         return bool(self.metadata(f"{self.metadata('general.architecture')}.rope.scaling.original_context_length"))
 
     def digest(self) -> str:
-        """What tells one model file from another: its size, its metadata and some of its weights."""
-        size = self.path.stat().st_size
-        summed = hashlib.blake2b(str(size).encode(), digest_size=16)
-        with self.path.open("rb") as file:
-            for at in (0, size // 2, max(size - DIGEST_BYTES, 0)):
-                file.seek(at)
-                summed.update(file.read(DIGEST_BYTES))
-        return summed.hexdigest()
+        """What tells one model from another: a digest over every byte of its files. Slow for a file not read before.
+
+        Raises ModelError where a file has changed since it was loaded.
+        """
+        if not self._digest:
+            self._digest = digest(self._stamps)
+            if {file: stamp(file) for file in self._stamps} != self._stamps:
+                raise ModelError(f"{self.path} changed since it was loaded: start again")
+        return self._digest
 
     @property
     def can_trim(self) -> bool:

@@ -18,7 +18,7 @@ from .context import TILE, Context
 from .errors import Interrupted, NoRoom, RunnerError
 from .interrupt import Interrupt
 from .sampling import Sampler
-from .state import cut, is_known, is_of, shape
+from .state import Layout, cut, layout_of
 
 ALL = -1
 WARM_UP = 4  # tokens
@@ -33,7 +33,7 @@ class Runner:
         self.samplers = samplers
         self.batch = Batch(max(context.batch, TILE))
         self.interrupt = Interrupt(context)
-        self._shape = b""  # of saved states, once one was made
+        self._layout: Layout | None = None  # of saved states, once one was made
 
     def run(self, plan: Plan) -> list[int]:
         """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
@@ -92,17 +92,18 @@ class Runner:
         can_move = model.can_trim and not model.window  # of what a window has passed, llama.cpp saves nothing
         if can_move:
             self._save(0, blob)
-            can_move = blob.data is not None and is_known(blob.data)
-            self._shape = shape(blob.data) if can_move and blob.data is not None else b""
+            can_move = self._learn_layout(blob)
         self.apply(Drop(0))
         return can_move
 
     def accepts(self, data: np.ndarray, start: int, stop: int) -> bool:
-        """Whether a saved state that was kept elsewhere is of positions [start, stop) and fits this context."""
-        try:
-            return bool(self._shape) and is_of(data, start, stop) and shape(data) == self._shape
-        except (ValueError, OverflowError):  # its sizes are nonsense
-            return False
+        """Whether a saved state from elsewhere is of positions [start, stop) and of this context, to its last byte."""
+        return self._layout is not None and self._layout.fits(data, start, stop)
+
+    def _learn_layout(self, blob: Blob) -> bool:
+        """See what saved states look like here; whether ranges of positions can be cut out of them."""
+        self._layout = layout_of(blob.data, len(blob)) if blob.data is not None else None
+        return self._layout is not None and self._layout.can_cut
 
     def measure_state(self) -> tuple[int, int]:
         """What a whole state takes, in bytes: in any case, and more for each token before it."""
@@ -111,6 +112,8 @@ class Runner:
         for start in (0, WARM_UP):
             self._compute_anything(start, start + WARM_UP)
             sizes.append(llama_cpp.llama_state_seq_get_size(self.context.handle, sequence))
+        self._write(sequence, blob := Blob(0, 2 * WARM_UP))
+        self._learn_layout(blob)
         self.apply(Drop(sequence))
         each = (sizes[1] - sizes[0]) // WARM_UP
         return sizes[0] - WARM_UP * each, each

@@ -1,17 +1,27 @@
-"""llama.cpp's saved sequence state, as bytes: cutting a range of positions out of it.
+"""llama.cpp's saved sequence state, as bytes: cutting a range of positions out of it, and telling whether one is whole.
 
-Layout (llama_kv_cache::state_write, one stream): magic, sequence id, streams, cells; for each cell position, holders,
-holder; whether V is transposed, layers; for each layer K's type and row size, then a row a cell; then V likewise, or, if
-transposed, its type, element size and width, then a row of cells for each of its numbers.
+A state is a magic number, the sequence's id, and one part for each memory of the model.
+
+- Attention (llama_kv_cache::state_write, one stream): streams, cells; for each cell position, holders, holder; whether V is
+  transposed, layers; for each layer K's type and row size, then a row a cell; then V likewise, or, if transposed, its type,
+  element size and width, then a row of cells for each of its numbers.
+- Recurrent (llama_memory_recurrent::state_write): one cell with its position and no holder; whether S is transposed, layers;
+  then for each tensor its type and row size, and one row.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 HEADER = 16  # bytes: four 32-bit numbers
 CELL = 12  # bytes: position, number of holders, holder
 COUNT_AT = 3  # the number of cells, among the header's numbers
+MAGIC, PREFACE = 4, 8  # bytes: the magic number; that and the sequence's id
+MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
+RECURRENT_CELL = 12  # bytes: the number of cells, which is 1, position, number of holders
+BLOCK = 12  # bytes before the numbers of a tensor
 
 
 def cut(state: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -33,24 +43,121 @@ def cut(state: np.ndarray, start: int, stop: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def shape(state: np.ndarray) -> bytes:
-    """Whether V is transposed, the layers, and the types and sizes of their rows: the same for all states of a context."""
-    return cut(state, 0, 0)[HEADER:].tobytes()
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One memory in a state. lead: the 8 bytes behind its cells.
+
+    blocks: of each tensor, the 12 bytes before its numbers, and how many bytes of numbers a cell has.
+    """
+
+    is_recurrent: bool
+    lead: bytes
+    blocks: tuple[tuple[bytes, int], ...]
+
+    def size(self, num_tokens: int) -> int:
+        """Bytes of the part in a state of so many tokens."""
+        cells = 1 if self.is_recurrent else num_tokens
+        opening = RECURRENT_CELL if self.is_recurrent else 8 + CELL * num_tokens
+        return opening + len(self.lead) + sum(BLOCK + cells * size for _, size in self.blocks)
+
+    def opening(self, start: int, stop: int, holder: int = 0) -> bytes:
+        """The cells of a state of positions [start, stop)."""
+        if self.is_recurrent:
+            return np.array([1, stop - 1, 0], np.int32).tobytes()
+        cells = np.full((stop - start, 3), (0, 1, holder), np.int32)
+        cells[:, 0] = np.arange(start, stop)
+        return np.array([1, stop - start], np.int32).tobytes() + cells.tobytes()
+
+    def fits(self, state: np.ndarray, start: int, stop: int, holder: int) -> bool:
+        """Whether bytes of the right length are this part, in all but the numbers of its tensors."""
+        opening = self.opening(start, stop, holder) + self.lead
+        if state[: len(opening)].tobytes() != opening:
+            return False
+        at, cells = len(opening), 1 if self.is_recurrent else stop - start
+        for head, size in self.blocks:
+            if state[at : at + BLOCK].tobytes() != head:
+                return False
+            at += BLOCK + cells * size
+        return True
 
 
-def is_of(state: np.ndarray, start: int, stop: int) -> bool:
-    """Whether a saved state is of just the positions [start, stop), in order."""
-    numbers = state[:HEADER].copy().view(np.int32)
-    count = int(numbers[COUNT_AT])
-    cells = state[HEADER : HEADER + CELL * count].copy().view(np.int32).reshape(-1, 3)
-    return len(cells) == count == stop - start and bool((cells[:, 0] == np.arange(start, stop)).all())
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What all states of one context have in common: everything but positions and the numbers of the tensors."""
+
+    magic: bytes
+    parts: tuple[Part, ...]
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether `cut` knows such states."""
+        return len(self.parts) == 1 and not self.parts[0].is_recurrent
+
+    def fits(self, state: np.ndarray, start: int, stop: int) -> bool:
+        """Whether a state (uint8) is of just the positions [start, stop) of this context, to its last byte.
+
+        llama.cpp reads it without a complaint then. The numbers of its tensors may be any.
+        """
+        if not 0 <= start < stop < 1 << 31 or len(state) != self._size(stop - start):
+            return False
+        holder = int(state[MAGIC:PREFACE].copy().view(np.int32)[0])
+        if state[:MAGIC].tobytes() != self.magic or not 0 <= holder < MOST_SEQUENCES:
+            return False
+        at = PREFACE
+        for part in self.parts:
+            size = part.size(stop - start)
+            if not part.fits(state[at : at + size], start, stop, holder):
+                return False
+            at += size
+        return True
+
+    def _size(self, num_tokens: int) -> int:
+        return PREFACE + sum(part.size(num_tokens) for part in self.parts)
 
 
-def is_known(state: np.ndarray) -> bool:
-    """Whether a saved state has the layout above; models with more than a position in a cell have another one."""
-    count = int(state[:HEADER].copy().view(np.int32)[COUNT_AT])
-    cells = state[HEADER : HEADER + CELL * count].copy().view(np.int32).reshape(count, 3)
-    return bool((cells[:, 1] == 1).all() and (cells[:, 0] == np.arange(count)).all())
+def layout_of(state: np.ndarray, num_tokens: int) -> Layout | None:
+    """The layout of a context, from a state of its first tokens; None where it is not one of those above."""
+    parts: list[Part] = []
+    at = PREFACE
+    try:
+        while at < len(state):
+            part = _recurrent(state, at) if _number(state, at + 4) == num_tokens - 1 else _attention(state, at, num_tokens)
+            parts.append(part)
+            at += part.size(num_tokens)
+    except (IndexError, ValueError):
+        return None
+    layout = Layout(state[:MAGIC].tobytes(), tuple(parts))
+    return layout if layout.fits(state, 0, num_tokens) else None
+
+
+def _attention(state: np.ndarray, at: int, count: int) -> Part:
+    at += 8 + CELL * count
+    lead, transposed, layers = state[at : at + 8].tobytes(), _number(state, at), _number(state, at + 4)
+    blocks: list[tuple[bytes, int]] = []
+    at += 8
+    for index in range(2 * layers):
+        is_columns = bool(transposed) and index >= layers
+        size = _number(state, at + 4) * (_number(state, at + 8) if is_columns else 1)
+        blocks.append((state[at : at + BLOCK].tobytes(), size))
+        at += BLOCK + count * size
+    return Part(False, lead, tuple(blocks))
+
+
+def _recurrent(state: np.ndarray, at: int) -> Part:
+    at += RECURRENT_CELL
+    lead = state[at : at + 8].tobytes()
+    blocks: list[tuple[bytes, int]] = []
+    at += 8
+    while at < len(state):
+        size = _number(state, at + 4)
+        blocks.append((state[at : at + BLOCK].tobytes(), size))
+        at += BLOCK + size
+    return Part(True, lead, tuple(blocks))
+
+
+def _number(state: np.ndarray, at: int) -> int:
+    """A 32-bit number, the lower half of longer ones. Raises IndexError."""
+    return int(state[at : at + 4].copy().view(np.uint32)[0])
 
 
 class _Reader:

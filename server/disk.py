@@ -1,8 +1,9 @@
 """The disk tier: what the host tier holds, written behind, and found again when the server starts.
 
-A file is one record (see `slots.archive`), written aside and renamed, with a checksum, so that a torn one is noticed. Files
-lie in a folder of the model and of every setting that changes the KV; what does not fit is never looked at. All of it runs
-in threads of its own: the engine only hands records over, and takes them.
+A file is one record (see `slots.archive`), written aside and renamed, with checksums, so that a torn one is noticed. Files
+lie in a folder of the model and of every setting that changes the KV; all folders together stay within one bound. All of it
+runs in threads of its own: the engine only hands records over, and takes them. Two servers may share a folder: each looks
+now and then at what the other has written and deleted.
 """
 
 from __future__ import annotations
@@ -10,58 +11,51 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..models.errors import ModelError
+import numpy as np
+
 from ..slots.archive import Record
-from .recordfile import SUFFIX, Torn, decode, encode, file_name, name_of, read_head
+from .fileindex import Entry, FileIndex
+from .folder import own_folder
+from .neighbours import Neighbours, stock
+from .provenance import Provenance
+from .recordfile import Torn, encode, file_name, name_of, open_file, read, read_path
 
 logger = logging.getLogger("slotcache.disk")
 MOST_PENDING = 512 << 20  # bytes that may wait to be written; what comes on top is not written
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A file. used: when it was written, seconds."""
-
-    path: Path
-    scope: str
-    start: int
-    stop: int
-    size: int
-    used: float
+STALE = 3600  # seconds after which a file that was never finished has no writer any more
+LOOK_EVERY = 16  # files written, or a 16th of all, between two looks at what others have done
 
 
 class DiskTier:
-    """Records under `folder`, at most `max_bytes` of them; the oldest go first. Raises ModelError if it cannot be used."""
+    """Records in `root`, at most `max_bytes` of them. Raises ModelError if the folder cannot be used."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        self.folder, self.max_bytes = folder, max_bytes
-        self.num_bytes = 0
+    def __init__(self, root: Path, max_bytes: int, made_by: Provenance) -> None:
+        self.folder = own_folder(own_folder(root, "--cache-dir") / made_by.folder, "--cache-dir")
+        self.max_bytes = max_bytes
         self.num_written = self.num_refused = 0  # records; files
-        self._entries: dict[Path, Entry] = {}  # the oldest first
+        self._made_by = made_by
+        self._index, self._neighbours = FileIndex(), Neighbours(root, self.folder)
+        self._indexing = threading.Lock()  # guards the index: the writer changes it, and so does who finds a damaged file
+        self._until_look = 0
         self._pending: list[Record] = []
         self._dropped: list[str] = []  # scopes
         self._pending_bytes = 0
         self._writing: Record | None = None
-        self._changed = threading.Condition()
-        self._closing = self._failing = False
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for left in folder.glob("*.tmp"):
-                left.unlink()
-            for entry in sorted(self._found(), key=lambda entry: entry.used):
-                self._entries[entry.path] = entry
-                self.num_bytes += entry.size
-            (folder / "try.tmp").write_bytes(b"")
-            (folder / "try.tmp").unlink()
-        except OSError as error:
-            raise ModelError(f"--cache-dir {folder}: {error.strerror or error}: expected a folder to write to") from None
+        self._changed = threading.Condition()  # guards what is handed over; never held while files are read or written
+        self._closing = self._failing = self._ready = False
         self._thread = threading.Thread(target=self._write_behind, name="disk", daemon=True)
         self._thread.start()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files under the bound."""
+        return self._index.num_bytes + self._neighbours.num_bytes
 
     def write(self, record: Record) -> None:
         """Write a record some time soon. From any thread."""
@@ -71,10 +65,10 @@ class DiskTier:
                 return
             self._pending.append(record)
             self._pending_bytes += len(record.data)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def drop(self, scope: str, seconds: float = 10.0) -> bool:
-        """Delete a scope's files; whether that is done within so long. From any thread."""
+        """Delete a scope's files in all folders, those of other servers too; whether it is done in time. From any thread."""
         with self._changed:
             self._pending = [record for record in self._pending if name_of(record.scope) != scope]
             self._pending_bytes = sum(len(record.data) for record in self._pending)
@@ -87,31 +81,46 @@ class DiskTier:
 
         With each record comes a function that says whether it still is on disk: what was dropped since must not come back.
         """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready)
         chosen: list[Entry] = []
-        for entry in reversed(self._all()):
+        with self._indexing:
+            newest = self._index.newest_first()
+        for entry in newest:
             num_bytes -= entry.size
             if num_bytes < 0:
                 break
             chosen.append(entry)
-        found = self._records(sorted(chosen, key=lambda entry: (entry.start, entry.used)))
-        return sum(adopt(record, lambda entry=entry: self._holds(entry)) for entry, record in found)
+        count = 0
+        for entry, record in self._records(sorted(chosen, key=lambda entry: (entry.start, entry.used))):
+            try:
+                count += adopt(record, lambda entry=entry: self._holds(entry))
+            except TimeoutError:
+                raise
+            except Exception:  # one record must not keep the others from coming back
+                logger.exception("%s is not used", entry.path.name)
+        return count
 
     @property
     def idle(self) -> bool:
         """Whether all that was handed over is written."""
         with self._changed:
-            return not self._pending and not self._dropped and self._writing is None
+            return self._ready and not self._pending and not self._dropped and self._writing is None
 
     def close(self, seconds: float = 10.0) -> None:
         """Write what is pending, for so long at most."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join(seconds)
 
     # ---- the writer's thread -----------------------------------------------------------------------------------------
 
     def _write_behind(self) -> None:
+        self._guarded(self._begin)
+        with self._changed:
+            self._ready = True
+            self._changed.notify_all()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending or self._dropped or self._closing)
@@ -120,16 +129,20 @@ class DiskTier:
                 self._pending_bytes -= len(record.data) if record else 0
                 if record is None and not scopes:
                     return
-            try:
-                self._remove([entry for entry in self._all() if entry.scope in scopes])
-                if record is not None:
-                    self._write(record)
-            except Exception:  # a thread that ends would never write again
-                logger.exception("the disk tier failed; it goes on with what comes next")
+            if scopes:
+                self._guarded(lambda scopes=scopes: self._forget(scopes))
+            if record is not None:
+                self._guarded(lambda record=record: self._write(record))
             with self._changed:
                 self._writing = None
                 self._dropped = [scope for scope in self._dropped if scope not in scopes]
                 self._changed.notify_all()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # a thread that ends would never write again
+            logger.exception("the disk tier failed; it goes on with what comes next")
 
     def _next(self) -> Record | None:
         """What to write now: beginnings first, since a run is of no use without what stands before it."""
@@ -139,22 +152,51 @@ class DiskTier:
         self._pending.remove(record)
         return record
 
+    def _begin(self) -> None:
+        os.utime(self.folder)
+        self._look()
+        self._make_room(0)
+
+    def _forget(self, scopes: set[str]) -> None:
+        self._look()
+        self._remove([entry for entry in self._index.newest_first()[::-1] if entry.scope in scopes])
+        self._neighbours.drop(scopes)
+
     def _write(self, record: Record) -> None:
-        path = self.folder / file_name(record)
-        if path in self._entries:
+        path, scope = self.folder / file_name(record), name_of(record.scope)
+        known = self._index.entries.get(path)
+        if known is not None and path.exists():
             return
-        parts = encode(record)
+        parts = encode(record, self._made_by)
         size = sum(map(len, parts))
         if size > self.max_bytes:
             return
-        aside = path.with_suffix(f".{os.getpid()}.tmp")  # two servers may share the folder
+        now = time.time_ns()
+        self._use(scope, record.start, record.tokens, now)
+        self._until_look -= 1
+        if self._until_look < 0 or known is not None:
+            self._look()
+        if self.num_bytes + size > self.max_bytes and not self._has_beginnings(record):
+            return  # of no use as it is, so nothing leaves for it
+        had = self._has_beginnings(record)
+        self._make_room(size)
+        if had and not self._has_beginnings(record):
+            return  # both do not fit
+        if self._put(path, parts, now):
+            self.num_written += 1
+            with self._indexing:
+                self._index.add(path, scope, record.start, record.tokens, size, now)
+
+    def _put(self, path: Path, parts: list[bytes | memoryview], now: int) -> bool:
+        """Write a file aside and rename it."""
+        aside = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # two servers may write the same run
         try:
-            self._make_room(size)
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                for part in parts:
-                    file.write(part)
+            self.folder.mkdir(mode=0o700, exist_ok=True)  # another server may have removed it when it was empty
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
+            os.utime(aside, ns=(now, now))
             os.replace(aside, path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -162,69 +204,90 @@ class DiskTier:
             if not self._failing:
                 logger.warning("cannot write to %s: %s; the cache goes on without", self.folder, error.strerror or error)
             self._failing = True
-            return
+            return False
         if self._failing:
             logger.warning("can write to %s again", self.folder)
         self._failing = False
-        self.num_written += 1
-        self._add(Entry(path, name_of(record.scope), record.start, len(record.tokens), size, os.stat(path).st_mtime))
+        return True
 
-    def _holds(self, entry: Entry) -> bool:
-        """Whether it still is there, and is not about to be deleted."""
-        with self._changed:
-            return entry.path in self._entries and entry.scope not in self._dropped
+    def _use(self, scope: str, start: int, tokens: np.ndarray, now: int) -> None:
+        """What a new run stands on is used a moment after it; the files say so to other servers, and to the next start."""
+        with self._indexing:
+            used = self._index.use(self._index.beginnings(scope, start, tokens), now)
+        for entry in used:
+            with contextlib.suppress(OSError):
+                os.utime(entry.path, ns=(entry.used, entry.used))
 
-    def _all(self) -> list[Entry]:
-        """The oldest first. Those who load and who write both take some away."""
-        with self._changed:
-            return list(self._entries.values())
-
-    def _add(self, entry: Entry) -> None:
-        with self._changed:
-            self._entries[entry.path] = entry
-        self.num_bytes += entry.size
+    def _has_beginnings(self, record: Record) -> bool:
+        with self._indexing:
+            return self._index.stands_on_files(name_of(record.scope), record.start, record.tokens)
 
     def _make_room(self, size: int) -> None:
-        over, oldest = self.num_bytes + size - self.max_bytes, []
-        for entry in self._all():
-            if over <= 0:
-                break
-            over -= entry.size
-            oldest.append(entry)
-        self._remove(oldest)
+        """Delete what was used least recently: other folders' files first, then those of ours that nothing stands on."""
+        self._neighbours.free(self.num_bytes + size - self.max_bytes)
+        while self.num_bytes + size > self.max_bytes and (oldest := self._index.oldest()):
+            self._remove([oldest])
 
     def _remove(self, entries: list[Entry]) -> None:
         for entry in entries:
-            with self._changed:
-                if self._entries.pop(entry.path, None):
-                    self.num_bytes -= entry.size
+            with self._indexing:
+                if self._index.entries.get(entry.path) is entry:
+                    self._index.remove(entry)
             with contextlib.suppress(OSError):
                 entry.path.unlink(missing_ok=True)
 
     # ---- what is there -----------------------------------------------------------------------------------------------
 
-    def _found(self) -> Iterator[Entry]:
-        """What stands in the folder, by its heads."""
-        for path in self.folder.glob(f"*{SUFFIX}"):
-            try:
-                with path.open("rb") as file:
-                    head = read_head(file.read)
-                about = path.stat()
-                yield Entry(path, head["scope"], head["start"], head["tokens"], about.st_size, about.st_mtime)
-            except (OSError, Torn) as error:
-                self._refuse(path, error)
+    def _look(self) -> None:
+        """Take stock of the folder: other servers write to it and delete from it, and from those beside it."""
+        found = stock(self.folder)
+        with self._indexing:
+            for entry in [entry for path, entry in self._index.entries.items() if path not in found]:
+                self._index.remove(entry)
+        unknown = [path for path in found if path not in self._index.entries]
+        for path in unknown:
+            self._note(path, *found[path])
+        if unknown:
+            with self._indexing:
+                self._index.settle()
+        self._neighbours.look()
+        self._until_look = max(LOOK_EVERY, len(found) // LOOK_EVERY)
+        for left in self.folder.glob("*.tmp"):
+            with contextlib.suppress(OSError):
+                if left.stat().st_mtime < time.time() - STALE:
+                    left.unlink()
+
+    def _note(self, path: Path, size: int, used: int) -> None:
+        try:
+            with open_file(path) as file:
+                head, tokens = read_path(file, size, self._made_by)
+        except (OSError, Torn) as error:
+            self._refuse(path, error)
+            return
+        with self._indexing:
+            self._index.add(path, head.scope, head.start, tokens, size, used)
 
     def _records(self, entries: list[Entry]) -> Iterator[tuple[Entry, Record]]:
         for entry in entries:
             if not self._holds(entry):
                 continue
             try:
-                yield entry, decode(entry.path.read_bytes())
+                with open_file(entry.path) as file:
+                    record = read(file, os.fstat(file.fileno()).st_size, self._made_by)
             except (OSError, Torn) as error:
                 self._refuse(entry.path, error)
                 self._remove([entry])
+                continue
+            yield entry, record
+
+    def _holds(self, entry: Entry) -> bool:
+        """Whether it still is there, and is not about to be deleted."""
+        with self._changed:
+            return self._index.entries.get(entry.path) is entry and entry.scope not in self._dropped
 
     def _refuse(self, path: Path, error: Exception) -> None:
+        if isinstance(error, FileNotFoundError):
+            return  # another server has deleted it
         self.num_refused += 1
         logger.warning("%s is not used: %s", path.name, error)
         with contextlib.suppress(OSError):

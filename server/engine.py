@@ -125,8 +125,8 @@ class Engine:
         is_wanted: asked in the engine's thread, at the last moment.
         """
         snapshots = self.scheduler.snapshots
-        if not (snapshots.max_bytes or self._runner.accepts(record.data, record.start, len(record.tokens))):
-            logger.warning("%d tokens from disk do not fit this model's KV", len(record.tokens) - record.start)
+        if not self._runner.accepts(record.data, record.start, len(record.tokens)):
+            logger.warning("the KV of %d tokens in a file does not fit this model", len(record.tokens) - record.start)
             return False
 
         def adopted() -> bool:

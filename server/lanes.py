@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import reprlib
-import struct
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,14 +14,14 @@ from starlette.responses import Response
 
 from ..slots.archive import Record
 from ..slots.lanes import Lane
+from . import slotfile
 from .errors import RequestError
-from .recordfile import Torn, decode, encode
+from .provenance import Provenance, provenance_of
 from .service import Service
 from .web import Json, asked_of, service_of
 
 ACTIONS = ("save", "restore", "erase")
-MAX_NAME = 200  # bytes of a file's name
-SIZE = struct.Struct("<Q")  # of a record, in front of it
+MAX_NAME = 200  # bytes of a file's name; what is added while it is written has room in 255
 
 
 class FileName(Struct):
@@ -54,26 +52,33 @@ async def act(request: Request) -> Response:
 
 async def _save(service: Service, number: int, path: Path) -> dict[str, Any]:
     records = await asyncio.wrap_future(service.engine.ask(lambda: _records(service, number)))
-    written = await asyncio.to_thread(_write, path, records)
+    written = await asyncio.to_thread(slotfile.write, path, records, _made_by(service))
     saved = len(records[-1].tokens) if records else 0
     return {"id_slot": number, "filename": path.name, "n_saved": saved, "n_written": written}
 
 
 async def _restore(service: Service, number: int, path: Path) -> dict[str, Any]:
-    records = await asyncio.to_thread(_read, path)
-    restored = 0
-    for record in records:
-        if not await asyncio.to_thread(service.engine.adopt, record):
-            break
-        restored = len(record.tokens)
-    if records and not restored:
-        raise RequestError(
-            f"{path.name} is not of this model with these settings, or --cache-ram has no room", param="filename"
-        )
-    if records:
-        last = records[-1]
+    restored, size, last = await asyncio.to_thread(_adopt_all, service, path)
+    if last is not None and not restored:
+        raise RequestError(f"{path.name} does not fit: --cache-ram has no room, or it is damaged", param="filename")
+    if last is not None:
         await asyncio.wrap_future(service.engine.ask(lambda: _remember(service, number, last, restored)))
-    return {"id_slot": number, "filename": path.name, "n_restored": restored, "n_read": path.stat().st_size}
+    return {"id_slot": number, "filename": path.name, "n_restored": restored, "n_read": size}
+
+
+def _adopt_all(service: Service, path: Path) -> tuple[int, int, Record | None]:
+    """Put a file's records back; the tokens that are there then, the file's size, the last record."""
+    slotfile.check(path, _made_by(service))  # all of it, before any of it is used
+    restored, last = 0, None
+    for last in slotfile.records(path, _made_by(service)):
+        if not service.engine.adopt(last):
+            break
+        restored = len(last.tokens)
+    return restored, path.stat().st_size, last
+
+
+def _made_by(service: Service) -> Provenance:
+    return provenance_of(service.settings, service.model, service.context)
 
 
 def _number(service: Service, text: str) -> int:
@@ -93,40 +98,6 @@ def _path(service: Service, name: str) -> Path:
     if not 0 < len(name.encode()) <= MAX_NAME:
         raise RequestError(f"filename has {len(name.encode()):,} bytes: expected 1 to {MAX_NAME}", param="filename")
     return Path(service.settings.slot_save_path).expanduser() / name
-
-
-def _write(path: Path, records: Sequence[Record]) -> int:
-    aside = path.with_name(f".{path.name}.part")
-    try:
-        with aside.open("wb") as file:
-            for record in records:
-                parts = encode(record)
-                file.write(SIZE.pack(sum(map(len, parts))))
-                file.writelines(parts)
-            written = file.tell()
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise RequestError(f"cannot write {path.name}: {error.strerror}", status=500) from None
-    return written
-
-
-def _read(path: Path) -> list[Record]:
-    try:
-        return list(_decoded(memoryview(path.read_bytes())))
-    except OSError as error:
-        raise RequestError(f"cannot read {path.name}: {error.strerror}", param="filename") from None
-    except (Torn, struct.error) as error:
-        raise RequestError(f"{path.name} is damaged: {error}", param="filename") from None
-
-
-def _decoded(content: memoryview) -> Iterator[Record]:
-    at = 0
-    while at < len(content):
-        (size,) = SIZE.unpack_from(content, at)
-        at += SIZE.size
-        yield decode(bytes(content[at : at + size]))
-        at += size
 
 
 # ---- in the engine's thread ----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import logging
 import os
@@ -12,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
-
-import llama_cpp
 
 from ..models.chat import DEFAULT_TEMPLATE, ChatTemplate, TemplateError
 from ..models.context import MAX_SEQUENCES, Context, ContextSettings
@@ -34,8 +31,10 @@ from .conversations import Conversations
 from .disk import DiskTier
 from .engine import Engine
 from .errors import RequestError
+from .folder import own_folder
 from .idle import IdlePrefill
 from .metrics import Metrics
+from .provenance import provenance_of
 from .service import Service
 from .settings import Settings
 from .tokens import AnswerMemory
@@ -47,6 +46,9 @@ DEFAULT_CONTEXT = 16384  # cells, where the model was trained for more and nobod
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
     """Load a model and make everything around it, the engine not yet started. Raises ModelError."""
     return_large_blocks()
+    for folder, flag in ((settings.cache_dir, "--cache-dir"), (settings.slot_save_path, "--slot-save-path")):
+        if folder:
+            own_folder(Path(folder).expanduser(), flag)
     model = Model(path, settings.gpu_layers, progress, repack=settings.repack)
     if not model.can_chat:
         raise ModelError(f"{path} is not a text generation model: {model.description}")
@@ -77,7 +79,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         context.aside_from,
     )
     answers = AnswerMemory()
-    disk = DiskTier(_cache_folder(settings, model, context), settings.cache_disk << 20) if settings.cache_dir else None
+    disk = _disk_tier(settings, model, context)
     engine = Engine(model, scheduler, runner, samplers, answers, settings.check, disk)
     builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint, settings.dedup)
     logger.info("%s", describe(model, context, settings))
@@ -155,17 +157,14 @@ def _host_bytes(settings: Settings) -> int:
     return min(wanted, most)
 
 
-def _cache_folder(settings: Settings, model: Model, context: Context) -> Path:
-    """Where the KV of this model lies, computed with these settings: another folder for whatever makes it differ."""
-    parts = (
-        model.digest(),
-        context.num_cells if model.rope_depends_on_context else 0,
-        llama_cpp.__version__,
-        *(device.description for device in devices()),
-        *(getattr(settings, name) for name in ("cache_type_k", "cache_type_v", "flash_attn", "repack", "gpu_layers")),
-    )
-    name = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
-    return Path(settings.cache_dir).expanduser() / name
+def _disk_tier(settings: Settings, model: Model, context: Context) -> DiskTier | None:
+    """The disk tier, if there is one; the model's digest is made now where it is needed now or later."""
+    if not (settings.cache_dir or settings.slot_save_path):
+        return None
+    made_by = provenance_of(settings, model, context)
+    if not settings.cache_dir:
+        return None
+    return DiskTier(Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, made_by)
 
 
 def _free_memory() -> int:

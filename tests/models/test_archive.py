@@ -1,12 +1,15 @@
 """Runs that leave as records and come back: bit for bit what a fresh prefill gives, or nothing at all."""
 
+import io
+
 import llama_cpp
 import numpy as np
 import pytest
 from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
 from slotcache.models.state import cut
-from slotcache.server.recordfile import Torn, decode, encode, file_name
+from slotcache.server.provenance import Provenance
+from slotcache.server.recordfile import Torn, encode, file_name, read
 from slotcache.slots.archive import Archive, Record
 from slotcache.slots.node import Blob
 from slotcache.slots.plan import Snap
@@ -14,6 +17,7 @@ from slotcache.slots.plan import Snap
 from .lab import Lab
 
 SCOPE = ("shared", "a scope")
+HERE = Provenance("0" * 32, "1" * 32)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,11 @@ def test_what_could_not_be_saved_does_not_count_as_saved(model, monkeypatch):
 
 
 def file_of(record):
-    return b"".join(bytes(part) for part in encode(record))
+    return b"".join(bytes(part) for part in encode(record, HERE))
+
+
+def decode(content, made_by=HERE):
+    return read(io.BytesIO(content), len(content), made_by)
 
 
 def test_a_record_survives_its_file(records):

@@ -13,11 +13,13 @@ import pytest
 from architectures import hybrid, recurrent
 from slotcache.models.errors import ModelError
 from slotcache.server.disk import DiskTier
+from slotcache.server.provenance import Provenance
 from slotcache.slots.archive import Record
 from slotcache.slots.radix import descendants
 
 from .conftest import running, until
 
+HERE = Provenance("0" * 32, "1" * 32)
 DOCUMENTS = [{"id": f"k{number}", "text": f"Page {number} tells of the {name} and of those who built it. " * 4} for
              number, name in enumerate(["canal", "school", "castle"])]  # fmt: skip
 BODY = {"messages": [{"role": "user", "content": "Who built it?"}], "documents": DOCUMENTS, "max_tokens": 12}
@@ -154,7 +156,7 @@ def test_a_budget_of_nothing_keeps_nothing(tiny, tmp_path):
 def test_a_folder_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match="expected a folder to write to"):
-        DiskTier(tmp_path / "file" / "kv", 1 << 20)
+        DiskTier(tmp_path / "file" / "kv", 1 << 20, HERE)
 
 
 def record(number, size=1000):
@@ -163,20 +165,20 @@ def record(number, size=1000):
 
 
 def test_the_budget_holds_and_the_oldest_leave(tmp_path):
-    disk = DiskTier(tmp_path, 5000)
+    disk = DiskTier(tmp_path, 5000, HERE)
     for number in range(8):
         disk.write(record(number))
     disk.close()
-    again = DiskTier(tmp_path, 5000)
+    again = DiskTier(tmp_path, 5000, HERE)
     found = []
     assert again.load(1 << 20, lambda one, _: found.append(int(one.data[0])) or True) == len(found)
     assert sorted(found) == [4, 5, 6, 7] or sorted(found) == [5, 6, 7]
-    assert again.num_bytes == sum(one.stat().st_size for one in tmp_path.iterdir()) <= 5000
+    assert again.num_bytes == sum(one.stat().st_size for one in files(tmp_path)) <= 5000
     again.close()
 
 
 def test_what_is_dropped_while_it_comes_back_stays_dropped(tmp_path):
-    disk = DiskTier(tmp_path, 1 << 20)
+    disk = DiskTier(tmp_path, 1 << 20, HERE)
     for number in range(3):
         disk.write(record(number))
     until(lambda: disk.idle)
@@ -189,7 +191,7 @@ def test_what_is_dropped_while_it_comes_back_stays_dropped(tmp_path):
         return is_there()
 
     assert disk.load(1 << 20, adopt) == 0
-    assert asked == [True, False] and disk.num_refused == 0 and not list(tmp_path.glob("*.kv"))
+    assert asked == [True, False] and disk.num_refused == 0 and not files(tmp_path)
     disk.close()
 
 
@@ -198,9 +200,9 @@ def test_a_full_disk_ends_nothing(tmp_path):
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from tests.server.test_disk import record\n"
+        "from tests.server.test_disk import HERE, record\n"
         "from slotcache.server.disk import DiskTier\n"
-        "disk = DiskTier(Path(sys.argv[1]), 1 << 30)\n"
+        "disk = DiskTier(Path(sys.argv[1]), 1 << 30, HERE)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
         "for one in (record(1), record(2, 9000), record(3)): disk.write(one)\n"
         "disk.close(); print(disk.num_written)\n"
@@ -215,7 +217,7 @@ def test_a_full_disk_ends_nothing(tmp_path):
     )
     assert done.stdout.strip() == "2"
     assert "cannot write" in done.stderr and "can write" in done.stderr
-    assert len(list(tmp_path.glob("*.kv"))) == 2 and not list(tmp_path.glob("*.tmp"))
+    assert len(files(tmp_path)) == 2 and not list(tmp_path.glob("*/*.tmp"))
 
 
 def test_a_sudden_kill_loses_at_most_what_was_not_written(tiny, tmp_path):

@@ -1,0 +1,29 @@
+"""Folders that keep KV. Who can write to one can change answers, so only its owner may."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..models.errors import ModelError
+
+
+def own_folder(path: Path, flag: str) -> Path:
+    """The folder, made if it is not there, and checked. flag: the setting that names it. Raises ModelError."""
+    try:
+        if not path.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+        about = path.stat()
+    except OSError as error:
+        raise ModelError(f"{flag} {path}: {error.strerror or error}: expected a folder to write to") from None
+    if about.st_uid != os.geteuid():
+        raise ModelError(f"{flag} {path}: it belongs to user {about.st_uid}: expected one of the server's own user")
+    if about.st_mode & 0o022:
+        raise ModelError(
+            f"{flag} {path}: other users may write to it (mode {about.st_mode & 0o777:o}), and so change answers: "
+            f"expected a folder that only its owner can write to (chmod go-w)"
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ModelError(f"{flag} {path}: Permission denied: expected a folder to write to")
+    return path
