@@ -2,8 +2,8 @@
 
 A file is one record (see `slots.archive`), written aside and renamed, with checksums, so that a torn one is noticed. Files
 lie in a folder of the model and of every setting that changes the KV; all folders together stay within one bound. All of it
-runs in threads of its own: the engine only hands records over, and takes them. Two servers may share a folder: each looks
-now and then at what the other has written and deleted.
+runs in threads of its own: the engine only hands records over, and takes them. Two servers may share a folder: each looks at
+what the other has written and deleted before it writes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import numpy as np
 from ..slots.archive import Record
 from .fileindex import Entry, FileIndex
 from .folder import own_folder
-from .neighbours import Neighbours, stock
+from .neighbours import Neighbours, changed_at, stock
 from .provenance import Provenance
 from .recordfile import Torn, encode, file_name, name_of, open_file, read, read_path
 
 logger = logging.getLogger("slotcache.disk")
 MOST_PENDING = 512 << 20  # bytes that may wait to be written; what comes on top is not written
 STALE = 3600  # seconds after which a file that was never finished has no writer any more
-LOOK_EVERY = 16  # files written, or a 16th of all, between two looks at what others have done
 
 
 class DiskTier:
@@ -42,7 +41,7 @@ class DiskTier:
         self._made_by = made_by
         self._index, self._neighbours = FileIndex(), Neighbours(root, self.folder)
         self._indexing = threading.Lock()  # guards the index: the writer changes it, and so does who finds a damaged file
-        self._until_look = 0
+        self._seen = -1  # when the folder had changed last, as far as it was looked at
         self._pending: list[Record] = []
         self._dropped: list[str] = []  # scopes
         self._pending_bytes = 0
@@ -133,6 +132,7 @@ class DiskTier:
                 self._guarded(lambda scopes=scopes: self._forget(scopes))
             if record is not None:
                 self._guarded(lambda record=record: self._write(record))
+            self._seen = changed_at(self.folder)
             with self._changed:
                 self._writing = None
                 self._dropped = [scope for scope in self._dropped if scope not in scopes]
@@ -163,25 +163,21 @@ class DiskTier:
         self._neighbours.drop(scopes)
 
     def _write(self, record: Record) -> None:
-        path, scope = self.folder / file_name(record), name_of(record.scope)
-        known = self._index.entries.get(path)
-        if known is not None and path.exists():
+        self._look()
+        path, scope, now = self.folder / file_name(record), name_of(record.scope), time.time_ns()
+        if path in self._index.entries:
             return
         parts = encode(record, self._made_by)
         size = sum(map(len, parts))
         if size > self.max_bytes:
             return
-        now = time.time_ns()
         self._use(scope, record.start, record.tokens, now)
-        self._until_look -= 1
-        if self._until_look < 0 or known is not None:
-            self._look()
-        if self.num_bytes + size > self.max_bytes and not self._has_beginnings(record):
+        is_whole = self._has_beginnings(record)
+        if not is_whole and self.num_bytes + size > self.max_bytes:
             return  # of no use as it is, so nothing leaves for it
-        had = self._has_beginnings(record)
         self._make_room(size)
-        if had and not self._has_beginnings(record):
-            return  # both do not fit
+        if is_whole and not self._has_beginnings(record):
+            return  # there is no room for both
         if self._put(path, parts, now):
             self.num_written += 1
             with self._indexing:
@@ -239,8 +235,12 @@ class DiskTier:
     # ---- what is there -----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Take stock of the folder: other servers write to it and delete from it, and from those beside it."""
-        found = stock(self.folder)
+        """Take stock: other servers write to this folder and delete from it, and from those beside it."""
+        self._neighbours.look()
+        seen = changed_at(self.folder)
+        if seen == self._seen:
+            return
+        self._seen, found = seen, stock(self.folder)
         with self._indexing:
             for entry in [entry for path, entry in self._index.entries.items() if path not in found]:
                 self._index.remove(entry)
@@ -250,8 +250,6 @@ class DiskTier:
         if unknown:
             with self._indexing:
                 self._index.settle()
-        self._neighbours.look()
-        self._until_look = max(LOOK_EVERY, len(found) // LOOK_EVERY)
         for left in self.folder.glob("*.tmp"):
             with contextlib.suppress(OSError):
                 if left.stat().st_mtime < time.time() - STALE:

@@ -24,9 +24,14 @@ class Neighbours:
         self._root, self._own = root, own
         self.num_bytes = 0
         self._files: deque[tuple[Path, int]] = deque()  # with their sizes, those that leave first in front
+        self._seen: dict[Path, int] = {}  # when each folder had changed last
 
     def look(self) -> None:
-        """Take stock."""
+        """Take stock, if any folder has changed since the last time."""
+        seen = {folder: changed_at(folder) for folder in (self._root, *self._folders())}
+        if seen == self._seen:
+            return
+        self._seen = seen
         folders = [sorted(stock(folder).items(), key=lambda one: one[1][1]) for folder in self._folders()]
         by_last_use = sorted((files for files in folders if files), key=lambda files: files[-1][1][1])
         self._files = deque((file, size) for files in by_last_use for file, (size, _) in files)
@@ -56,6 +61,14 @@ class Neighbours:
             for entry in found:
                 if FOLDER.fullmatch(entry.name) and entry.name != self._own.name and entry.is_dir(follow_symlinks=False):
                     yield Path(entry.path)
+
+
+def changed_at(folder: Path) -> int:
+    """When a file was added to a folder or removed last, ns; 0 where there is none."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def stock(folder: Path) -> dict[Path, tuple[int, int]]:

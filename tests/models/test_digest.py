@@ -1,0 +1,132 @@
+"""What tells one model from another: every byte, read once."""
+
+import os
+
+import pytest
+from gguf import GGUFReader, GGUFWriter
+from slotcache.models import digest as module
+from slotcache.models.digest import digest, files_of
+from slotcache.models.errors import ModelError
+from slotcache.models.model import Model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "slotcache" / "digests"
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The files that were read, one entry for each chunk."""
+    found: list = []
+    chunk = module._chunk
+    monkeypatch.setattr(module, "_chunk", lambda path, at: found.append(path) or chunk(path, at))
+    return found
+
+
+def test_every_byte_of_a_large_file_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 1 << 20)
+    path, seen = tmp_path / "model.gguf", set()
+    size = (5 << 20) + 17
+    places = (*range(0, size, 250_000), size - 1)
+    for at in places:
+        content = bytearray(size)
+        content[at] = 1
+        path.write_bytes(content)
+        seen.add(digest([path]))
+    assert len(seen) == len(places)
+
+
+def test_models_that_differ_in_one_tensor_differ(tiny, tmp_path):
+    found = {Model(tiny).digest()}
+    for tensor in GGUFReader(tiny).tensors:
+        content = bytearray(tiny.read_bytes())
+        content[tensor.data_offset + tensor.n_bytes // 2] ^= 1
+        other = tmp_path / "other.gguf"
+        other.write_bytes(content)
+        found.add(digest([other]))
+    assert len(found) == 1 + len(GGUFReader(tiny).tensors)
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path, reads, cache):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"one")
+    first = digest([path])
+    assert digest([path]) == first and len(reads) == 1
+    times = path.stat()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # the same inode, size and mtime
+    assert digest([path]) != first and len(reads) == 2
+    assert {one.stat().st_mode & 0o777 for one in (cache,)} == {0o700}
+
+
+def test_a_damaged_note_is_not_believed(tmp_path, reads, cache):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"one")
+    first = digest([path])
+    for content in (b"", b"zz", first.encode()[:31], first.upper().encode() + b"\n", os.urandom(64)):
+        (note,) = cache.iterdir()
+        note.write_bytes(content)
+        assert digest([path]) == first
+    assert len(reads) == 6
+
+
+def test_notes_do_not_pile_up(tmp_path, cache):
+    path = tmp_path / "model.gguf"
+    for number in range(80):
+        path.write_bytes(b"x" * number)
+        digest([path])
+    assert len(list(cache.iterdir())) == module.MOST_KEPT
+
+
+def test_without_a_cache_directory_it_is_computed_each_time(tmp_path, reads, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"one")
+    assert digest([path]) == digest([path]) and len(reads) == 2
+
+
+def test_all_parts_of_a_split_model_count(tiny, tmp_path):
+    first = split(tiny, tmp_path / "model.gguf")
+    parts = files_of(first)
+    assert len(parts) > 2
+    model = Model(first)
+    whole = model.digest()
+    model.close()
+    for part in parts:
+        content = part.read_bytes()
+        part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert digest(files_of(first)) != whole
+        part.write_bytes(content)
+    assert digest(files_of(first)) == whole
+
+
+def test_a_model_that_changed_since_it_was_loaded_is_refused(tiny, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny.read_bytes())
+    model = Model(path)
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny.read_bytes())
+    other.replace(path)
+    with pytest.raises(ModelError, match="changed since it was loaded"):
+        model.digest()
+    model.close()
+
+
+def split(model, path):
+    """The model in several files, at most 8 tensors in each; the first of them."""
+    reader = GGUFReader(model)
+    writer = GGUFWriter(path, "llama", split_max_tensors=8)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            element = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], element)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return next(path.parent.glob("*-00001-of-*.gguf"))
