@@ -17,6 +17,12 @@ MAX_BITS = 1 << 12
 """The largest whole number it may make by multiplication."""
 
 
+MAX_STEPS = 300_000
+"""How often its loops and macros may go round in one rendering: a second or so."""
+
+_STEP = "_slotcache_step"
+
+
 class TemplateError(ValueError):
     """The template refuses these messages, or is itself at fault; says which, for whoever sent the messages."""
 
@@ -29,12 +35,14 @@ class Template:
             self._template = _environment().from_string(source)
         except TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the chat template: {error.message}") from None
+        except Exception as error:  # nested too deep for Python, a number too long for it, ...
+            raise TemplateError(f"the chat template cannot be compiled: {error or type(error).__name__}") from None
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text it makes of these. Raises TemplateError, whatever goes wrong."""
         written, parts = 0, []
         try:
-            for part in self._template.generate(variables):
+            for part in self._template.generate({**variables, _STEP: _Steps()}):
                 parts.append(part)
                 written += len(part)
                 if written > MAX_CHARACTERS:
@@ -51,10 +59,37 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"*", "**"})
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Have every loop and every macro count its rounds."""
+        template = super()._parse(source, name, filename)
+        for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
+            node.body.insert(0, nodes.ExprStmt(_step(node.lineno), lineno=node.lineno))
+            if isinstance(node, nodes.For) and node.test is not None:
+                node.test = nodes.And(_step(node.lineno), node.test, lineno=node.lineno)
+        return template
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if _is_too_large(operator, left, right):
             raise SecurityError(f"the result of {operator} is too large")
         return super().call_binop(context, operator, left, right)
+
+
+class _Steps:
+    """Counts the steps of one rendering."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self) -> bool:
+        self._count += 1
+        if self._count > MAX_STEPS:
+            raise TemplateError(f"the chat template takes more than {MAX_STEPS} steps")
+        return True
+
+
+def _step(line: int) -> nodes.Expr:
+    """A call of the counter."""
+    return nodes.Call(nodes.Name(_STEP, "load", lineno=line), [], [], None, None, lineno=line)
 
 
 def _is_too_large(operator: str, left: Any, right: Any) -> bool:

@@ -7,8 +7,8 @@ import msgspec
 from record_files import START, digest, head_of, resealed
 
 CASES = int(os.environ.get("SLOTCACHE_MUTATIONS", 0))
-ODD = [None, True, [], {}, "", "s" * 300, -1, 0, 1, 3, 1 << 31, 1 << 53, 1 << 80, 0.5, -0.0, 1e300, [[]], [["k", 0]], [["k", -1]],
-       [["k", 1 << 20]], "0" * 32, "../x", "\0", "\ud800"]  # fmt: skip
+ODD = [None, True, [], {}, "", "s" * 300, -1, 0, 1, 3, 1 << 31, 1 << 53, 1 << 80, 0.5, -0.0, 1e300, [[]], [["k", 0]],
+       [["k", -1]], [["k", 1 << 20]], "0" * 32, "../x", "\0"]  # fmt: skip
 INTERESTING = bytes([0, 1, 127, 128, 255])
 
 
@@ -35,7 +35,7 @@ def _other_head(content: bytes, chance: random.Random) -> bytes:
         if chance.random() < 0.2:
             del head[name]
         else:
-            head[name] = chance.choice([value for value in ODD if value != "\ud800"])
+            head[name] = chance.choice(ODD)
     text = msgspec.json.encode(head)
     return resealed(content, mutated(text, chance) if chance.random() < 0.3 else text)
 

@@ -1,7 +1,7 @@
 """Files are not believed: whose they are, whether they are whole, and who may write where they lie."""
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 import msgspec
@@ -56,6 +56,22 @@ def test_a_slot_of_other_settings_is_refused(tiny, tmp_path):
         assert refused.status_code == 400 and "with other settings" in refused.text
 
 
+ODD_VALUES = [
+    ("scope", 5),
+    ("scope", "s" * 500),
+    ("start", -1),
+    ("start", "0"),
+    ("start", 1 << 40),
+    ("tokens", 0),
+    ("tokens", 1 << 62),
+    ("frequency", "many"),
+    ("frequency", None),
+    ("token_cost", "dear"),
+    ("documents", 3),
+    ("documents", [["k"]]),
+    ("documents", [["k", 1 << 20]]),
+    ("documents", {"k": 1}),
+]
 HEADS = {
     "a list": lambda head: b"[]",
     "not JSON": lambda head: b"{{{{",
@@ -65,9 +81,7 @@ HEADS = {
     **{f"no {name}": lambda head, name=name: msgspec.json.encode({k: v for k, v in head.items() if k != name})
        for name in ("scope", "start", "tokens", "documents", "frequency")},
     **{f"{name} {value!r}": lambda head, name=name, value=value: msgspec.json.encode(head | {name: value})
-       for name, value in [("scope", 5), ("scope", "s" * 500), ("start", -1), ("start", "0"), ("start", 1 << 40), ("tokens", 0),
-                           ("tokens", 1 << 62), ("frequency", "many"), ("frequency", None), ("token_cost", "dear"),
-                           ("documents", 3), ("documents", [["k"]]), ("documents", [["k", 1 << 20]]), ("documents", {"k": 1})]},
+       for name, value in ODD_VALUES},
 }  # fmt: skip
 
 
@@ -198,24 +212,17 @@ def test_a_server_takes_nothing_from_under_another_ones_hands(tmp_path):
     one.close()
 
 
+def at_once(call):
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(call, (0, 1)))
+
+
 def test_two_saves_to_one_name_leave_one_of_both(tiny, tmp_path):
     with running(tiny, slot_save_path=str(tmp_path), parallel=2) as up:
-        threads = [
-            threading.Thread(target=lambda text=text: up.chat(text * 40, max_tokens=32)) for text in ("One. ", "Two. ")
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(lambda number: up.chat(f"{number}. " * 40, max_tokens=32))
         sizes = {act(up, "save", number, filename=f"alone{number}").json()["n_written"] for number in (0, 1)}
         for _ in range(20):
-            answers: list = []
-            saves = [threading.Thread(target=lambda number=number: answers.append(act(up, "save", number, filename="both")))
-                     for number in (0, 1)]  # fmt: skip
-            for save in saves:
-                save.start()
-            for save in saves:
-                save.join()
+            answers = at_once(lambda number: act(up, "save", number, filename="both"))
             assert [one.status_code for one in answers] == [200, 200], [one.text for one in answers]
             assert (tmp_path / "both").stat().st_size in sizes
             assert act(up, "restore", filename="both").status_code == 200
@@ -232,7 +239,7 @@ def test_a_folder_that_others_may_write_is_refused(tiny, tmp_path, setting, mode
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
-    with pytest.raises(ModelError, match="other users may write to it.*chmod go-w"):
+    with pytest.raises(ModelError, match=r"other users may write to it.*chmod go-w"):
         load(defaults(**{setting: str(folder)}), tiny)
 
 
