@@ -70,6 +70,8 @@ class Part:
 
     def fits(self, state: np.ndarray, start: int, stop: int, holder: int) -> bool:
         """Whether bytes of the right length are this part, in all but the numbers of its tensors."""
+        if self.is_recurrent and start:
+            return False  # it stands for all tokens from the first one on
         opening = self.opening(start, stop, holder) + self.lead
         if state[: len(opening)].tobytes() != opening:
             return False

@@ -69,7 +69,7 @@ class FileIndex(RadixTree):
         return match.length == start and all(self._covers.get(node) for node in path(match.node))
 
     def beginnings(self, scope: str, start: int, tokens: np.ndarray) -> list[Entry]:
-        """The files that a run from `start` on stands on, and those that end within it, the deepest first."""
+        """The files that a run from `start` on stands on, and shorter ones from there on, the deepest first."""
         match = self.match(scope, tokens)
         nodes = list(path(match.node))
         on_path = {node for node in nodes if node.end <= match.length}
@@ -77,7 +77,8 @@ class FileIndex(RadixTree):
         for node in nodes:
             for entry in self._covers.get(node, ()):
                 is_needed = node.start < start and entry.start < start
-                if is_needed or (entry.node in on_path and entry.stop < len(tokens)):
+                is_shorter = entry.start == start and entry.stop < len(tokens) and entry.node in on_path  # a state, say
+                if is_needed or is_shorter:
                     found.add(entry)
         return sorted(found, key=lambda entry: (entry.start, entry.stop), reverse=True)
 

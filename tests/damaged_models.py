@@ -1,6 +1,6 @@
 """Loads damaged models, one after the other, until llama.cpp ends the process: MODEL FOLDER FIRST COUNT.
 
-Prints a line for each: its number, and what became of it.
+Prints a line for each: what became of it.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def main(whole: Path, folder: Path, first: int, count: int) -> None:
     for number in range(first, count):
         path.write_bytes(mutated(content[:metadata], random.Random(number)) + content[metadata:])
         signal.alarm(SECONDS)
-        print(number, outcome(path).replace("\n", " "), flush=True)
+        print("case", outcome(path).replace("\n", " "), flush=True)
 
 
 def outcome(path: Path) -> str:

@@ -9,7 +9,7 @@ from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
 from slotcache.models.state import cut
 from slotcache.server.provenance import Provenance
-from slotcache.server.recordfile import Torn, encode, file_name, read
+from slotcache.server.recordfile import Foreign, Torn, encode, file_name, read
 from slotcache.slots.archive import Archive, Record
 from slotcache.slots.node import Blob
 from slotcache.slots.plan import Snap
@@ -135,6 +135,53 @@ def test_kv_of_another_shape_or_place_is_not_accepted(model, records):
     other[16 + 12 * (len(record.tokens) - record.start)] ^= 1  # whether V is transposed
     assert not lab.runner.accepts(other, record.start, len(record.tokens))
     lab.close()
+
+
+def frame(count):
+    """Where the numbers of a state of so many cells that say how to read it are, four bytes each."""
+    cells = [16 + 12 * cell + part for cell in (0, 1, count - 1) for part in (0, 4)]
+    return [0, 8, 12, *cells, *range(16 + 12 * count, 16 + 12 * count + 20, 4)]
+
+
+FORGERIES = {
+    "trailing bytes": lambda data: np.append(data, np.zeros(12, np.uint8)),
+    "a missing byte": lambda data: data[:-1],
+    "nothing": lambda data: data[:0],
+    "a header alone": lambda data: data[:16],
+    "another holder for one cell": lambda data: _with_number(data, 16 + 8, 7),
+    "a sequence that there is not": lambda data: _with_number(data, 4, 1 << 30),
+}
+
+
+def _with_number(data, at, number):
+    changed = data.copy()
+    changed[at : at + 4] = np.array([number], np.uint32).view(np.uint8)
+    return changed
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_state_is_not_accepted(model, records, forgery):
+    lab, record = lab_of(model), records[1]
+    assert not lab.runner.accepts(FORGERIES[forgery](record.data), record.start, len(record.tokens))
+    lab.close()
+
+
+@pytest.mark.parametrize("number", [0, 2, 5, 1 << 31, (1 << 32) - 1])
+def test_no_number_in_the_frame_of_a_state_may_be_another(model, records, number):
+    lab, record = lab_of(model), records[1]
+    start, stop = record.start, len(record.tokens)
+    for at in frame(stop - start):
+        forged = _with_number(record.data, at, number)
+        assert np.array_equal(forged, record.data) or not lab.runner.accepts(forged, start, stop), at
+    lab.close()
+
+
+def test_a_record_of_another_model_or_other_settings_is_foreign(records):
+    content = file_of(records[0])
+    with pytest.raises(Foreign, match="of another model"):
+        decode(content, Provenance("2" * 32, HERE.settings))
+    with pytest.raises(Foreign, match="with other settings"):
+        decode(content, Provenance(HERE.model, "2" * 32))
 
 
 @pytest.mark.parametrize("at", [0, 16, 40, 300, -1])

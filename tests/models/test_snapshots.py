@@ -141,3 +141,21 @@ def test_snapshots_that_were_never_made_are_forgotten(model, prompt):
     lab.runner.clear()
     equal(lab.run(prompt, limit=4, cache=False, snapshots="s"), fresh(model, prompt, 4))
     lab.close()
+
+
+def test_a_forged_state_is_not_accepted(model, prompt):
+    lab = lab_of(model)
+    lab.run(prompt, limit=1, cache=False, snapshots="s")
+    lab.runner.run(lab.scheduler.plan_idle_work())
+    (node, *_) = lab.scheduler.snapshots.of("s")
+    data, length = node.blob.data, node.end
+    assert lab.runner.accepts(data, 0, length)
+    assert not lab.runner.accepts(data, 0, length - 1) and not lab.runner.accepts(data, 1, length)
+    assert not lab.runner.accepts(data[:-1], 0, length) and not lab.runner.accepts(np.append(data, data[:1]), 0, length)
+    words = data[: len(data) // 4 * 4].view(np.uint32)
+    frame = [0, *np.flatnonzero(words == length - 1)[:1], *np.flatnonzero(words == architectures.LAYERS)[:1]]
+    for at in frame:
+        forged = data.copy()
+        forged[4 * at] ^= 64
+        assert not lab.runner.accepts(forged, 0, length), at
+    lab.close()
