@@ -13,6 +13,7 @@ import numpy as np
 from . import log
 from .digest import digest, files_of, stamp
 from .errors import ModelError
+from .tokenizer import Tokenizer
 
 ALL_LAYERS = 9999
 TYPE_BYTES = {  # of one number, scales included
@@ -20,7 +21,6 @@ TYPE_BYTES = {  # of one number, scales included
     "iq4_nl": 18 / 32,
 }  # fmt: skip
 GGUF_MAGIC = b"GGUF"
-GUARD = "\n"  # text that merges with nothing behind it
 
 
 class Model:
@@ -58,8 +58,7 @@ class Model:
         self.context_train: int = llama_cpp.llama_model_n_ctx_train(handle)
         self.num_layers: int = llama_cpp.llama_model_n_layer(handle)
         self._pieces: dict[int, bytes] = {}
-        adds_space = self.detokenize(self._tokenize("a", False, False)).startswith(" ")
-        self._guard = self._tokenize(GUARD, False, False) if adds_space else np.empty(0, np.int32)
+        self.tokenizer = Tokenizer(self.vocab)
         self._ends = frozenset(t for t in range(self.num_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, t))
 
     def close(self) -> None:
@@ -163,27 +162,8 @@ class Model:
     # ---- vocabulary ------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Token ids, int32, of a stretch of a prompt. special: text of control tokens becomes those tokens.
-
-        begin: it is the first one: add BOS if the model wants it. Some vocabularies (SentencePiece's) put a space in
-        front of any text; in the middle of a prompt that would be one that nobody wrote.
-        """
-        if begin or not len(self._guard):
-            return self._tokenize(text, special, begin)
-        guarded = self._tokenize(GUARD + text, special, False)
-        is_apart = np.array_equal(guarded[: len(self._guard)], self._guard)
-        return guarded[len(self._guard) :] if is_apart else self._tokenize(text, special, False)
-
-    def _tokenize(self, text: str, special: bool, begin: bool) -> np.ndarray:
-        data = text.encode("utf-8", "replace")
-        ids = np.empty(len(data) + 2, np.int32)
-        pointer: Any = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        count = llama_cpp.llama_tokenize(self.vocab, data, len(data), pointer, len(ids), begin, special)
-        if count < 0:  # more tokens than bytes: possible with odd vocabularies only
-            ids = np.empty(-count, np.int32)
-            pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-            count = llama_cpp.llama_tokenize(self.vocab, data, len(data), pointer, len(ids), begin, special)
-        return ids[:count].copy()
+        """Token ids, int32, of a stretch of a prompt: see Tokenizer."""
+        return self.tokenizer(text, special, begin)
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token; control tokens have none. Cached: a token costs a dictionary look-up."""
@@ -200,6 +180,11 @@ class Model:
         """The text of tokens (int32); control tokens are left out, or spelt with `special`."""
         pieces = (self._piece(token, True) if special else self.piece(token) for token in tokens.tolist())
         return b"".join(pieces).decode("utf-8", "replace")
+
+    def spells(self, tokens: np.ndarray, text: str) -> bool:
+        """Whether tokens (int32) are exactly the bytes of `text`, and each of them has some: control tokens have none."""
+        pieces = [self.piece(token) for token in tokens.tolist()]
+        return all(pieces) and b"".join(pieces) == text.encode("utf-8", "replace")
 
     def _piece(self, token: int, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(256)

@@ -1,0 +1,75 @@
+"""Where the spellings of special tokens stand in a text, as llama.cpp finds them: longer ones first, then from the left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+Trie = dict[str, "Trie"]
+END = ""  # in a trie: a word ends here
+
+
+class Spellings:
+    """Finds special tokens by how they are spelt.
+
+    A scan from the left that takes the longest word at each place finds what llama.cpp finds, but for vocabularies where
+    one word may begin inside another that is no longer (`>>A<<` and `<|end|>` share a `<`). There a place is sure only
+    where no other spelling crosses it.
+    """
+
+    def __init__(self, words: Collection[str]) -> None:
+        self._words = frozenset(filter(None, words))
+        self._longest = max(map(len, self._words), default=0)
+        self._pattern = re.compile(_alternatives(_trie(self._words)) if self._words else r"(?!)")
+        self._cross = self._may_cross()
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Start and stop of each spelling, from the left, the longest at each place."""
+        return (found.span() for found in self._pattern.finditer(text))
+
+    def is_sure(self, text: str, start: int, stop: int) -> bool:
+        """Whether llama.cpp, too, finds what `find` gave there: no other spelling crosses either end."""
+        for at in range(max(start - self._longest + 1, 0), stop) if self._cross else ():
+            other = self._pattern.match(text, at)
+            if other and at != start and other.end() > (start if at < start else stop):
+                return False
+        return True
+
+    def _may_cross(self) -> bool:
+        """Whether a word can be followed by another, no shorter, that begins inside it, where a scan takes the first."""
+        begins: dict[str, list[str]] = {}
+        for word in self._words:
+            for length in range(1, len(word)):
+                begins.setdefault(word[:length], []).append(word)
+        return any(
+            other != word and len(other.encode()) >= len(word.encode()) and self._takes(word, word[:at] + other)
+            for word in self._words
+            for at in range(1, len(word))
+            for other in begins.get(word[at:], ())
+        )
+
+    def _takes(self, word: str, text: str) -> bool:
+        found = self._pattern.match(text)
+        return found is not None and found[0] == word
+
+
+def _trie(words: Collection[str]) -> Trie:
+    root: Trie = {}
+    for word in words:
+        node = root
+        for character in word:
+            node = node.setdefault(character, {})
+        node[END] = {}
+    return root
+
+
+def _alternatives(node: Trie) -> str:
+    """A regular expression for the words of a trie, the longest first; a flat list of thousands is tried one by one."""
+    stem = ""
+    while len(node) == 1 and END not in node:
+        ((character, node),) = node.items()
+        stem += re.escape(character)
+    branches = [re.escape(character) + _alternatives(rest) for character, rest in node.items() if character != END]
+    if not branches:
+        return stem
+    return f"{stem}(?:{'|'.join(branches)}){'?' if END in node else ''}"

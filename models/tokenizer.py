@@ -1,0 +1,130 @@
+"""From text to token ids, in time that grows with the text and not with its square."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from heapq import merge
+from itertools import pairwise
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from .spellings import Spellings
+
+CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN  # text unless asked for
+SPECIAL = CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED  # found before anything else is cut
+STRIPS = llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP | llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP  # eats spaces beside it
+GUARD = "\n"  # text that merges with nothing behind it
+SLICE = 512  # characters that one call takes, or up to the next place where a cut changes nothing
+LONGEST_RUN = 4096  # characters without a space, or spaces alone, that one call takes
+LONG_RUN = re.compile(rf"\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}}")
+WORD_END = re.compile(r"(?s).*\w(?=\W)")  # the last one
+
+
+class Tokenizer:
+    """A vocabulary's way to cut text. Safe from several threads.
+
+    llama.cpp needs the square of the number of special tokens in a text, and in SentencePiece's vocabularies of the
+    characters that these do not know. So a long text goes to it in slices, cut where special tokens or unknown characters
+    begin: there nothing merges, and the ids are those of the whole. A word of many thousand characters ends the process
+    in many vocabularies (a recursive regular expression), so a run longer than `LONGEST_RUN` is cut in any case, at the
+    end of a word where it has one; all else is as llama.cpp has it.
+    """
+
+    def __init__(self, vocab: Any) -> None:
+        self._vocab = vocab
+        size = llama_cpp.llama_vocab_n_tokens(vocab)
+        kinds = [llama_cpp.llama_vocab_get_attr(vocab, token) for token in range(size)]
+        self.longest = max(max(-llama_cpp.llama_token_to_piece(vocab, token, None, 0, 0, True) for token in range(size)), 1)
+        """Bytes that one token can spell."""
+        specials = {token: self._spelling(token) for token in range(size) if kinds[token] & SPECIAL}
+        self._strips = frozenset(word for token, word in specials.items() if kinds[token] & STRIPS)
+        self.controls = Spellings([word for token, word in specials.items() if kinds[token] & CONTROL])
+        """Those that are only text unless a caller asks for special tokens."""
+        self._all = Spellings(specials.values())
+        self._plain = Spellings([word for token, word in specials.items() if not kinds[token] & CONTROL])
+        kind = llama_cpp.llama_vocab_type(vocab)
+        is_pieces = kind == llama_cpp.LLAMA_VOCAB_TYPE_SPM
+        unknown = f"[^{self._characters(size)}]" if is_pieces else "(?!)"
+        # The first one of a run may follow a special token, and then gets a space in front.
+        self._unknown = re.compile(f"(?<={unknown}){unknown}" if is_pieces else unknown)
+        self._bounds_runs = kind == llama_cpp.LLAMA_VOCAB_TYPE_BPE or bool(self._strips)
+        bos = llama_cpp.llama_vocab_bos(vocab) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1
+        self.begin = np.array([bos] if bos >= 0 else [], np.int32)
+        """What a prompt begins with: BOS, if the model wants it."""
+        self._guard = self._call(GUARD, False) if self._adds_space() else np.empty(0, np.int32)
+
+    def __call__(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
+        """Token ids, int32, of a stretch of a prompt. special: text of control tokens becomes those tokens.
+
+        begin: it is the first one: add BOS if the model wants it. Some vocabularies (SentencePiece's) put a space in
+        front of any text; in the middle of a prompt that would be one that nobody wrote.
+        """
+        first, *rest = self.slices(text, special)
+        calls = [self.begin, self._call(first, special)] if begin else [self._guarded(first, special)]
+        return np.concatenate([*calls, *(self._guarded(part, special) for part in rest)])
+
+    def slices(self, text: str, special: bool) -> Iterator[str]:
+        """`text` in parts, one for each call. The first may be empty."""
+        spellings, cuts = self._all if special else self._plain, [0]
+        for start, stop in self._borders(text, spellings) if len(text) > SLICE else ():
+            size = start - cuts[-1]
+            if size >= LONGEST_RUN or (size >= SLICE and spellings.is_sure(text, start, stop)):
+                cuts.append(start)
+        for start, stop in pairwise([*cuts, len(text)]):
+            yield from self._runs(text[start:stop])
+
+    def _borders(self, text: str, spellings: Spellings) -> Iterator[tuple[int, int]]:
+        """What is apart from all before it: start and stop of special tokens and unknown characters, in order."""
+        special = ((start, stop) for start, stop in spellings.find(text) if text[start:stop] not in self._strips)
+        unknown = (found.span() for found in self._unknown.finditer(text) if not (self._strips and found[0].isspace()))
+        return merge(special, unknown)
+
+    def _runs(self, text: str) -> Iterator[str]:
+        start = 0
+        for run in LONG_RUN.finditer(text) if self._bounds_runs else ():
+            while run.end() - max(start, run.start()) > LONGEST_RUN:
+                at = max(start, run.start())
+                soft = WORD_END.match(text, at + LONGEST_RUN // 2, at + LONGEST_RUN)
+                stop = soft.end() if soft else at + LONGEST_RUN
+                yield text[start:stop]
+                start = stop
+        yield text[start:]
+
+    def _guarded(self, text: str, special: bool) -> np.ndarray:
+        """The ids of a stretch that does not begin a prompt."""
+        if not len(self._guard):
+            return self._call(text, special)
+        guarded = self._call(GUARD + text, special)
+        is_apart = np.array_equal(guarded[: len(self._guard)], self._guard)
+        return guarded[len(self._guard) :] if is_apart else self._call(text, special)
+
+    def _call(self, text: str, special: bool) -> np.ndarray:
+        data = text.encode("utf-8", "replace")
+        ids = np.empty(len(data) + 2, np.int32)
+        count = self._fill(data, ids, special)
+        if count < 0:  # more tokens than bytes: possible with odd vocabularies only
+            ids = np.empty(-count, np.int32)
+            count = self._fill(data, ids, special)
+        return ids[:count].copy()
+
+    def _fill(self, data: bytes, ids: np.ndarray, special: bool) -> int:
+        pointer: Any = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        return llama_cpp.llama_tokenize(self._vocab, data, len(data), pointer, len(ids), False, special)
+
+    def _spelling(self, token: int) -> str:
+        return llama_cpp.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
+
+    def _characters(self, size: int) -> str:
+        """All characters that tokens are made of, as in a regular expression's brackets."""
+        known = {" "}.union(*map(self._spelling, range(size)))
+        return re.escape("".join(sorted(known)))
+
+    def _adds_space(self) -> bool:
+        first = self._call("a", False)[:1].tolist()
+        buffer = ctypes.create_string_buffer(256)
+        llama_cpp.llama_token_to_piece(self._vocab, first[0], buffer, len(buffer), 0, False) if first else 0
+        return buffer.raw.startswith(b" ")
