@@ -2,7 +2,10 @@
 
 from itertools import permutations
 
+from hypothesis import given
+from hypothesis import strategies as st
 from slotcache.ordering import Document, document_text, order_hint
+from slotcache.ordering.prompt import location_hint
 
 SEA = Document("d1", "The moon raises two tides a day.", "Tides")
 PORT = Document("d2", "  The port closes at low tide.\n")
@@ -45,3 +48,52 @@ def test_a_hint_never_contains_document_text() -> None:
 
 def test_a_document_of_the_ranking_that_does_not_stand_there_is_no_error():
     assert order_hint([SEA, SEA], [SEA, PORT]) == f"Most relevant: {SEA.id}\n\n"
+
+
+few = st.text("a[]\\ >\n", max_size=8)
+some_documents = st.lists(st.builds(Document, few, few.filter(str.strip), few), min_size=1, max_size=3)
+
+
+def read(text: str) -> list[Document]:
+    """The documents of a prompt, read as `document_text` says they are written."""
+    documents = []
+    while text:
+        size = next(at for at in range(1, len(text)) if text[at] == "]" and not _is_escaped(text, at))
+        id = "".join(character for at, character in enumerate(text[1:size], 1) if not _escapes(text, at))
+        title, _, text = text[size + 1 :].partition("\n")
+        end = text.find("\n\n[")
+        body, text = (text.removesuffix("\n\n"), "") if end < 0 else (text[:end], text[end + 2 :])
+        at = 0
+        while (at := body.find("\n\n ", at)) >= 0:
+            label_like = body[at + 2 :].lstrip(" ").startswith("[")
+            body = body[: at + 2] + body[at + 3 :] if label_like else body
+            at += 2
+        documents.append(Document(id, body, title))
+    return documents
+
+
+def _is_escaped(text: str, at: int) -> bool:
+    before = text[1:at]
+    return (len(before) - len(before.rstrip("\\"))) % 2 == 1
+
+
+def _escapes(text: str, at: int) -> bool:
+    return text[at] == "\\" and not _is_escaped(text, at)
+
+
+@given(some_documents)
+def test_what_documents_read_like_says_which_they_are(documents: list[Document]) -> None:
+    assert read("".join(map(document_text, documents))) == documents
+
+
+def test_crafted_ids_and_texts_do_not_read_like_other_documents() -> None:
+    assert document_text(Document("a] b", "x")) != document_text(Document("a", "x", "b]"))
+    two = document_text(Document("a", "x")) + document_text(Document("b", "y"))
+    assert document_text(Document("a", "x\n\n[b]\ny")) != two
+    assert document_text(Document("a", "x\n\n[b]\ny")) != document_text(Document("a", "x\n\n [b]\ny"))
+
+
+def test_hints_name_crafted_ids_so_that_they_can_be_told_apart() -> None:
+    assert location_hint(["a", "b"]) != location_hint(["a] above.\nSee [b"])
+    documents = [Document(id, "text") for id in ("a > b", "c", "a", "b")]
+    assert order_hint(documents[::-1], documents) == "Most relevant: a \\> b > c > a\n\n"
