@@ -1,5 +1,7 @@
 """A model's chat template, rendered so that it stays known which text is the template's and which came from whom."""
 
+from __future__ import annotations
+
 import json
 import re
 import secrets
@@ -8,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from .spellings import Spellings
 from .template import Template, TemplateError
 
 DEFAULT_TEMPLATE = (
@@ -31,11 +34,13 @@ class Piece:
     """A stretch of the rendered conversation.
 
     With `message` None it is the template's own text, where special tokens mean what they say. Else it is content of
-    `messages[message]`, where they are only text, whatever a user or a document wrote.
+    `messages[message]`, where they are only text, whatever a user or a document wrote. So they are in other text that a
+    client wrote (names, calls, tools, arguments of the template) where it has to do with special tokens: `is_plain`.
     """
 
     text: str
     message: int | None
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,13 @@ class _Dialect:
 class ChatTemplate:
     """A Jinja chat template as models carry it (`tokenizer.chat_template`), with the helpers that templates rely on.
 
-    `bos` and `eos` are the texts of those tokens. Raises TemplateError with the line where the source is not Jinja.
+    `bos` and `eos` are the texts of those tokens, `controls` the spellings of all that are only text unless a template
+    writes them. Raises TemplateError with the line where the source is not Jinja.
     """
 
-    def __init__(self, source: str, bos: str, eos: str) -> None:
+    def __init__(self, source: str, bos: str, eos: str, controls: Spellings | None = None) -> None:
         self._template = Template(source)
+        self._controls = controls or Spellings(())
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._dialect = self._learn_arguments(self._learn_contents())
 
@@ -79,8 +86,9 @@ class ChatTemplate:
     ) -> list[Piece]:
         """The conversation in order; the pieces joined are what the template renders. `extra` goes to the template.
 
-        Each content is rendered as a placeholder and put in afterwards, in the form in which the template shows the
-        real one: as it is, trimmed, without its reasoning, or quoted for JSON. Where a template does more to it than
+        Each content, and each other string of a client that has to do with a special token, is rendered as a placeholder
+        and put in afterwards, in the form in which the template shows the real one: as it is, trimmed, without its
+        reasoning, or quoted for JSON. Where a template does more to it than
         that, the content stands as it is. Raises TemplateError.
         """
         contents = [_text_of(message.get("content"), f"messages[{i}].content") for i, message in enumerate(messages)]
@@ -89,13 +97,14 @@ class ChatTemplate:
         if tools:
             settings["tools"] = tools
         real = self._render(settings, messages, contents)
-        whole = _Marks(contents)
-        marked = self._render(settings, messages, whole.contents)
+        whole = _Marks(contents, self._controls)
+        marked = self._render(settings, messages, whole.contents, marks=whole)
         pieces = whole.cut(marked, real)
         if pieces is None and any(map(_REASONING_TAG.search, contents)):
             # The template went by the tags: they have to be there.
-            tagged = _Marks(contents, [message.get("role") == "assistant" for message in messages])
-            pieces = tagged.cut(self._render(settings, messages, tagged.contents), real)
+            answers = [message.get("role") == "assistant" for message in messages]
+            tagged = _Marks(contents, self._controls, answers)
+            pieces = tagged.cut(self._render(settings, messages, tagged.contents, marks=tagged), real)
         return whole.filled(marked) if pieces is None else pieces
 
     def _render(
@@ -104,12 +113,15 @@ class ChatTemplate:
         messages: Sequence[Message],
         contents: Sequence[str],
         dialect: _Dialect | None = None,
+        marks: _Marks | None = None,
     ) -> str:
         dialect = dialect or self._dialect
+        shown = [dialect.shown(*pair) for pair in zip(messages, contents, strict=True)]
+        if marks:
+            settings = {name: marks.marked(value) for name, value in settings.items()}
+            shown = [{**marks.marked(message | {"content": None}), "content": message["content"]} for message in shown]
         variables: dict[str, Any] = {"tools": None, "documents": None} if dialect.nones else {}
-        variables |= {**self._tokens, **settings}
-        variables["messages"] = [dialect.shown(*pair) for pair in zip(messages, contents, strict=True)]
-        return self._template.render(variables)
+        return self._template.render(variables | {**self._tokens, **settings, "messages": shown})
 
     def _learn_contents(self) -> _Dialect:
         """The first dialect in which the template shows what a user says."""
@@ -138,19 +150,35 @@ class ChatTemplate:
 
 
 class _Marks:
-    """Placeholders for contents, and the way back from what a template made of them."""
+    """Placeholders for contents and other strings of a client, and the way back from what a template made of them."""
 
-    def __init__(self, contents: Sequence[str], tagged: Sequence[bool] | None = None) -> None:
+    def __init__(self, contents: Sequence[str], controls: Spellings, tagged: Sequence[bool] | None = None) -> None:
         """`tagged`: in which messages the reasoning tags stay, and only the text between them is marked."""
+        self._controls = controls
         # Nobody who writes a message can guess it, and no template changes it: digits have no case and need no quotes.
         self._prefix = str(10**19 + secrets.randbelow(10**19))
-        self._marked: list[tuple[int, str]] = []
+        self._marked: list[tuple[int | None, str]] = []
         self.contents = [
             self._mark_between_tags(message, content) if tagged and tagged[message] else self._mark(message, content)
             for message, content in enumerate(contents)
         ]
 
-    def _mark(self, message: int, text: str) -> str:
+    def marked(self, value: Any) -> Any:
+        """`value` with placeholders for the strings in it that have to do with special tokens; templates may compare all
+        others. Raises TemplateError."""
+        try:
+            return self._marked_strings(value)
+        except RecursionError:
+            raise TemplateError("the request is nested too deeply for a chat template") from None
+
+    def _marked_strings(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._mark(None, value) if self._controls.touches(value) else value
+        if isinstance(value, Mapping):
+            return {self._marked_strings(name): self._marked_strings(inner) for name, inner in value.items()}
+        return [self._marked_strings(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    def _mark(self, message: int | None, text: str) -> str:
         # Templates ask whether there is any content: nothing must stay nothing.
         if not text.strip():
             return text
@@ -161,8 +189,8 @@ class _Marks:
         texts_and_tags = enumerate(_REASONING_TAG.split(content))
         return "".join(part if index % 2 else self._mark(message, part) for index, part in texts_and_tags)
 
-    def _split(self, rendered: str) -> tuple[str, list[tuple[int, str, str]]]:
-        """The text up to the first placeholder; then for each its message, its content, and the text that follows."""
+    def _split(self, rendered: str) -> tuple[str, list[tuple[int | None, str, str]]]:
+        """The text up to the first placeholder; then for each its message, its text, and the text that follows."""
         first, *rest = re.split(f"{self._prefix}([0-9]{{6}})", rendered)
         pairs = zip(rest[::2], rest[1::2], strict=True)
         return first, [(*self._marked[int(number)], after) for number, after in pairs]
@@ -178,7 +206,7 @@ class _Marks:
             if form is None:
                 return None
             at += len(form) + len(after)
-            pieces += [Piece(form, message), Piece(after, None)]
+            pieces += [Piece(form, message, message is None), Piece(after, None)]
         return _without_empty(pieces) if at == len(real) else None
 
     def filled(self, rendered: str) -> list[Piece]:
@@ -186,7 +214,7 @@ class _Marks:
         first, parts = self._split(rendered)
         pieces = [Piece(first, None)]
         for message, content, after in parts:
-            pieces += [Piece(content, message), Piece(after, None)]
+            pieces += [Piece(content, message, message is None), Piece(after, None)]
         return _without_empty(pieces)
 
 

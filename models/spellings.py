@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from functools import cached_property
 
 Trie = dict[str, "Trie"]
 END = ""  # in a trie: a word ends here
@@ -20,7 +21,7 @@ class Spellings:
     def __init__(self, words: Collection[str]) -> None:
         self._words = frozenset(filter(None, words))
         self._longest = max(map(len, self._words), default=0)
-        self._pattern = re.compile(_alternatives(_trie(self._words)) if self._words else r"(?!)")
+        self._pattern = _compiled(self._words)
         self._cross = self._may_cross()
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
@@ -34,6 +35,29 @@ class Spellings:
             if other and at != start and other.end() > (start if at < start else stop):
                 return False
         return True
+
+    def touches(self, text: str) -> bool:
+        """Whether a spelling is in `text`, or begins or ends with its end or beginning, whatever the case and the blanks
+        around: then it might become one when a template puts it somewhere."""
+        text = text.strip().lower()
+        lengths = range(1, min(len(text) + 1, self._longest))
+        return (
+            self._lower.search(text) is not None
+            or any(text[-length:] in self._beginnings for length in lengths)
+            or any(text[:length] in self._ends for length in lengths)
+        )
+
+    @cached_property
+    def _lower(self) -> re.Pattern[str]:
+        return _compiled({word.lower() for word in self._words})
+
+    @cached_property
+    def _beginnings(self) -> frozenset[str]:
+        return frozenset(word[:length].lower() for word in self._words for length in range(1, len(word)))
+
+    @cached_property
+    def _ends(self) -> frozenset[str]:
+        return frozenset(word[length:].lower() for word in self._words for length in range(1, len(word)))
 
     def _may_cross(self) -> bool:
         """Whether a word can be followed by another, no shorter, that begins inside it, where a scan takes the first."""
@@ -51,6 +75,10 @@ class Spellings:
     def _takes(self, word: str, text: str) -> bool:
         found = self._pattern.match(text)
         return found is not None and found[0] == word
+
+
+def _compiled(words: Collection[str]) -> re.Pattern[str]:
+    return re.compile(_alternatives(_trie(words)) if words else "(?!)")
 
 
 def _trie(words: Collection[str]) -> Trie:

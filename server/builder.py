@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,30 +16,41 @@ from ..ordering.document import Document, DocumentError, parse_documents
 from ..ordering.prompt import document_text, location_hint
 from ..slots.radix import NO_TOKENS
 from .conversations import Origin
-from .errors import RequestError
+from .errors import RequestError, too_long
 from .history import Chat, Entry, History, go_on
 from .parts import DocumentSet, Fixed
 from .prompt import ChatPrompt
+from .threads import PromptThreads
 from .tokens import AnswerMemory, TokenCache
 from .wire import ChatRequest, Options
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 NEXT_TURN = {"role": "user", "content": "?"}  # stands for whatever a user will say
 
 
 class PromptBuilder:
-    """Renders, cuts and tokenises. Safe from several threads. order, hint, dedup: what a request that does not say gets."""
+    """Renders, cuts and tokenises. Safe from several threads; `threads` are there for it.
+
+    limit: tokens that a prompt and its answer may have. order, hint, dedup: what a request that does not say gets.
+    """
 
     def __init__(
-        self, model: Model, template: ChatTemplate, answers: AnswerMemory, order: str, hint: bool, dedup: str
+        self, model: Model, template: ChatTemplate, answers: AnswerMemory, limit: int, order: str, hint: bool, dedup: str
     ) -> None:
-        self._model, self._template, self._answers = model, template, answers
+        self._model, self._template, self._answers, self._limit = model, template, answers, limit
         self._order, self._hint, self._dedup = order, hint, dedup
         self._tokens = TokenCache(model.tokenize)
+        self.threads = PromptThreads()
+
+    def close(self) -> None:
+        self.threads.close()
 
     def text(self, prompt: str | list[Any]) -> ChatPrompt:
         """A prompt that is text, control tokens included, or token ids. Raises RequestError."""
-        tokens = self._ids(prompt) if isinstance(prompt, list) else self._model.tokenize(prompt, special=True, begin=True)
-        return ChatPrompt([Fixed(tokens, "the prompt")])
+        if isinstance(prompt, list):
+            return ChatPrompt([Fixed(self._ids(prompt), "the prompt")])
+        self._check_size([prompt])
+        return ChatPrompt([Fixed(self._model.tokenize(prompt, special=True, begin=True), "the prompt")])
 
     def chat(self, request: ChatRequest, origin: Origin | None = None, open_turn: bool = False) -> Chat:
         """A chat with documents. Raises RequestError.
@@ -71,6 +83,7 @@ class PromptBuilder:
             where = "chat_template_kwargs.tools"
             raise RequestError(f"{where}: tools are a field of the request itself", param=where)
         pieces = self._template.pieces(messages, tools=request.tools, **request.chat_template_kwargs)
+        self._check_size(piece.text for piece in pieces)
         sets = self._document_sets(history, request)
         entries = [
             *history.kept,
@@ -80,12 +93,14 @@ class PromptBuilder:
             ),
         ]
         parts: list[Fixed | DocumentSet] = []
+        if len(begin := self._model.tokenizer.begin) and not _begins(pieces):
+            parts.append(Fixed(begin, "the chat template", ends=False))
         end = len(messages) - 1 if open_turn else None
         for piece in pieces:
             if piece.message is not None and piece.message == end:
                 break
             if piece.message is None:
-                parts.append(self._template_text(piece.text, first=not parts))
+                parts.append(self._template_text(piece, request.cache_scope, first=not parts))
                 continue
             if shown := sets.pop(piece.message, None):
                 parts.append(shown)
@@ -95,7 +110,20 @@ class PromptBuilder:
             raise RequestError(
                 f"the chat template leaves out messages[{at}], which has documents", param=f"messages[{at}].documents"
             )
-        return Chat(ChatPrompt(parts), tuple(entries), len(history.kept))
+        return Chat(self._fitting(parts), tuple(entries), len(history.kept))
+
+    def _fitting(self, parts: Sequence[Fixed | DocumentSet]) -> ChatPrompt:
+        """The prompt; without hints of a ranking where it has no room for them."""
+        prompt = ChatPrompt(parts)
+        if prompt.num_tokens < self._limit:
+            return prompt
+        return ChatPrompt([part.without_hint() if isinstance(part, DocumentSet) else part for part in parts])
+
+    def _check_size(self, texts: Iterable[str]) -> None:
+        """Refuse what is too long even if all its tokens are the longest there are, before it is tokenised."""
+        least = sum(len(text.encode("utf-8", "replace")) for text in texts) // self._model.tokenizer.longest
+        if least >= self._limit:
+            raise too_long(least, self._limit, at_least=True)
 
     def _ids(self, prompt: list[Any]) -> np.ndarray:
         most = self._model.num_vocab - 1
@@ -106,9 +134,11 @@ class PromptBuilder:
                 )
         return np.array(prompt, np.int32)
 
-    def _template_text(self, text: str, first: bool) -> Fixed:
-        begin = first and not (self._model.bos and text.startswith(self._model.bos))
-        return Fixed(self._model.tokenize(text, special=True, begin=begin), "the chat template", ends=False)
+    def _template_text(self, piece: Piece, scope: str, first: bool) -> Fixed:
+        if piece.is_plain:
+            return Fixed(self._tokens(scope, piece.text), "the chat template", ends=False)
+        begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
+        return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
 
     def _content(self, piece: Piece, entry: Entry, scope: str) -> Fixed:
         """A message's text; an answer of ours as it was sampled. Control tokens in it are just text."""
@@ -118,7 +148,7 @@ class PromptBuilder:
             is_whole = entry.sampled is not None and piece.text == entry.message["content"]
             tokens = entry.sampled if is_whole else self._answers.recall(scope, piece.text)
         assert piece.message is not None
-        return Fixed(self._tokens(piece.text) if tokens is None else tokens, _label(piece.message, entry.message))
+        return Fixed(self._tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, entry.message))
 
     def _document_sets(self, history: History, options: Options) -> dict[int, DocumentSet]:
         """The documents of each message that has some: of those that are kept as they stood, of the others new."""
@@ -132,17 +162,20 @@ class PromptBuilder:
     def _document_set(self, given: tuple[Document, ...], options: Options, held: set[str] | None) -> DocumentSet:
         """held: keys of the documents of earlier turns, which are not shown again (RAGBoost, 5.4); None to show all."""
         hint = self._hint if options.order_hint is None else options.order_hint
+        tokenize = partial(self._tokens, options.cache_scope)
         repeated = tuple(document.id for document in given if held and document.key in held)
         documents = tuple(document for document in given if not held or document.key not in held)
         if held is not None:
             held.update(document.key for document in documents)
+        texts = list(map(document_text, documents))
+        self._check_size(texts)
         return DocumentSet(
             documents,
-            tuple(self._tokens(document_text(document)) for document in documents),
+            tuple(map(tokenize, texts)),
             options.document_order or self._order,
-            self._tokens if hint else None,
+            tokenize if hint else None,
             repeated,
-            self._tokens(location_hint(repeated)) if repeated else NO_TOKENS,
+            tokenize(location_hint(repeated)) if repeated else NO_TOKENS,
             keep_first=options.keep_first,
             keep_last=options.keep_last,
         )
@@ -155,8 +188,9 @@ def _documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
     found: dict[int, tuple[Document, ...]] = {}
     for at, message in enumerate(request.messages):
         where = f"messages[{at}]"
-        if not isinstance(message.get("role"), str):
-            raise RequestError(f"{where}.role: expected a text such as 'user'", param=f"{where}.role")
+        if message.get("role") not in ROLES:
+            expected, got = ", ".join(ROLES), reprlib.repr(message.get("role"))
+            raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
         if not isinstance(message.get("content"), str | list | None):
             raise RequestError(f"{where}.content: expected a text or a list of parts", param=f"{where}.content")
         given = message.get("documents")
@@ -174,6 +208,11 @@ def _documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
             raise RequestError(f"documents and messages[{last}].documents: give one of them", param="documents")
         found[last] = found.get(last) or _parsed(request.documents, "documents")
     return found
+
+
+def _begins(pieces: Sequence[Piece]) -> bool:
+    """Whether what comes first is the template's, and so brings BOS or has it put in front."""
+    return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 
 def _label(at: int, message: Mapping[str, Any]) -> str:

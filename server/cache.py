@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ..slots.radix import descendants
 from ..slots.request import Request as Queued
-from .completions import collect, unless_disconnected
+from .completions import built, collect, unless_disconnected
 from .errors import RequestError
 from .service import Service
 from .web import Json, asked_of, scope_of, service_of
@@ -30,7 +30,7 @@ async def warm(request: Request) -> Response:
     if not (service.model.can_trim or service.snapshots.max_bytes):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
-    chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked))
+    chat = await built(request, service, service.builder.chat, asked, service.origin(asked))
     generation = service.submit(chat.prompt, asked)
     done = await unless_disconnected(request, collect(service, generation))
     if done is None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from . import reply
+from .errors import RequestError
 from .generation import End, Event, Failure, Generation
 from .prompt import ChatPrompt
 from .service import Service
+from .threads import LARGE
 from .turn import Turn
 from .web import Json, asked_of, service_of
 from .wire import ChatRequest, CompletionRequest, Options
@@ -24,7 +26,7 @@ async def chat(request: Request) -> Response:
     service = service_of(request)
     asked = await asked_of(request, ChatRequest)
     origin = service.origin(asked)
-    chat = await asyncio.to_thread(service.builder.chat, asked, origin)
+    chat = await built(request, service, service.builder.chat, asked, origin)
     style = reply.dialect("chat", service.name)
     return await _answer(request, service, chat.prompt, asked, style, Turn(style.id, asked, chat, origin))
 
@@ -40,7 +42,7 @@ async def native(request: Request) -> Response:
 async def _complete(request: Request, kind: str) -> Response:
     service = service_of(request)
     asked = await asked_of(request, CompletionRequest)
-    prompt = await asyncio.to_thread(service.builder.text, asked.prompt)
+    prompt = await built(request, service, service.builder.text, asked.prompt)
     return await _answer(request, service, prompt, asked, reply.dialect(kind, service.name))
 
 
@@ -87,6 +89,16 @@ async def collect(service: Service, generation: Generation) -> tuple[str, End]:
                 return "".join(generation.parts), event
     finally:
         service.abandon(generation)
+
+
+async def built(request: Request, service: Service, work: Callable[..., T], *arguments: Any) -> T:
+    """What `work` makes of a request in the threads for prompts. Raises RequestError; 499 if the client goes away first,
+    and what has not begun then is not done."""
+    num_bytes = int(request.headers.get("content-length") or LARGE)
+    done = await unless_disconnected(request, service.builder.threads.run(num_bytes, work, *arguments))
+    if done is None:
+        raise RequestError("the client has gone", status=499)
+    return done
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

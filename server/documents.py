@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from ..slots.radix import path
 from ..slots.request import Layout
+from .completions import built
 from .errors import RequestError
 from .service import Service
 from .web import Json, asked_of, service_of
@@ -22,7 +23,7 @@ async def order(request: Request) -> Response:
     asked = await asked_of(request, OrderRequest)
     if not asked.messages:
         asked.messages = [{"role": "user", "content": "?"}]
-    chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked))
+    chat = await built(request, service, service.builder.chat, asked, service.origin(asked))
     if not any(message.get("documents") for message in asked.messages) and not asked.documents:
         raise RequestError("there are no documents to order: send some", param="documents")
     scope = ("shared", asked.cache_scope)

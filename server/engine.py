@@ -300,14 +300,15 @@ class Engine:
             self._samplers[request.id].prime(request.tokens[: request.num_prompt])
 
     def _remember(self, generation: Generation) -> None:
-        """Keep the sampled ids of an answer, if they spell exactly the text that was sent."""
+        """Keep the sampled ids of an answer, if as plain text they spell exactly what was sent: no control token is among
+        them, which would be lost in its text, and no byte that is part of no character."""
         request = generation.request
         tokens = request.tokens[request.num_prompt : request.num_tokens]
         if len(tokens) and self._model.is_end(int(tokens[-1])):
             tokens = tokens[:-1]
         text = "".join(generation.parts)
         kept = request.cache or request.snapshot_scope is not None
-        if kept and text and self._model.detokenize(tokens) == text:
+        if kept and text and self._model.spells(tokens, text):
             generation.sampled = tokens.copy()
             self._answers.remember(generation.scope, text, generation.sampled)
 

@@ -56,3 +56,14 @@ class RequestError(Exception):
         """OpenAI's error object, the same for every error there is."""
         error = {"message": self.message, "type": TYPES.get(self.status, "server_error"), "param": self.param}
         return {"error": error | {"code": self.code or self.status} | self.details}
+
+
+def too_long(num_tokens: int, limit: int, at_least: bool = False) -> RequestError:
+    """The error of a prompt that leaves no room for an answer. at_least: it was not counted, only bounded."""
+    return RequestError(
+        f"the prompt has {'at least ' if at_least else ''}{num_tokens} tokens and the context {limit}: "
+        f"shorten it to {limit - 1} or start the server with a larger --ctx-size",
+        code="context_length_exceeded",
+        n_prompt_tokens=num_tokens,
+        n_ctx=limit,
+    )

@@ -54,7 +54,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         raise ModelError(f"{path} is not a text generation model: {model.description}")
     source = _template_source(settings, model)
     try:
-        template = ChatTemplate(source, model.bos, model.eos)
+        template = ChatTemplate(source, model.bos, model.eos, model.tokenizer.controls)
     except TemplateError as error:
         raise ModelError(f"the chat template cannot be used: {error}") from None
     num_sequences = MAX_SEQUENCES if model.can_trim else 2 * settings.parallel + 2
@@ -81,7 +81,8 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     answers = AnswerMemory()
     disk = _disk_tier(settings, model, context)
     engine = Engine(model, scheduler, runner, samplers, answers, settings.check, disk)
-    builder = PromptBuilder(model, template, answers, settings.document_order, settings.order_hint, settings.dedup)
+    wording = (settings.document_order, settings.order_hint, settings.dedup)
+    builder = PromptBuilder(model, template, answers, limit, *wording)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
     conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -44,24 +44,42 @@ class DocumentSet:
     order: tuple[int, ...] | None = None
     keep_first: int = 0  # documents that stay where they are, at either end
     keep_last: int = 0
+    longest_hint: int = -1  # tokens; counted where it is not given
     keys: tuple[str, ...] = field(init=False)  # of the documents, in rank
     key_set: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", tuple(document.key for document in self.documents))
         object.__setattr__(self, "key_set", frozenset(self.keys))
+        if self.longest_hint < 0:
+            object.__setattr__(self, "longest_hint", self._longest_hint())
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens it can take: the hint, where there is one, is longest when its ids are one token a byte."""
-        hint = len(order_hint(self.documents[::-1], self.documents).encode()) if self.hint else 0
-        return sum(map(len, self.tokens)) + len(self.location) + hint
+        """The most tokens it can take; what it takes once its order is chosen."""
+        hints = self.longest_hint + len(self.location) if self.order is None else len(self.hint_tokens(self.order))
+        return sum(map(len, self.tokens)) + hints
 
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
-        """What stands behind the documents in this order: int32, empty where nothing moved and nothing is repeated."""
+        """What stands behind the documents in this order: int32, empty where nothing moved and nothing is repeated.
+
+        A hint that names fewer documents and still takes more tokens than the longest, as an odd vocabulary might have it,
+        is left out: there is room for the longest only.
+        """
         if self.hint is None or list(order) == list(range(len(order))):
             return self.location
-        return np.concatenate([self.location, self.hint(order_hint([self.documents[at] for at in order], self.documents))])
+        hint = self.hint(order_hint([self.documents[at] for at in order], self.documents))
+        return np.concatenate([self.location, hint]) if len(hint) <= self.longest_hint else self.location
+
+    def without_hint(self) -> DocumentSet:
+        """The same with no hint of the ranking, if its order is yet to be chosen."""
+        return self if self.order is not None else replace(self, hint=None, longest_hint=0)
+
+    def _longest_hint(self) -> int:
+        """Tokens of the hint of the ranking backwards, which names all documents but one."""
+        if self.hint is None or self.policy == "retrieval":
+            return 0
+        return len(self.hint(order_hint(self.documents[::-1], self.documents)))
 
 
 Part = Fixed | DocumentSet

@@ -18,7 +18,7 @@ from .builder import PromptBuilder
 from .conversations import Conversations, Origin
 from .disk import DiskTier
 from .engine import Engine
-from .errors import RequestError
+from .errors import RequestError, too_long
 from .generation import End, Event, Failure, Generation
 from .idle import Ahead, IdlePrefill
 from .metrics import Metrics
@@ -79,13 +79,7 @@ class Service:
         if prompt.num_tokens == 0:
             raise RequestError("the prompt is empty: expected at least one token")
         if prompt.num_tokens >= self.limit:
-            raise RequestError(
-                f"the prompt has {prompt.num_tokens} tokens and the context {self.limit}: "
-                f"shorten it to {self.limit - 1} or start the server with a larger --ctx-size",
-                code="context_length_exceeded",
-                n_prompt_tokens=prompt.num_tokens,
-                n_ctx=self.limit,
-            )
+            raise too_long(prompt.num_tokens, self.limit)
 
     async def next_event(self, generation: Generation) -> Event:
         """The next event of a generation; accounts for it when it is the last one."""
@@ -129,6 +123,7 @@ class Service:
 
     def close(self) -> None:
         self.engine.stop()
+        self.builder.close()
         if self.disk is not None:
             self.disk.close()
         self.context.close()

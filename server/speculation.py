@@ -12,6 +12,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .completions import built
 from .errors import RequestError
 from .web import Json, asked_of, scope_of, service_of
 from .wire import MAX_SCOPE, SpeculateRequest
@@ -26,7 +27,7 @@ async def speculate(request: Request) -> Response:
     asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
-    chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked), is_open)
+    chat = await built(request, service, service.builder.chat, asked, service.origin(asked), is_open)
     started = await asyncio.wrap_future(service.ahead(("speculation", asked.id), chat.prompt, asked))
     if not started:
         service.go_on_idly()

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..models.model import Model
+from .completions import built
 from .errors import RequestError
 from .reply import encode
 from .web import Json, asked_of, service_of
@@ -30,9 +31,10 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 async def tokenize(request: Request) -> Response:
-    model = service_of(request).model
+    service = service_of(request)
     asked = await asked_of(request, TokenizeRequest)
-    tokens = await asyncio.to_thread(model.tokenize, asked.content, asked.parse_special, asked.add_special)
+    wanted = (asked.content, asked.parse_special, asked.add_special)
+    tokens = await built(request, service, service.model.tokenize, *wanted)
     return Json(await asyncio.to_thread(_listed, tokens))
 
 
@@ -46,7 +48,7 @@ async def apply_template(request: Request) -> Response:
     """What a chat would be as one prompt, its documents in the order they would have now."""
     service = service_of(request)
     asked = await asked_of(request, ChatRequest)
-    chat = await asyncio.to_thread(service.builder.chat, asked, service.origin(asked))
+    chat = await built(request, service, service.builder.chat, asked, service.origin(asked))
     tree = service.engine.scheduler.tree
     scope = ("shared", asked.cache_scope)
     layout = await asyncio.wrap_future(service.engine.ask(lambda: chat.prompt.arrange(tree, scope)))

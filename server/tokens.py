@@ -4,38 +4,73 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from sys import getsizeof
 from threading import Lock
 
 import numpy as np
+
+OVERHEAD = 500  # bytes that an entry takes beside its texts and tokens, about
+
+ScopedText = tuple[str, str]
+
+
+class TokensByText:
+    """Tokens (int32) by scope and text. Safe from several threads.
+
+    Bounded by the bytes of all it holds, the texts counted; the least recently used entry leaves first.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+        self._entries: OrderedDict[ScopedText, np.ndarray] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: ScopedText) -> np.ndarray | None:
+        with self._lock:
+            if (tokens := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
+            return tokens
+
+    def put(self, key: ScopedText, tokens: np.ndarray) -> None:
+        """Keep `tokens`, unless alone they are more than there is room for."""
+        size = _size(key, tokens)
+        if size > self._max_bytes:
+            return
+        with self._lock:
+            if (before := self._entries.pop(key, None)) is not None:
+                self.num_bytes -= _size(key, before)
+            self._entries[key] = tokens
+            self.num_bytes += size
+            while self.num_bytes > self._max_bytes:
+                self.num_bytes -= _size(*self._entries.popitem(last=False))
+
+
+def _size(key: ScopedText, tokens: np.ndarray) -> int:
+    scope, text = key
+    return OVERHEAD + getsizeof(scope) + getsizeof(text) + tokens.nbytes
 
 
 class TokenCache:
     """Tokens by text: a document, or a message that comes back with every turn, is tokenised once.
 
-    Bounded by the tokens it holds (4 bytes each, beside the text), the least recently used text leaves first.
+    Each scope has its own, so the time that a text takes says nothing about other scopes.
     """
 
-    def __init__(self, tokenize: Callable[[str], np.ndarray], max_tokens: int = 4_000_000) -> None:
+    def __init__(self, tokenize: Callable[[str], np.ndarray], max_bytes: int = 64 << 20) -> None:
         self._tokenize = tokenize
-        self._max_tokens = max_tokens
-        self._num_tokens = 0
-        self._entries: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._lock = Lock()
+        self._known = TokensByText(max_bytes)
 
-    def __call__(self, text: str) -> np.ndarray:
+    @property
+    def num_bytes(self) -> int:
+        return self._known.num_bytes
+
+    def __call__(self, scope: str, text: str) -> np.ndarray:
         """The ids of `text`, int32; do not write to them."""
-        with self._lock:
-            if (known := self._entries.get(text)) is not None:
-                self._entries.move_to_end(text)
-                return known
-        tokens = self._tokenize(text)
-        with self._lock:
-            if text not in self._entries:
-                self._entries[text] = tokens
-                self._num_tokens += len(tokens)
-            while self._num_tokens > self._max_tokens:
-                _, dropped = self._entries.popitem(last=False)
-                self._num_tokens -= len(dropped)
+        tokens = self._known.get((scope, text))
+        if tokens is None:
+            tokens = self._tokenize(text)
+            self._known.put((scope, text), tokens)
         return tokens
 
 
@@ -43,27 +78,19 @@ class AnswerMemory:
     """The ids that were sampled for an answer, by scope and text.
 
     When the text comes back as history its own tokens may differ from the sampled ones, which are those that have KV.
-    Bounded by the tokens it holds, the least recently used answer leaves first.
     """
 
-    def __init__(self, max_tokens: int = 1_000_000) -> None:
-        self._max_tokens = max_tokens
-        self._num_tokens = 0
-        self._entries: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
-        self._lock = Lock()
+    def __init__(self, max_bytes: int = 32 << 20) -> None:
+        self._known = TokensByText(max_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._known.num_bytes
 
     def remember(self, scope: str, text: str, tokens: np.ndarray) -> None:
         """`text` was sampled as `tokens` (int32), which must be exactly its bytes."""
-        with self._lock:
-            self._num_tokens += len(tokens) - len(self._entries.pop((scope, text), ()))
-            self._entries[scope, text] = tokens
-            while self._num_tokens > self._max_tokens:
-                _, dropped = self._entries.popitem(last=False)
-                self._num_tokens -= len(dropped)
+        self._known.put((scope, text), tokens)
 
     def recall(self, scope: str, text: str) -> np.ndarray | None:
         """The ids that `text` was sampled as in this scope, if it is known."""
-        with self._lock:
-            if (tokens := self._entries.get((scope, text))) is not None:
-                self._entries.move_to_end((scope, text))
-            return tokens
+        return self._known.get((scope, text))

@@ -38,7 +38,7 @@ def test_the_error_body(server):
         ({}, "messages", "missing required field"),
         ({"messages": "hi"}, "messages", "Expected `array`"),
         ({"messages": []}, "messages", "empty"),
-        ({"messages": [{"content": "x"}]}, "messages[0].role", "expected a text"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "expected one of system"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "expected a text"),
         ({"messages": [*USER, 7]}, "messages[1]", "Expected `object`"),
         ({"messages": USER, "max_tokens": -5}, "max_tokens", "0 or more"),
