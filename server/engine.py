@@ -300,8 +300,7 @@ class Engine:
             self._samplers[request.id].prime(request.tokens[: request.num_prompt])
 
     def _remember(self, generation: Generation) -> None:
-        """Keep the sampled ids of an answer, if as plain text they spell exactly what was sent: no control token is among
-        them, which would be lost in its text, and no byte that is part of no character."""
+        """Keep the sampled ids of an answer, if as plain text (without control tokens) they spell exactly what was sent."""
         request = generation.request
         tokens = request.tokens[request.num_prompt : request.num_tokens]
         if len(tokens) and self._model.is_end(int(tokens[-1])):
