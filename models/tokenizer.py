@@ -38,7 +38,7 @@ class Tokenizer:
         self._vocab = vocab
         size = llama_cpp.llama_vocab_n_tokens(vocab)
         kinds = [llama_cpp.llama_vocab_get_attr(vocab, token) for token in range(size)]
-        self.longest = max(max(-llama_cpp.llama_token_to_piece(vocab, token, None, 0, 0, True) for token in range(size)), 1)
+        self.longest = max(max(-llama_cpp.llama_token_to_piece(vocab, token, b"", 0, 0, True) for token in range(size)), 1)
         """Bytes that one token can spell."""
         specials = {token: self._spelling(token) for token in range(size) if kinds[token] & SPECIAL}
         self._strips = frozenset(word for token, word in specials.items() if kinds[token] & STRIPS)
@@ -52,7 +52,7 @@ class Tokenizer:
         # The first one of a run may follow a special token, and then gets a space in front.
         self._unknown = re.compile(f"(?<={unknown}){unknown}" if is_pieces else unknown)
         self._bounds_runs = kind == llama_cpp.LLAMA_VOCAB_TYPE_BPE or bool(self._strips)
-        bos = llama_cpp.llama_vocab_bos(vocab) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1
+        bos: Any = llama_cpp.llama_vocab_bos(vocab) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1
         self.begin = np.array([bos] if bos >= 0 else [], np.int32)
         """What a prompt begins with: BOS, if the model wants it."""
         self._guard = self._call(GUARD, False) if self._adds_space() else np.empty(0, np.int32)
