@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..slots.archive import Record
+from ..slots.histories import Histories
 from ..slots.lanes import Lane
 from . import slotfile
 from .errors import RequestError
@@ -58,23 +59,23 @@ async def _save(service: Service, number: int, path: Path) -> dict[str, Any]:
 
 
 async def _restore(service: Service, number: int, path: Path) -> dict[str, Any]:
-    restored, size, last = await asyncio.to_thread(_adopt_all, service, path)
-    if last is not None and not restored:
-        raise RequestError(f"{path.name} does not fit: --cache-ram has no room, or it is damaged", param="filename")
+    last, size = await asyncio.to_thread(_adopt_all, service, path)
+    restored = 0
     if last is not None:
-        await asyncio.wrap_future(service.engine.ask(lambda: _remember(service, number, last, restored)))
+        restored = await asyncio.wrap_future(service.engine.ask(lambda: _remember(service, number, last)))
+        if not restored:
+            raise RequestError(f"{path.name} does not fit: --cache-ram has no room, or it is damaged", param="filename")
     return {"id_slot": number, "filename": path.name, "n_restored": restored, "n_read": size}
 
 
-def _adopt_all(service: Service, path: Path) -> tuple[int, int, Record | None]:
-    """Put a file's records back; the tokens that are there then, the file's size, the last record."""
+def _adopt_all(service: Service, path: Path) -> tuple[Record | None, int]:
+    """Put a file's records back, up to the first that has no room; the last one that was tried, and the file's size."""
     slotfile.check(path, _made_by(service))  # all of it, before any of it is used
-    restored, last = 0, None
+    last = None
     for last in slotfile.records(path, _made_by(service)):
         if not service.engine.adopt(last):
             break
-        restored = len(last.tokens)
-    return restored, path.stat().st_size, last
+    return last, path.stat().st_size
 
 
 def _made_by(service: Service) -> Provenance:
@@ -110,32 +111,23 @@ def _lane(service: Service, number: int) -> Lane:
     return lane
 
 
+def _histories(service: Service) -> Histories:
+    engine = service.engine
+    return Histories(engine.scheduler, engine.archive, engine.carry_out)
+
+
 def _records(service: Service, number: int) -> list[Record]:
-    """What a lane ran last, as far as it is cached; beginnings first."""
-    engine, lane = service.engine, _lane(service, number)
-    if service.snapshots.max_bytes:
-        engine.carry_out()
-        kept = list(service.snapshots.along(lane.scope, lane.history))[::-1]
-        return [record for node in kept if (record := service.snapshots.record(node))]
-    nodes = engine.archive.held(lane.scope, lane.history)
-    if not engine.scheduler.tree.save(nodes):
-        raise RequestError("there is no room in host memory for what the slot holds: start with a larger --cache-ram")
-    engine.carry_out()
-    return [record for node in nodes if (record := engine.archive.record(node))]
-
-
-def _remember(service: Service, number: int, record: Record, length: int) -> None:
+    """What a lane ran last, as far as it has KV; beginnings first."""
     lane = _lane(service, number)
-    lane.scope, lane.history = record.scope, record.tokens[:length]
+    if len(lane.history) and not service.snapshots.max_bytes and not service.engine.scheduler.tree.host.max_tokens:
+        raise RequestError("KV cannot be saved here: that takes --cache-ram, and a model without a sliding window")
+    return _histories(service).save(lane)
+
+
+def _remember(service: Service, number: int, record: Record) -> int:
+    """A lane ran this last, as far as it has come back; how many tokens that are."""
+    return _histories(service).remember(_lane(service, number), record.scope, record.tokens)
 
 
 def _erase(service: Service, number: int) -> int:
-    """Forget what only this lane's history holds."""
-    lane, scheduler = _lane(service, number), service.engine.scheduler
-    if service.snapshots.max_bytes:
-        nodes = list(service.snapshots.along(lane.scope, lane.history))
-        erased = nodes[0].end if nodes else 0
-        for node in nodes:
-            service.snapshots.forget(node)
-        return erased
-    return scheduler.tree.discard(service.engine.archive.held(lane.scope, lane.history)[::-1])
+    return _histories(service).erase(_lane(service, number))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .node import Blob, Node
-from .radix import NO_TOKENS, path
+from .radix import path, scope_of
 from .tree import PrefixTree
 
 Cut = Callable[[np.ndarray, int, int], np.ndarray]
@@ -43,41 +43,56 @@ class Archive:
 
     def record(self, node: Node) -> Record | None:
         """A run as a record; None where its copy in host memory has not been made."""
-        blob = node.blob
-        if blob is None or blob.data is None:
+        return self.part(node, node.blob, node.end) if node.blob is not None else None
+
+    def part(self, node: Node, blob: Blob, stop: int) -> Record | None:
+        """A run as a record, up to position `stop`, by a copy that goes so far; None where that has not been made."""
+        if blob.data is None:
             return None
-        whole = (blob.start, blob.stop) == (node.start, node.end)
-        data = blob.data if whole else self._cut(blob.data, node.start, node.end)
-        nodes = list(path(node))[::-1]
-        documents = tuple((key, origin.end) for origin, key in node.document_of)
-        tokens = np.concatenate([one.tokens for one in nodes])
-        scope = self._scope_of(nodes[0])
-        return Record(scope, tokens, node.start, data, documents, node.frequency, node.token_cost)
+        whole = (blob.start, blob.stop) == (node.start, stop)
+        data = blob.data if whole else self._cut(blob.data, node.start, stop)
+        tokens = np.concatenate([one.tokens for one in path(node)][::-1])[:stop]
+        documents = ((key, origin.end) for origin, key in node.document_of if stop == node.end)
+        within = tuple((key, at) for key, at in documents if at <= node.start)
+        return Record(scope_of(node), tokens, node.start, data, within, node.frequency, node.token_cost)
 
     def adopt(self, record: Record, source: str) -> bool:
-        """Put a record into the host tier, if what comes before it is cached and there is room; whether it is there then."""
+        """Put a record into the host tier, if what comes before it is cached and there is room; whether it is there then.
+
+        Where a part of it is cached already, what follows on that is taken.
+        """
         tree, stop = self._tree, len(record.tokens)
-        match = tree.match(record.scope, record.tokens)
-        if match.length == stop:
+        start = self.length(record.scope, record.tokens)
+        if start == stop:
             return True
-        fits = tree.host.num_tokens + stop - record.start <= tree.host.max_tokens
-        is_cached = all(node.complete or node.blob for node in path(match.node))
-        if match.length != record.start or not fits or not is_cached:
+        is_claimed = tree.match(record.scope, record.tokens).length > start  # somebody is computing what comes next
+        if start < record.start or is_claimed or not tree.host.has_room(stop - start):
             return False
-        root = tree.roots.setdefault(record.scope, Node(NO_TOKENS, 0, None))
-        ends = tree.insert(root, record.tokens, sorted({record.start, *(at for _, at in record.documents)}))
+        if not all(0 <= at <= record.start for _, at in record.documents):
+            return False
+        ends = tree.insert(tree.root(record.scope), record.tokens, sorted({start, *(at for _, at in record.documents)}))
         node = ends[stop]
         node.frequency, node.token_cost, node.num_misses = record.frequency, record.token_cost, 1
-        tree.host.keep(node, Blob(record.start, stop, record.data, source=source))
+        data = record.data if start == record.start else self._cut(record.data, start, stop)
+        tree.host.keep(node, Blob(start, stop, data, source=source))
         for key, at in record.documents:
             ends[at].place(key, node)
         tree.price(node)
         return True
 
-    def held(self, scope: Hashable, tokens: np.ndarray) -> list[Node]:
-        """The runs of a prompt that are cached, the first one first."""
-        match = self._tree.match(scope, tokens)
-        return [node for node in list(path(match.node))[::-1] if node.end <= match.length and node.is_cached]
+    def cached(self, scope: Hashable, tokens: np.ndarray) -> list[tuple[Node, int]]:
+        """The runs that a prompt begins with and that have KV, first to last, each with the position where its KV ends."""
+        match, runs = self._tree.match(scope, tokens), []
+        for node in reversed(list(path(match.node))):
+            known = min(node.end, match.length)
+            stop = known if node.blob is not None else min(known, node.start + node.ready)
+            if stop > node.start:
+                runs.append((node, stop))
+            if stop < node.end:
+                break
+        return runs
 
-    def _scope_of(self, first: Node) -> Hashable:
-        return next(scope for scope, root in self._tree.roots.items() if root is first.parent)
+    def length(self, scope: Hashable, tokens: np.ndarray) -> int:
+        """How many leading tokens of a prompt have KV, on any tier."""
+        runs = self.cached(scope, tokens)
+        return runs[-1][1] if runs else 0

@@ -7,10 +7,11 @@ long as passing it over for some tens of tokens; a step computes hundreds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from .node import Blob, Node
 from .plan import Clear, Operation, Restore, Save, Share, Trim
+from .radix import path
 from .request import Request
 from .tree import PrefixTree
 
@@ -62,11 +63,27 @@ def _undone(move: Restore | Share) -> Trim:
     return Trim(move.sequence if isinstance(move, Restore) else move.target, move.start, move.stop)
 
 
-def resident(tree: PrefixTree) -> Iterator[Node]:
-    """Every run that is on the device, or a part of it; each right behind its parent or a sibling's last descendant."""
-    stack = [child for root in tree.roots.values() for child in root.children.values()]
+def resident(tree: PrefixTree, running: Collection[Request]) -> Iterator[Node]:
+    """Every run that is on the device, or a part of it; each right behind its parent or a sibling's last descendant.
+
+    Found by those who hold it: most scopes have nothing on the device.
+    """
+    holders = (*tree.parked.values(), *(request.sequence for request in running if request.sequence))
+    stack = list(_first(sequence.tip for sequence in holders))
     while stack:
         node = stack.pop()
         if node.ready:
             yield node
             stack.extend(node.children.values())
+
+
+def _first(tips: Iterable[Node]) -> Iterator[Node]:
+    """The runs that the paths to these tips begin with, each once."""
+    seen: set[Node] = set()
+    for tip in tips:
+        for node in path(tip):
+            if node in seen:
+                break
+            seen.add(node)
+            if node.start == 0:
+                yield node

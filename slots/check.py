@@ -31,6 +31,7 @@ def check_tree(tree: PrefixTree) -> None:
             assert (node, key) in end.document_of and node in path(end)
         for origin, key in node.document_of:
             assert origin.documents[key] is node
+    assert tree.held == {node for node in nodes if node.held_until}
     blobs = {node.blob for node in nodes if node.blob is not None}
     assert tree.host.nodes <= set(nodes)
     assert tree.host.num_tokens == sum(len(blob) for blob in blobs) <= tree.host.max_tokens

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator
 import numpy as np
 
 from .node import Node
-from .radix import descendants, path
+from .radix import path
 from .tree import PrefixTree
 
 
@@ -32,9 +32,10 @@ class Holds:
         nodes = self._path_of(scope, tokens)
         for node in nodes:
             node.held_until = max(node.held_until, until)
+            self._tree.held.add(node)
             self._tree.price(node)
         if nodes and until < math.inf:
-            heapq.heappush(self._ends, (until, next(self._count), nodes[0]))
+            self._note_end(until, nodes[0])
         return sum(len(node.tokens) for node in nodes)
 
     def release(self, scope: Hashable, tokens: np.ndarray) -> int:
@@ -56,13 +57,22 @@ class Holds:
 
     def held(self) -> Iterator[Node]:
         """Every run that is held."""
-        return (node for root in self._tree.roots.values() for node in descendants(root) if node.held_until)
+        return iter(self._tree.held)
 
     def _path_of(self, scope: Hashable, tokens: np.ndarray) -> list[Node]:
         """The nodes that lie wholly in a prompt, the last one first."""
         match = self._tree.match(scope, tokens)
         return [node for node in path(match.node) if node.end <= match.length and node.is_cached]
 
+    def _note_end(self, until: float, tip: Node) -> None:
+        """Renewed holds and runs that have left make no entries for ever: with too many, only what is held keeps one."""
+        heapq.heappush(self._ends, (until, next(self._count), tip))
+        if len(self._ends) > 2 * len(self._tree.held) + 64:
+            held = [node for node in self._tree.held if node.held_until < math.inf]
+            self._ends = [(node.held_until, next(self._count), node) for node in held]
+            heapq.heapify(self._ends)
+
     def _end(self, node: Node) -> None:
         node.held_until = 0.0
+        self._tree.held.discard(node)
         self._tree.price(node)

@@ -23,12 +23,13 @@ class Ledger(RadixTree):
         self.host = host or HostTier()
         self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
         self._num_sequences = num_sequences
+        self.held: set[Node] = set()  # runs that a client asked to keep
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
 
     def clear(self) -> None:
         """Forget everything, even what is inconsistent: no cell, sequence or copy is in use then."""
-        self.roots, self.parked, self._operations = {}, {}, []
+        self.roots, self.parked, self.held, self._operations = {}, {}, set(), []
         self.num_ready = self.num_pending = self.num_pinned = 0
         self._free_ids = list(range(self._num_sequences))[::-1]
         self.host.clear()
@@ -88,6 +89,8 @@ class Ledger(RadixTree):
     def _split(self, lower: Node, at: int) -> Node:
         upper = super()._split(lower, at)
         self.host.split(upper, lower)
+        if lower.held_until:
+            self.held.add(upper)
         # A parked sequence that ends in the upper part has its tip there now; active tips are always at a run's end.
         parked = self.parked.get(lower)
         if parked and parked.length <= upper.end:
@@ -95,6 +98,10 @@ class Ledger(RadixTree):
             parked.tip = upper
             self.parked[upper] = parked
         return upper
+
+    def _unlink(self, node: Node) -> None:
+        super()._unlink(node)
+        self.held.discard(node)
 
     def _pin(self, node: Node) -> None:
         node.last_use = self._clock

@@ -58,7 +58,9 @@ class Node:
         self.token_cost += (token_cost - self.token_cost) / self.num_misses
 
     def place(self, key: str, end: Node) -> None:
-        """A document follows this run, and ends with the run `end`."""
+        """A document follows this run, and ends with the run `end`; of one key there is one end."""
+        if key in self.documents:
+            self.documents[key].document_of.discard((self, key))
         self.documents[key] = end
         end.document_of.add((self, key))
 

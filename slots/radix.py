@@ -17,6 +17,13 @@ from .node import Node
 NO_TOKENS = np.empty(0, np.int32)
 
 
+@dataclass(slots=True, eq=False)
+class Root(Node):
+    """Where the prompts of one scope begin."""
+
+    scope: Hashable = None
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """How much of a prompt is known: `length` tokens are in the tree, of which the first `ready` have KV.
@@ -39,7 +46,7 @@ class RadixTree:
     """Finds and places runs. What has KV, and where, is its subclass's business."""
 
     def __init__(self) -> None:
-        self.roots: dict[Hashable, Node] = {}
+        self.roots: dict[Hashable, Root] = {}
         self._clock = 0
 
     def match(self, scope: Hashable, tokens: np.ndarray) -> Match:
@@ -66,6 +73,12 @@ class RadixTree:
                 break
         ends = length == len(tokens) and node.end == origin.end + length
         return Match(node, length, ready_node, ready, covered, evictable, node if ends else None)
+
+    def root(self, scope: Hashable) -> Root:
+        """Where a scope begins; it has a root from now on."""
+        if scope not in self.roots:
+            self.roots[scope] = Root(NO_TOKENS, 0, None, scope=scope)
+        return self.roots[scope]
 
     def insert(self, root: Node, tokens: np.ndarray, stops: Seq[int]) -> dict[int, Node]:
         """Make nodes end at every stop and at the end of `tokens`; the node that ends at each position."""
@@ -110,8 +123,8 @@ class RadixTree:
         assert parent is not None
         del parent.children[int(node.tokens[0])]
         self._unlink_document(node)
-        if parent.parent is None and not parent.children:
-            self.roots = {scope: root for scope, root in self.roots.items() if root is not parent}
+        if isinstance(parent, Root) and not parent.children:
+            del self.roots[parent.scope]
 
     def _unlink_document(self, node: Node) -> None:
         for origin, key in node.document_of:
@@ -133,6 +146,14 @@ def path(node: Node) -> Iterator[Node]:
         above = node.parent
         yield node
         node = above
+
+
+def scope_of(node: Node) -> Hashable:
+    """The scope that a node stands in."""
+    while node.parent is not None:
+        node = node.parent
+    assert isinstance(node, Root)
+    return node.scope
 
 
 def descendants(root: Node) -> Iterator[Node]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .node import Sequence
 from .radix import common_prefix
-from .tree import PrefixTree
+from .tree import Claim, PrefixTree
 
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
 
@@ -99,6 +99,13 @@ class Request:
         self.num_prompt = self.num_tokens = len(layout.tokens)
         self.tokens = np.empty(self.num_prompt + self.limit, np.int32)
         self.tokens[: self.num_prompt] = layout.tokens
+
+    def claim(self, tree: PrefixTree) -> Claim:
+        """Put its prompt into the tree, with nodes that end where something ends that it consists of."""
+        assert self.layout is not None
+        stops = [*self.layout.stops, self.num_tokens]
+        documents = [(document.key, document.start, document.stop) for document in self.layout.documents]
+        return tree.claim(self.scope, self.tokens[: self.num_tokens], stops, documents, guess=self.guess)
 
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token

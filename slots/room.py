@@ -66,7 +66,7 @@ class Room:
         background = all(request.background for request in computing)  # it must be possible to end it early
         if background or num_tokens <= self._aside_from or used > tree.host.max_tokens:
             return (), ()
-        runs, needed = list(resident(tree)), {request.sequence for request in computing}
+        runs, needed = list(resident(tree, self._running)), {request.sequence for request in computing}
         foreign = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
         foreign += sum(request.num_tail for request in self._running if request.sequence not in needed)
         if foreign * num_tokens <= self._aside_from * (used + RUN * len(runs)):

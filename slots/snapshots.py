@@ -15,7 +15,7 @@ import numpy as np
 from .archive import Record
 from .node import Blob, Node
 from .plan import Load, Snap
-from .radix import NO_TOKENS, RadixTree, path
+from .radix import RadixTree, path
 from .request import Request
 from .tree import PrefixTree
 
@@ -142,7 +142,7 @@ class Snapshots(RadixTree):
         found = self.longest(scope, tokens)
         if found is None or found.end < len(tokens):
             self._make_room(self.size_of(len(tokens)))
-        node = self._descend(self.roots.setdefault(scope, Node(NO_TOKENS, 0, None)), tokens)
+        node = self._descend(self.root(scope), tokens)
         self._kept[node] = scope
         self._kept.move_to_end(node)
         return node

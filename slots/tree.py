@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .copies import Copies
 from .host import HostTier
-from .ledger import Ledger
-from .node import Blob, Node, Sequence
-from .plan import Save, Share, Trim
+from .node import Node, Sequence
+from .plan import Share, Trim
 from .profile import Profile
 from .radix import NO_TOKENS, Match, descendants, path
 from .replacement import Replacement
@@ -37,7 +37,7 @@ class OutOfSequences(RuntimeError):
     """Every sequence id is in use by a running request: a programmer's error (more lanes than the tree was made for)."""
 
 
-class PrefixTree(Ledger):
+class PrefixTree(Copies):
     """Asks are `match` and the counters; acts are `claim`, `restore`, `advance`, `catch_up`, `release`, `evict`, `forget`.
 
     Acts decide memory operations; the scheduler takes them with `take_operations()` into the next plan, where they run
@@ -75,25 +75,29 @@ class PrefixTree(Ledger):
         guess: nobody has asked for it yet, so nothing counts as used. The last token is never taken from the cache:
         without computing it there are no logits. A parked sequence whose whole history is a prefix of the prompt is
         continued in place; any other match is forked, its donor untouched.
+
+        Raises OutOfSequences, and ValueError for a document outside the prompt; the tree is as before then.
         """
+        if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
+            raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
         self._clock += 1
         match = self.match(scope, tokens)
         cached = min(match.ready, len(tokens) - 1)
         own = self._continued(match, cached)
         goes_on = match.length == match.node.end and not match.node.children
-        root = self.roots.setdefault(scope, Node(NO_TOKENS, 0, None))
+        root = self.root(scope)
         ends = self.insert(root, tokens, sorted({*stops, *(at for _, *span in documents for at in span)}))
         for key, start, stop in documents:
             ends[start].place(key, ends[stop])
         tip = ends[len(tokens)]
-        self._count_use(tip, goes_on=goes_on, guess=guess)
         for node in path(tip):
             self._pin(node)
+        sequence = own or self._new_sequence(tip)
+        self._count_use(tip, goes_on=goes_on, guess=guess)
         if own is not None:
             del self.parked[own.tip]
             own.tip, own.active = tip, True
             return Claim(own, cached, "own")
-        sequence = Sequence(self._take_id(), tip)
         if cached:
             self._share(sequence, cached)
         return Claim(sequence, cached, "fork" if cached else "none")
@@ -175,28 +179,6 @@ class PrefixTree(Ledger):
         self._leave_device(leaf)
         return True
 
-    def save(self, nodes: Iterable[Node]) -> bool:
-        """See that all of these runs have a copy in host memory; False where there is no room."""
-        return all([bool(node.blob) or self._save(node, node.longest_holder()) for node in nodes])
-
-    def save_if_free(self, node: Node) -> Blob | None:
-        """The run's copy in host memory; made now if all of it has been computed and the budget has room as it is."""
-        if node.complete and self.host.has_room(len(node.tokens)):
-            self._save(node, node.longest_holder())
-        return node.blob
-
-    def save_ahead(self) -> bool:
-        """Copy one idle run to host memory while there is time, so that it can leave the device for nothing later.
-
-        The beginnings come first: a run is of no use without what stands before it. False when every idle run has a copy
-        or the budget has no room; nothing is dropped for it.
-        """
-        for sequence in self.parked.values():
-            for node in reversed(list(path(sequence.tip))):
-                if node.blob is None and sequence.length >= node.end and self.host.has_room(len(node.tokens)):
-                    return self._save(node, sequence)
-        return False
-
     def price(self, node: Node) -> None:
         """A node was used, or is held, or is not any longer: what it is worth to its tiers, as of now."""
         node.priority = self._replacement.priority(node)
@@ -214,6 +196,7 @@ class PrefixTree(Ledger):
         for node in nodes:
             self._count_ready(node, -node.ready)
             self.host.drop(node)
+        self.held.difference_update(nodes)
 
     def drop(self, scope: Hashable) -> int:
         """Forget what a scope holds and no running request needs, on every tier; how many tokens that were."""
@@ -240,11 +223,17 @@ class PrefixTree(Ledger):
         own = self.parked.get(match.ready_node)
         return own if own and own.length == match.ready == cached else None
 
-    def _take_id(self) -> int:
+    def _new_sequence(self, tip: Node) -> Sequence:
+        """One for the pinned path to `tip`, which goes again where no id is to be had."""
+        sequence = Sequence(-1, tip)
         while not self._free_ids:
             if not self.evict():
+                for node in path(tip):
+                    self._unpin(node)
+                self._prune(sequence)
                 raise OutOfSequences("no sequence id is free and nothing can be evicted")
-        return self._free_ids.pop()
+        sequence.id = self._free_ids.pop()
+        return sequence
 
     def _count_use(self, tip: Node, above: Node | None = None, goes_on: bool = False, guess: bool = False) -> None:
         """A request uses the path to `tip`, from behind the node `above`: frequencies, costs, priorities.
@@ -280,20 +269,3 @@ class PrefixTree(Ledger):
         sequence.length = leaf.start
         self._drop_covered(parent)
         self._park(sequence)
-
-    def _save(self, node: Node, sequence: Sequence) -> bool:
-        """See that a run has a copy in host memory; False where the tier has no room for it."""
-        if node.blob is not None:
-            return True
-        host, size = self.host, len(node.tokens)
-        if size > host.max_tokens:
-            return False
-        while not host.has_room(size):
-            least = host.least()
-            if least is None:
-                return False
-            host.drop(least)
-            if not least.ready:
-                self._unlink_all(least)
-        self._operations.append(Save(sequence.id, host.save(node)))
-        return True

@@ -1,11 +1,14 @@
 """llama-server's save, restore and erase of slots."""
 
+import json
+
 import pytest
 from architectures import hybrid
 
 from .conftest import running, until
 
 LONG = {"messages": [{"role": "user", "content": "Tell me of the old mill. " * 12}], "max_tokens": 12}
+ROOM = 300  # tokens of host memory, less than a conversation has
 
 
 def cached(answer):
@@ -57,6 +60,49 @@ def test_what_was_not_to_be_cached_cannot_be_saved(tiny, tmp_path):
         up.chat(**LONG | {"cache_prompt": False})
         assert act(up, "save", filename="none.bin").json()["n_saved"] == 0
         assert act(up, "restore", filename="none.bin").json()["n_restored"] == 0
+
+
+def test_a_save_while_another_request_computes_the_same_prompt_holds_what_is_computed(tiny, tmp_path):
+    chat = {"messages": [{"role": "user", "content": "Tell me of the old mill. " * 400}], "max_tokens": 4}
+    settings = {"slot_save_path": str(tmp_path), "parallel": 2, "batch_size": 256, "ubatch_size": 256}
+    with running(tiny, **settings) as up:
+        length = up.chat(**chat)["usage"]["prompt_tokens"]
+        up.chat(cache_scope="other")  # in the other slot, where the next request finds its sequence free again
+        up.http.delete("/v1/cache")
+        up.http.delete("/v1/cache", params={"scope": "other"})
+        body = chat | {"cache_prompt": True, "stream": True, "return_progress": True}
+        with up.http.stream("POST", "/v1/chat/completions", json=body) as second:
+            events = (json.loads(line[6:]) for line in second.iter_lines() if line.startswith("data: {"))
+            next(event for event in events if event["prompt_progress"]["processed"] > 64)
+            answer = act(up, "save", filename="part.bin")
+            assert answer.status_code == 200, answer.text
+            saved = answer.json()["n_saved"]
+            assert 64 < saved < length
+    with running(tiny, **settings) as up:
+        assert act(up, "restore", filename="part.bin").json()["n_restored"] == saved
+        assert cached(up.chat(**chat)) == min(saved, length - 1)
+        assert up.chat(**chat)["choices"] == up.chat(**chat | {"cache_prompt": False})["choices"]
+
+
+def test_a_save_beside_a_full_host_tier_is_restored(tiny, tmp_path):
+    turns = [{"role": "user", "content": "Tell me of the old mill. " * 20}]
+    with running(tiny, slot_save_path=str(tmp_path), parallel=1) as up:
+        up.service.engine.scheduler.tree.host.max_tokens = ROOM
+        for _ in range(3):
+            answer = up.chat(messages=turns)
+            turns += [answer["choices"][0]["message"], {"role": "user", "content": "And then? " * 10}]
+        length = answer["usage"]["prompt_tokens"]
+        assert length > ROOM
+        saved = act(up, "save", filename="mill.bin").json()["n_saved"]
+        assert saved >= length
+    with running(tiny, slot_save_path=str(tmp_path), parallel=1) as up:
+        assert act(up, "restore", filename="mill.bin").json()["n_restored"] == saved
+        up.http.delete("/v1/cache")
+        up.service.engine.scheduler.tree.host.max_tokens = ROOM
+        restored = act(up, "restore", filename="mill.bin").json()["n_restored"]
+        assert 0 < restored < saved
+        assert act(up, "save", filename="again.bin").json()["n_saved"] == restored
+        assert cached(up.chat(messages=turns[:-2])) == restored
 
 
 @pytest.mark.parametrize(

@@ -50,19 +50,19 @@ class Memory:
             case Restore(blob, sequence, start, stop):
                 assert self.num_used + stop - start <= self.num_cells, "no room for a restore"
                 mine = self.cells.setdefault(sequence, {})
-                for position in range(start, stop):
+                for position, cell in zip(range(start, stop), cut(blob.data, start, stop), strict=True):
                     assert position not in mine, "a position would be held twice"
-                    mine[position] = blob.data[position - blob.start]
+                    mine[position] = cell
                     self.identities[sequence, position] = self.next_cell
                     self.next_cell += 1
-
             case Snap(sequence, blob):
                 assert sorted(self.cells[sequence]) == list(range(len(blob))), "not the state it is kept as"
-                blob.data = [self.cells[sequence][position] for position in range(len(blob))]
+                blob.data = ["state", *(self.cells[sequence][position] for position in range(len(blob)))]
             case Load(blob, sequence):
                 assert self.num_used + len(blob) <= self.num_cells, "no room for a state"
                 assert not self.cells.get(sequence), "a state is loaded into an empty sequence"
-                self.cells[sequence] = dict(enumerate(blob.data))
+                assert len(blob.data) == 1 + len(blob), "a state of another length"
+                self.cells[sequence] = dict(enumerate(blob.data[1:]))
                 for position in range(len(blob)):
                     self.identities[sequence, position] = self.next_cell
                     self.next_cell += 1
@@ -82,6 +82,12 @@ class Memory:
     @property
     def num_used(self) -> int:
         return len(set(self.identities.values()))
+
+
+def cut(data: list[tuple], start: int, stop: int) -> list[tuple]:
+    """The part of a copy at positions [start, stop): a cell's position is one less than the length of its prefix."""
+    assert len(data[0]) <= start + 1 and stop <= len(data[-1]), "a copy of other positions"
+    return [cell for cell in data if start < len(cell) <= stop]
 
 
 def next_token(prefix: tuple) -> int:

@@ -133,3 +133,37 @@ def test_holding_what_nobody_has_computed_holds_nothing():
     assert cache.hold(range(40)) == 0
     cache.use(range(20))
     assert cache.hold(range(40)) == 20
+
+
+def test_a_hold_that_is_renewed_again_and_again_is_remembered_once():
+    cache = Cache()
+    cache.use(range(40), stops=(20,))
+    for _ in range(1000):
+        cache.hold(range(40), 60.0)
+        cache.now += 0.01
+    assert len(cache.holds._ends) < 200
+    cache.now += 60.0
+    cache.holds.expire()
+    assert not list(cache.holds.held())
+
+
+def test_holds_on_what_has_left_are_forgotten():
+    cache = Cache()
+    for number in range(500):
+        cache.use(range(1000 * number, 1000 * number + 40))
+        cache.hold(range(1000 * number, 1000 * number + 40), 1e9)
+    assert len(cache.holds._ends) < 100
+    assert sum(len(node.tokens) for node in cache.holds.held()) <= 100
+
+
+def test_a_hold_ends_for_what_is_left_of_its_prompt():
+    cache = Cache()
+    cache.use(range(40), stops=(20,))
+    cache.hold(range(40), 60.0)
+    (first,) = cache.tree.roots[""].children.values()
+    cache.tree.discard(list(first.children.values()))
+    for number in range(1, 200):
+        cache.hold(range(40), 60.0 if number == 1 else 1e-9)
+    cache.now = 61.0
+    cache.holds.expire()
+    assert not list(cache.holds.held())

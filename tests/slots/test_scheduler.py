@@ -1,54 +1,15 @@
 """Decisions of the scheduler that a user would notice, each against a memory that fails on a wrong plan."""
 
-import math
-
+import numpy as np
 import pytest
 from fixed_prompt import Fixed
-from slotcache.slots.check import check
-from slotcache.slots.host import HostTier
+from slotcache.slots.check import check, check_tree
 from slotcache.slots.plan import Plan, Restore, Save
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import Request
-from slotcache.slots.scheduler import Scheduler
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.tree import OutOfSequences, PrefixTree
 
-from .memory import Memory
-
-
-class World:
-    """A scheduler over a model of memory; requests are numbered as they come."""
-
-    def __init__(self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf, window=32, aside=math.inf):
-        self.memory = Memory(cells)
-        self.scheduler = Scheduler(
-            PrefixTree(cells, 2 * lanes + 8, HostTier(host)), lanes, batch, budget, idle, apart, window, aside_from=aside
-        )
-        self.requests = []
-        self.plans = []
-
-    def submit(self, tokens, limit=2, stops=(), priority=0):
-        request = Request(len(self.requests), Fixed(list(tokens), stops), limit, "", priority=priority)
-        self.requests.append(request)
-        self.scheduler.submit(request)
-        return request
-
-    def step(self):
-        plan = self.scheduler.plan()
-        self.plans.append(plan)
-        for request, _ in self.scheduler.commit(plan, self.memory.run(plan)):
-            if request.num_tokens == request.num_prompt + request.limit:
-                self.scheduler.finish(request)
-        check(self.scheduler)
-        return plan
-
-    def finish(self):
-        while not self.scheduler.idle:
-            self.step()
-
-    def run(self, tokens, **options):
-        request = self.submit(tokens, **options)
-        self.finish()
-        return request
+from .world import World
 
 
 def computed(plan, request):
@@ -369,3 +330,38 @@ def test_cancelling_leaves_what_was_computed():
     check(world.scheduler)
     assert world.scheduler.tree.num_ready == 128 and world.scheduler.tree.num_pending == 0
     assert world.run([*range(128), 9]).cached == 128
+
+
+@pytest.mark.parametrize("at", ["claim", "restorable", "evict"])
+def test_a_request_whose_start_fails_is_not_lost(at, monkeypatch):
+    """Behind the error it waits, or it runs: it can be ended, and everything of it goes."""
+    world = World(host=1000)
+    world.run(range(100))
+    request = world.submit([*range(50), *range(300, 350)])
+    monkeypatch.setattr(world.scheduler.tree, at, broken)
+    with pytest.raises(ZeroDivisionError):
+        world.scheduler.plan()
+    monkeypatch.undo()
+    assert (request in world.scheduler.waiting) != (request in world.scheduler.running)
+    world.scheduler.finish(request)
+    assert world.scheduler.idle and not any(lane.request for lane in world.scheduler.lanes)
+    world.memory.run(Plan(world.scheduler.tree.take_operations()))
+    check(world.scheduler)
+    assert world.run(range(100)).cached == 99
+
+
+def broken(*_, **__):
+    return 1 // 0
+
+
+def test_a_claim_without_a_sequence_leaves_the_tree_as_it_was():
+    tree = PrefixTree(100, 2)
+    for start in (0, 50):
+        tree.claim("", np.arange(start, start + 10, dtype=np.int32))
+    for scope in ("", "new"):
+        with pytest.raises(OutOfSequences):
+            tree.claim(scope, np.arange(20, dtype=np.int32), stops=(5,))
+        with pytest.raises(ValueError, match="prompt of 20 tokens"):
+            tree.claim(scope, np.arange(20, dtype=np.int32), documents=[("key", 15, 25)])
+        check_tree(tree)
+    assert set(tree.roots) == {""} and tree.num_pending == 20

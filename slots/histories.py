@@ -1,0 +1,68 @@
+"""What lanes ran last: taken out as records, taken in again, and forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from itertools import takewhile
+
+import numpy as np
+
+from .archive import Archive, Record
+from .lanes import Lane
+from .node import Blob
+from .plan import Save
+from .scheduler import Scheduler
+
+
+class Histories:
+    """Acts on lanes that run nothing, between two steps.
+
+    carry_out: has the operations that the tree has decided done now. Where it raises, memory is in no known state: only
+    `Scheduler.abandon` sets that right.
+    """
+
+    def __init__(self, scheduler: Scheduler, archive: Archive, carry_out: Callable[[], None]) -> None:
+        self._tree, self._snapshots = scheduler.tree, scheduler.snapshots
+        self._archive, self._carry_out = archive, carry_out
+
+    def save(self, lane: Lane) -> list[Record]:
+        """The records of a lane's history, each beginning where the one before it ends, as far as it has KV.
+
+        Runs without a copy in host memory get one that is theirs alone: making room in the host tier could drop what
+        stands before them. Nothing can be copied where there is no host tier; then the list is empty.
+        """
+        if self._snapshots.max_bytes:
+            self._carry_out()
+            nodes = list(self._snapshots.along(lane.scope, lane.history))[::-1]
+            return [record for node in nodes if (record := self._snapshots.record(node))]
+        if not self._tree.host.max_tokens:
+            return []
+        runs = self._archive.cached(lane.scope, lane.history)
+        blobs = [node.blob or Blob(node.start, stop) for node, stop in runs]
+        for (node, _), blob in zip(runs, blobs, strict=True):
+            if blob is not node.blob:
+                self._tree.perform(Save(node.longest_holder().id, blob))
+        self._carry_out()
+        made = [self._archive.part(node, blob, stop) for (node, stop), blob in zip(runs, blobs, strict=True)]
+        return list(takewhile(bool, made))  # type: ignore[arg-type]
+
+    def remember(self, lane: Lane, scope: Hashable, tokens: np.ndarray) -> int:
+        """A lane ran these tokens last, as far as they are cached; how many that are."""
+        if self._snapshots.max_bytes:
+            node = self._snapshots.longest(scope, tokens)
+            length = node.end if node else 0
+        else:
+            length = self._archive.length(scope, tokens)
+        lane.scope, lane.history = scope, tokens[:length]
+        return length
+
+    def erase(self, lane: Lane) -> int:
+        """Forget what only a lane's history holds; how many tokens that were."""
+        if self._snapshots.max_bytes:
+            nodes = list(self._snapshots.along(lane.scope, lane.history))
+            erased = nodes[0].end if nodes else 0
+            for node in nodes:
+                self._snapshots.forget(node)
+            return erased
+        runs = self._archive.cached(lane.scope, lane.history)
+        return self._tree.discard([node for node, stop in runs if stop == node.end][::-1])

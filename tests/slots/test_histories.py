@@ -1,0 +1,108 @@
+"""What a lane ran last leaves as records and comes back; beside other requests, and where host memory is short."""
+
+import pytest
+from slotcache.slots.archive import Archive
+from slotcache.slots.check import check
+from slotcache.slots.histories import Histories
+
+from .memory import cut
+from .world import World
+
+
+def histories(world):
+    return Histories(world.scheduler, Archive(world.scheduler.tree, cut), world.carry_out)
+
+
+def save(world, lane=0):
+    """The lane's records, each of which holds the KV of just its own tokens."""
+    records = histories(world).save(world.scheduler.lanes[lane])
+    for record in records:
+        tokens = record.tokens.tolist()
+        assert record.data == [tuple(tokens[: at + 1]) for at in range(record.start, len(tokens))]
+    assert [record.start for record in records] == [0, *(len(record.tokens) for record in records)][: len(records)]
+    check(world.scheduler)
+    return records
+
+
+def restore(world, records, lane=0):
+    """How many tokens came back."""
+    archive = Archive(world.scheduler.tree, cut)
+    for record in records:
+        if not archive.adopt(record, "disk"):
+            break
+    check(world.scheduler)
+    last = records[-1]
+    return histories(world).remember(world.scheduler.lanes[lane], last.scope, last.tokens)
+
+
+def test_only_what_is_computed_is_saved():
+    world = World(host=1000, batch=64)
+    world.run(range(300), stops=(100,))
+    world.run([7], scope="other")  # in another lane
+    for scope in ("", "other"):
+        world.scheduler.tree.drop(scope)
+    again = world.submit(range(300), stops=(100,))
+    world.step()
+    world.step()
+    assert again.computed == 128 and again.lane != 0
+    records = save(world)
+    assert [len(record.tokens) for record in records] == [100, 128]
+    fresh = World(host=1000)
+    assert restore(fresh, records) == 128
+    assert fresh.run(range(300)).cached == 128
+
+
+@pytest.mark.parametrize("room", [60, 100, 150, 200])
+def test_a_save_needs_no_room_in_the_host_tier(room):
+    world = World(host=room, idle=1000)
+    world.run(range(140), stops=(50, 90))
+    while plan := world.scheduler.plan_idle_work():
+        world.memory.run(plan)
+    copied = world.scheduler.tree.host.num_tokens
+    records = save(world)
+    assert len(records[-1].tokens) == 141 and world.scheduler.tree.host.num_tokens == copied
+    fresh = World(host=room)
+    restored = restore(fresh, records)
+    assert restored == max((len(record.tokens) for record in records if len(record.tokens) <= room), default=0)
+    assert fresh.run([*range(140), 3]).cached == min(restored, 140)
+
+
+def test_what_is_saved_after_a_part_has_left_is_a_beginning():
+    world = World(cells=310, host=0)
+    world.run(range(140), stops=(50, 90))
+    assert save(world) == [], "there is nowhere to keep KV"
+
+
+def test_a_record_goes_on_where_a_part_of_it_is_cached_already():
+    world = World(host=1000)
+    world.run(range(140))
+    records = save(world)
+    fresh = World(host=1000)
+    fresh.run([*range(60), *range(500, 540)])
+    assert restore(fresh, records) == 141
+    assert fresh.scheduler.tree.host.num_tokens == 81
+    assert fresh.run([*range(140), 3]).cached == 140
+
+
+def test_what_another_request_is_computing_has_not_come_back():
+    world = World(host=1000)
+    world.run(range(140))
+    records = save(world)
+    fresh = World(host=1000, batch=64)
+    running = fresh.submit(range(140))
+    fresh.step()
+    assert running.computed == 64 and restore(fresh, records, lane=1) == 64
+    fresh.finish()
+    assert restore(fresh, records, lane=1) == 141
+
+
+def test_what_only_a_lane_held_is_erased():
+    world = World(host=1000, idle=1000)
+    world.run(range(100), stops=(50,))
+    world.run([*range(50), 7, 7, 7], stops=(50,))
+    lanes = world.scheduler.lanes
+    before = world.scheduler.tree.num_ready
+    assert histories(world).erase(lanes[0]) == 51
+    check(world.scheduler)
+    assert world.scheduler.tree.num_ready == before - 51
+    assert histories(world).erase(lanes[0]) == 0

@@ -1,0 +1,57 @@
+"""With many scopes, a request pays for its own."""
+
+import pytest
+from slotcache.slots.archive import Archive
+
+from .memory import cut
+from .world import World
+
+
+class Counted(dict):
+    """Roots by scope; counts how often all of them are looked at."""
+
+    walks = 0
+
+    def __iter__(self):
+        self.walks += 1
+        return super().__iter__()
+
+    def values(self):
+        self.walks += 1
+        return super().values()
+
+    def items(self):
+        self.walks += 1
+        return super().items()
+
+
+class Busy(World):
+    """Without the checks behind each step, which look at everything."""
+
+    def step(self):
+        plan = self.scheduler.plan()
+        for request, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+            if request.num_tokens == request.num_prompt + request.limit:
+                self.scheduler.finish(request)
+        self.moved = bool(plan.afterwards) or getattr(self, "moved", False)
+
+
+@pytest.mark.parametrize("aside", [10_000, 0.1])
+def test_no_request_looks_at_all_scopes(aside):
+    world = Busy(host=1000, aside=aside, batch=64)
+    for scope in range(20):
+        world.run([scope, 1, 2], scope=scope)
+    tree = world.scheduler.tree
+    tree.roots = roots = Counted(tree.roots)
+    others = [world.submit([*range(100), last], scope="a", stops=(50,), limit=20) for last in (5, 6)]
+    world.step()
+    world.submit([*range(200, 300)], scope=3)
+    world.finish()
+    assert world.moved == (aside < 1)
+    archive = Archive(tree, cut)
+    (node,) = tree.roots[5].children.values()
+    assert archive.record(node).scope == 5
+    assert tree.drop("a") and tree.drop(3) and "a" not in tree.roots and all(request.source for request in others)
+    world.scheduler.holds.expire()
+    assert not list(world.scheduler.holds.held())
+    assert tree.roots is roots and roots.walks == 0
