@@ -63,15 +63,20 @@ class Keeping(Life):
             records.sort(key=lambda record: record.start)
         SEEN["adopt"] += sum([self.take_in(record) for record in records])
 
-    @rule(extra=st.integers(0, 60), host=st.sampled_from([0, 20, 60, 1000]), states=st.sampled_from([60, 1000]))
+    @rule(
+        extra=st.integers(0, 60),
+        host=st.sampled_from([0, 20, 60, 1000]),
+        states=st.sampled_from([60, 1000]),
+        share=st.sampled_from([0.0, 0.5, 1.0]),
+    )
     @precondition(lambda self: self.shelf)
-    def restart(self, extra, host, states):
-        """The server ends, and another one starts with other room; what is kept is taken in."""
+    def restart(self, extra, host, states, share):
+        """The server ends, and another one starts with other room; of what is kept, a share is taken in."""
         SEEN["restart"] += 1
         self.open.clear()
         self.memory.apply(Clear())
-        self.build(CONTEXT + extra, host, None if self.can_cut else states, 1000)
-        for record in sorted(self.shelf, key=lambda record: record.start):
+        self.build(CONTEXT + extra, host, None if self.can_cut else states)
+        for record in sorted(self.shelf[: int(share * len(self.shelf))], key=lambda record: record.start):
             self.take_in(record)
 
     def lane(self, number):
