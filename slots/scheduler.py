@@ -254,15 +254,9 @@ class Scheduler:
         return rejected
 
     def _start(self, request: Request) -> None:
-        """Have a request that has left the queue run. If this raises, it waits again or runs already: `finish` ends it."""
-        try:
-            claim = request.claim(self.tree)
-        except Exception:
-            self.waiting.resume(request)
-            raise
-        request.sequence, request.claimed, request.computed = claim.sequence, request.num_tokens, claim.cached
-        self.lanes.take(request, claim.sequence.id)
-        self.running.append(request)
+        """Have a request run that has left the queue. Only the last lines count it among those that run."""
+        claim = request.claim(self.tree)
+        request.sequence, request.claimed = claim.sequence, request.num_tokens
         self._count_cached(request, claim.source, claim.cached)
         if not request.guess:
             self.room.spill_idle()
@@ -273,6 +267,8 @@ class Scheduler:
             self._count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
         request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else ()
+        self.lanes.take(request, claim.sequence.id)
+        self.running.append(request)
 
     def _count_cached(self, request: Request, source: str, tokens: int) -> None:
         if request.num_preempted or request.background:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fixed_prompt import Fixed
 from slotcache.slots.check import check, check_tree
-from slotcache.slots.plan import Plan, Restore, Save
+from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import Request
 from slotcache.slots.tree import OutOfSequences, PrefixTree
@@ -334,7 +334,7 @@ def test_cancelling_leaves_what_was_computed():
 
 @pytest.mark.parametrize("at", ["claim", "restorable", "evict"])
 def test_a_request_whose_start_fails_is_not_lost(at, monkeypatch):
-    """Behind the error it waits, or it runs: it can be ended, and everything of it goes."""
+    """It is handed back with the error, holds nothing, and after `abandon` all is as at the start."""
     world = World(host=1000)
     world.run(range(100))
     request = world.submit([*range(50), *range(300, 350)])
@@ -342,12 +342,12 @@ def test_a_request_whose_start_fails_is_not_lost(at, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         world.scheduler.plan()
     monkeypatch.undo()
-    assert (request in world.scheduler.waiting) != (request in world.scheduler.running)
-    world.scheduler.finish(request)
+    assert [rejected for rejected, _ in world.scheduler.take_rejected()] == [request] and request.sequence is None
     assert world.scheduler.idle and not any(lane.request for lane in world.scheduler.lanes)
-    world.memory.run(Plan(world.scheduler.tree.take_operations()))
+    assert world.scheduler.abandon() == []
+    world.memory.apply(Clear())
     check(world.scheduler)
-    assert world.run(range(100)).cached == 99
+    assert [world.run(range(100)).cached for _ in range(2)] == [0, 99]
 
 
 def broken(*_, **__):
