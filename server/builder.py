@@ -88,7 +88,7 @@ class PromptBuilder:
         entries = [
             *history.kept,
             *(
-                Entry(messages[at], tuple(document.key for document in history.documents.get(at, ())), sets.get(at))
+                Entry.of(messages[at], tuple(document.key for document in history.documents.get(at, ())), sets.get(at))
                 for at in range(len(history.kept), len(messages))
             ),
         ]
@@ -104,7 +104,7 @@ class PromptBuilder:
                 continue
             if shown := sets.pop(piece.message, None):
                 parts.append(shown)
-            parts.append(self._content(piece, entries[piece.message], request.cache_scope))
+            parts.append(self._content(piece, messages[piece.message], entries[piece.message].sampled, request.cache_scope))
         if sets:
             at = next(iter(sets)) - history.shift
             raise RequestError(
@@ -140,15 +140,15 @@ class PromptBuilder:
         begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
         return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
 
-    def _content(self, piece: Piece, entry: Entry, scope: str) -> Fixed:
+    def _content(self, piece: Piece, message: Mapping[str, Any], sampled: np.ndarray | None, scope: str) -> Fixed:
         """A message's text; an answer of ours as it was sampled. Control tokens in it are just text."""
         tokens = None
-        if entry.message["role"] == "assistant":
+        if message["role"] == "assistant":
             # The template may have changed the text: the ids that were sampled spell all of it or nothing.
-            is_whole = entry.sampled is not None and piece.text == entry.message["content"]
-            tokens = entry.sampled if is_whole else self._answers.recall(scope, piece.text)
+            is_whole = sampled is not None and piece.text == message["content"]
+            tokens = sampled if is_whole else self._answers.recall(scope, piece.text)
         assert piece.message is not None
-        return Fixed(self._tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, entry.message))
+        return Fixed(self._tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, message))
 
     def _document_sets(self, history: History, options: Options) -> dict[int, DocumentSet]:
         """The documents of each message that has some: of those that are kept as they stood, of the others new."""

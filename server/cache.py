@@ -50,7 +50,7 @@ async def holdings(request: Request) -> Response:
 
 
 async def drop(request: Request) -> Response:
-    """Forget what one scope has cached, but for what running requests need."""
+    """Forget what one scope has cached, but for what running requests need; nothing more is computed ahead for it."""
     service, scope = service_of(request), scope_of(request)
     service.idle.forget(scope)
     dropped = await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
@@ -73,6 +73,7 @@ def _pin(service: Service, done: Queued, asked: WarmRequest) -> int:
 
 def _drop(service: Service, scope: str) -> int:
     """Runs in the engine's thread."""
+    service.engine.background.drop_scope(scope)
     return service.engine.scheduler.tree.drop(("shared", scope)) + service.snapshots.drop(("shared", scope))
 
 

@@ -10,25 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from . import reply
+from .conversations import Origin
 from .errors import RequestError
 from .generation import End, Event, Failure, Generation
-from .prompt import ChatPrompt
 from .service import Service
 from .threads import LARGE
 from .turn import Turn
 from .web import Json, asked_of, service_of
-from .wire import ChatRequest, CompletionRequest, Options
+from .wire import ChatRequest, CompletionRequest, Options, StreamOptions
 
 T = TypeVar("T")
 
 
 async def chat(request: Request) -> Response:
     service = service_of(request)
-    asked = await asked_of(request, ChatRequest)
-    origin = service.origin(asked)
-    chat = await built(request, service, service.builder.chat, asked, origin)
     style = reply.dialect("chat", service.name)
-    return await _answer(request, service, chat.prompt, asked, style, Turn(style.id, asked, chat, origin))
+    return await _answer(request, service, style, *await _submit_chat(request, service, style.id))
 
 
 async def text(request: Request) -> Response:
@@ -41,23 +38,38 @@ async def native(request: Request) -> Response:
 
 async def _complete(request: Request, kind: str) -> Response:
     service = service_of(request)
+    return await _answer(request, service, reply.dialect(kind, service.name), *await _submit_text(request, service))
+
+
+# What was asked ends with these two calls: decoded it takes some 20 times its JSON, and an answer may take minutes.
+
+
+async def _submit_chat(request: Request, service: Service, id: str) -> tuple[Generation, StreamOptions | None]:
+    asked = await asked_of(request, ChatRequest)
+    turn = await built(request, service, _turn, service, id, asked, service.origin(asked))
+    return service.submit(turn.chat.prompt, asked, turn), _streaming(asked)
+
+
+async def _submit_text(request: Request, service: Service) -> tuple[Generation, StreamOptions | None]:
     asked = await asked_of(request, CompletionRequest)
     prompt = await built(request, service, service.builder.text, asked.prompt)
-    return await _answer(request, service, prompt, asked, reply.dialect(kind, service.name))
+    return service.submit(prompt, asked), _streaming(asked)
+
+
+def _turn(service: Service, id: str, asked: ChatRequest, origin: Origin | None) -> Turn:
+    return Turn.of(id, asked, service.builder.chat(asked, origin), origin)
+
+
+def _streaming(asked: Options) -> StreamOptions | None:
+    """How the answer is streamed, if it is."""
+    return (asked.stream_options or StreamOptions()) if asked.stream else None
 
 
 async def _answer(
-    request: Request,
-    service: Service,
-    prompt: ChatPrompt,
-    asked: Options,
-    style: reply.Dialect,
-    turn: Turn | None = None,
+    request: Request, service: Service, style: reply.Dialect, generation: Generation, streaming: StreamOptions | None
 ) -> Response:
-    generation = service.submit(prompt, asked, turn)
-    if asked.stream:
-        usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        body = reply.stream(style, _events(service, generation), usage)
+    if streaming is not None:
+        body = reply.stream(style, _events(service, generation), streaming.include_usage)
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
     whole = await unless_disconnected(request, collect(service, generation))
     if whole is None:
@@ -70,7 +82,7 @@ async def _events(service: Service, generation: Generation) -> AsyncIterator[Eve
     """A generation's events up to its final one; whoever stops listening before that cancels it."""
     try:
         while True:
-            event = await service.next_event(generation)
+            event = await generation.events.get()
             yield event
             if isinstance(event, End | Failure):
                 return
@@ -82,7 +94,7 @@ async def collect(service: Service, generation: Generation) -> tuple[str, End]:
     """The whole text and the end. Raises the RequestError of a failure."""
     try:
         while True:
-            event = await service.next_event(generation)
+            event = await generation.events.get()
             if isinstance(event, Failure):
                 raise event.error
             if isinstance(event, End):

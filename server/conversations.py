@@ -12,19 +12,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from .errors import RequestError
-from .history import OVERHEAD, Entry
+from .history import Entry
 from .wire import MAX_SCOPE, ChatRequest
 
 logger = logging.getLogger("slotcache.conversations")
+OVERHEAD = 1000  # bytes that a conversation takes beside its answers, about
+ANSWER = 300  # and an answer, beside its history
+SHARE = 50  # and a message, beside itself: that it is counted once
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Conversation:
-    """One conversation. answers: the history up to and with each, by its id. head: the answer that `conversation` goes on
-    from. used: when, on the store's clock. num_bytes: about what it takes."""
+    """One conversation, from its first request on. answers: the history up to and with each, by its id; none before the
+    first has ended, and none when the store has let go of it. head: the answer that `conversation` goes on from. used:
+    when, on the store's clock. num_bytes: of memory."""
 
     scope: str
     id: str
@@ -32,36 +38,47 @@ class Conversation:
     used: float = 0.0
     answers: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
     head: str = ""
-    num_bytes: int = OVERHEAD
+    num_bytes: int = 0
     forgotten: bool = False
     _entries: set[Entry] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.clear()
 
     def add(self, answer: str, entries: tuple[Entry, ...], is_head: bool) -> None:
         """Take over a finished answer."""
         new = [entry for entry in entries if entry not in self._entries]
         self._entries.update(new)
-        self.num_bytes += OVERHEAD + 8 * len(entries) + sum(entry.num_bytes for entry in new)
+        self.num_bytes += ANSWER + getsizeof(entries) + sum(SHARE + entry.num_bytes for entry in new)
         self.answers[answer] = entries
         if is_head or not self.head:
             self.head = answer
+
+    def clear(self) -> None:
+        """Let go of all answers."""
+        self.answers, self._entries, self.head = {}, set(), ""
+        self.num_bytes = OVERHEAD + getsizeof(self.scope) + getsizeof(self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What a request goes on from, as it was when the request came.
 
-    id: of the conversation. answer: that it goes on from, empty where the conversation is new. branches: it was named by
-    that answer, and not by the conversation. stores: whether the new answer shall be remembered.
+    answer: that it goes on from, empty where the conversation is new. branches: it was named by that answer, and not by
+    the conversation. stores: whether the new answer shall be remembered.
     """
 
-    scope: str
-    id: str
+    conversation: Conversation
     kind: Literal["auto", "whole", "new"] = "auto"
     answer: str = ""
     entries: tuple[Entry, ...] = ()
     branches: bool = False
     stores: bool = False
-    conversation: Conversation | None = None
+
+    @property
+    def id(self) -> str:
+        """Of the conversation."""
+        return self.conversation.id
 
 
 class Conversations:
@@ -71,6 +88,7 @@ class Conversations:
         self.num_bytes = 0
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
         self._held: OrderedDict[tuple[str, str], Conversation] = OrderedDict()  # the least recently used first
+        self._known: WeakValueDictionary[tuple[str, str], Conversation] = WeakValueDictionary()  # and those under way
         self._by_answer: dict[tuple[str, str], Conversation] = {}
 
     def __len__(self) -> int:
@@ -96,14 +114,15 @@ class Conversations:
                 raise RequestError("conversation and previous_response_id: give one of them", param="previous_response_id")
             return self._after_answer(scope, asked.previous_response_id, stores)
         if asked.conversation is None:
-            return Origin(scope, f"conv-{secrets.token_hex(12)}", stores=True) if asked.store and stores else None
+            new = f"conv-{secrets.token_hex(12)}"
+            return Origin(self._begin(scope, new), stores=True) if asked.store and stores else None
         name, kind = _named(asked)
         conversation = self.find(scope, name)
         if conversation is None:
-            return Origin(scope, name, kind, stores=stores)
+            return Origin(self._begin(scope, name), kind, stores=stores)
         self._use(conversation)
         head = conversation.head
-        return Origin(scope, name, kind, head, conversation.answers[head], False, stores, conversation)
+        return Origin(conversation, kind, head, conversation.answers[head], False, stores)
 
     def remember(self, origin: Origin, answer: str, entries: tuple[Entry, ...]) -> bool:
         """An answer is whole; whether it is remembered now.
@@ -111,18 +130,19 @@ class Conversations:
         By `conversation` the one that ends last is gone on from. By `previous_response_id` it is only where the answer
         that it goes on from was; else it is a branch, which its own id finds.
         """
-        if not origin.stores or (origin.conversation is not None and origin.conversation.forgotten):
+        conversation = origin.conversation
+        if not origin.stores or conversation.forgotten:
             return False
-        key = (origin.scope, origin.id)
-        conversation = self._held.setdefault(key, Conversation(*key))
-        before = conversation.num_bytes if conversation.answers else 0
+        key = (conversation.scope, conversation.id)
+        before = conversation.num_bytes if key in self._held else 0
         conversation.add(answer, entries, not origin.branches or conversation.head == origin.answer)
+        self._held[key] = conversation
         self.num_bytes += conversation.num_bytes - before
-        self._by_answer[origin.scope, answer] = conversation
+        self._by_answer[conversation.scope, answer] = conversation
         self._use(conversation)
         logger.debug(
             "conversation %r: %s goes on from %s, %d messages, %d bytes",
-            origin.id,
+            conversation.id,
             answer,
             origin.answer or "nothing",
             len(entries),
@@ -137,11 +157,20 @@ class Conversations:
 
     def forget(self, scope: str, id: str) -> Conversation | None:
         """Forget a conversation with all its answers; those under way will not be remembered. None: there was none."""
-        conversation = self.find(scope, id)
+        self._expire()
+        conversation = self._known.pop((scope, id), None)
         if conversation is not None:
             conversation.forgotten = True
-            self._leave(conversation, "it was deleted")
+            if (scope, id) in self._held:
+                self._leave(conversation, "it was deleted")
         return conversation
+
+    def _begin(self, scope: str, id: str) -> Conversation:
+        """The conversation of this id that requests have begun and that is not remembered yet, or no more."""
+        key = (scope, id)
+        if (begun := self._known.get(key)) is None:
+            begun = self._known[key] = Conversation(scope, id)
+        return begun
 
     def _after_answer(self, scope: str, answer: str, stores: bool) -> Origin:
         self._expire()
@@ -156,7 +185,7 @@ class Conversations:
                 code="previous_response_not_found",
             )
         self._use(conversation)
-        return Origin(scope, conversation.id, "auto", answer, conversation.answers[answer], True, stores, conversation)
+        return Origin(conversation, "auto", answer, conversation.answers[answer], True, stores)
 
     def _use(self, conversation: Conversation) -> None:
         conversation.used = self._clock()
@@ -173,6 +202,7 @@ class Conversations:
             del self._by_answer[conversation.scope, answer]
         self.num_bytes -= conversation.num_bytes
         logger.info("conversation %r leaves with %d answers: %s", conversation.id, len(conversation.answers), why)
+        conversation.clear()
 
 
 def _named(asked: ChatRequest) -> tuple[str, Any]:

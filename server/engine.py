@@ -107,9 +107,10 @@ class Engine:
         """Stop computing ahead for `key`; whether it was still being computed. What is done stays in the cache."""
         return self.ask(lambda: self.background.drop(key))
 
-    def cancel(self, generation: Generation) -> None:
-        """Let go of a generation whose client has gone, by the next step."""
+    def cancel(self, generation: Generation) -> Future[None]:
+        """Let go of a generation whose client has gone, by the next step; done when that is so."""
         self._inbox.put(lambda: self._end(generation))
+        return self.ask(lambda: None)
 
     def carry_out(self) -> None:
         """Do what the cache has decided, now; in the engine's thread."""

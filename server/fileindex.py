@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..slots.node import Node
-from ..slots.radix import NO_TOKENS, RadixTree, path
+from ..slots.radix import RadixTree, path
 
 MOMENT = 1000  # ns: what file systems tell apart
 
@@ -43,8 +43,7 @@ class FileIndex(RadixTree):
 
     def add(self, file: Path, scope: str, start: int, tokens: np.ndarray, size: int, used: int) -> Entry:
         """Note a file that holds the KV of `tokens` (int32) from `start` on."""
-        root = self.roots.setdefault(scope, Node(NO_TOKENS, 0, None))
-        node = self.insert(root, tokens, (start,))[len(tokens)]
+        node = self.insert(self.root(scope), tokens, (start,))[len(tokens)]
         entry = self.entries[file] = Entry(file, scope, start, len(tokens), size, used, node)
         for covered in self._run(entry):
             self._covers.setdefault(covered, []).append(entry)

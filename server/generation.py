@@ -1,11 +1,13 @@
-"""One accepted request on its way through the engine: its text so far, and the events it sends to whoever waits.
+"""One accepted request on its way through the engine: its text so far, and the events that its client reads.
 
-Every generation ends in exactly one final event, an End or a Failure, unless its client has gone.
+Every generation ends in exactly one final event, an End or a Failure, unless its client has gone. The final event counts
+when the engine sends it: a client that does not read cannot keep a generation open.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -52,7 +54,64 @@ class Failure:
     error: RequestError
 
 
-Event = Delta | Progress | End | Failure
+Final = End | Failure
+Event = Delta | Progress | Final
+
+
+class Unread:
+    """Events that a client has not read yet: the newest progress, the text in one piece, and the end. The event loop's.
+
+    A client that reads slowly gets longer pieces, and one that does not read at all makes no more wait than its answer.
+    """
+
+    __slots__ = ("_arrived", "_final", "_progress", "_text")
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._text: list[str] = []
+        self._final: Final | None = None
+        self._arrived = asyncio.Event()
+
+    def qsize(self) -> int:
+        """How many events `get` would return without waiting."""
+        return (self._progress is not None) + bool(self._text) + (self._final is not None)
+
+    def put(self, event: Event) -> None:
+        match event:
+            case Delta(text):
+                self._text.append(text)
+            case Progress():
+                self._progress = event
+            case End() | Failure():
+                self._final = event
+        self._arrived.set()
+
+    async def get(self) -> Event:
+        """The next event; waits for one."""
+        await self._arrived.wait()
+        event = self._take()
+        if not self.qsize():
+            self._arrived.clear()
+        return event
+
+    def _take(self) -> Event:
+        event: Event | None
+        if self._progress is not None:  # it comes before all text
+            event, self._progress = self._progress, None
+        elif self._text:
+            event, self._text = Delta("".join(self._text)), []
+        else:
+            event, self._final = self._final, None
+        assert event is not None
+        return event
+
+
+Conclude = Callable[["Generation", Final], Final]
+"""Takes note of a generation's end; the final event as its client shall read it."""
+
+
+def _as_it_is(generation: Generation, event: Final) -> Final:
+    return event
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +177,11 @@ def _rates(name: str, tokens: int, seconds: float) -> dict[str, float]:
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """The engine's view of a request beside the scheduler's. limit 0: compute the prompt, generate nothing."""
+    """The engine's view of a request beside the scheduler's. limit 0: compute the prompt, generate nothing.
+
+    abandoned: its client has gone, and the engine is to let go of it. conclude: called in the event loop when the engine
+    has ended it, before its client can read so.
+    """
 
     request: Request
     sampling: Sampling
@@ -127,14 +190,20 @@ class Generation:
     scope: str = ""
     wants_progress: bool = False
     no_cache_reason: str | None = None  # why nothing may be reused, where that is so
-    turn: Turn | None = None  # of a chat
+    turn: Turn | None = None  # of a chat, until it has ended
     sampled: np.ndarray | None = None  # the ids (int32) of the whole answer, once they are known to spell its text exactly
-    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0
     done: bool = False
+    abandoned: bool = False
+    conclude: Conclude = _as_it_is
+
+    def deliver(self, event: Event) -> None:
+        """Hand an event to the client; runs in the event loop."""
+        self.events.put(self.conclude(self, event) if isinstance(event, End | Failure) else event)
 
     @property
     def num_generated(self) -> int:

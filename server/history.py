@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from sys import getsizeof
-from typing import Any, Literal
+from sys import getsizeof, intern
+from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -17,7 +17,6 @@ from .parts import DocumentSet
 from .prompt import ChatPrompt
 
 Documents = tuple[Document, ...]
-OVERHEAD = 1000  # bytes that an entry takes beside its texts and tokens, about
 INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
 
 
@@ -25,28 +24,41 @@ INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
 class Entry:
     """A message as it stood in a prompt.
 
-    message: as the client has it, without documents. keys: of all documents it came with, in retrieval rank. shown: those
-    that stood there, with their hints. sampled: the ids (int32) of an answer, where they spell exactly its text.
+    said: the message as the client has it, without documents, as JSON: decoded it takes up to 20 times as much. keys: of
+    all documents it came with, in retrieval rank. shown: those that stood there, with their hints. sampled: the ids (int32)
+    of an answer, where they spell exactly its text. num_bytes: of memory, with all of these.
     """
 
-    message: Mapping[str, Any]
+    role: str
+    said: bytes
     keys: tuple[str, ...] = ()
     shown: DocumentSet | None = None
     sampled: np.ndarray | None = None
+    num_bytes: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_bytes", _size(self))
+
+    @classmethod
+    def of(
+        cls,
+        message: Mapping[str, Any],
+        keys: tuple[str, ...] = (),
+        shown: DocumentSet | None = None,
+        sampled: np.ndarray | None = None,
+    ) -> Self:
+        """An entry of a decoded message."""
+        return cls(intern(message["role"]), msgspec.json.encode(message), keys, shown, sampled)
 
     @property
-    def num_bytes(self) -> int:
-        """About how much memory it takes."""
-        size = OVERHEAD + len(msgspec.json.encode(self.message))
-        size += 0 if self.sampled is None else self.sampled.nbytes
-        for document, tokens in zip(self.shown.documents, self.shown.tokens, strict=True) if self.shown else ():
-            size += OVERHEAD + getsizeof(document.text) + tokens.nbytes
-        return size
+    def message(self) -> dict[str, Any]:
+        """The message, decoded anew."""
+        return msgspec.json.decode(self.said)
 
     def public(self) -> dict[str, Any]:
         """The message, and the ids of its documents in the order in which they stand; not their text."""
         if self.shown is None:
-            return dict(self.message)
+            return self.message
         order = self.shown.order or ()
         documents = [self.shown.documents[at].id for at in order]
         return {**self.message, "documents": documents, "repeated": list(self.shown.repeated)}
@@ -110,7 +122,7 @@ def _is_whole(messages: Sequence[Mapping[str, Any]]) -> bool:
 def _is_same(entry: Entry, message: Mapping[str, Any], documents: Documents | None) -> bool:
     if documents is not None and entry.keys != tuple(document.key for document in documents):
         return False
-    return _told(entry.message) == _told(message)
+    return entry.role == message["role"] and _told(entry.message) == _told(message)
 
 
 def _told(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,3 +137,21 @@ def _placed(entry: Entry, placed: Iterator[PlacedDocument]) -> Entry:
     ranks = {key: rank for rank, key in enumerate(entry.shown.keys)}
     order = tuple(ranks[document.key] for document in islice(placed, len(ranks)))
     return entry if entry.shown.order == order else replace(entry, shown=replace(entry.shown, order=order))
+
+
+def _size(entry: Entry) -> int:
+    """Bytes of memory that an entry takes; what is shared with other entries counts for each."""
+    size = getsizeof(entry) + getsizeof(entry.said) + getsizeof(entry.keys)
+    if entry.sampled is not None:
+        size += getsizeof(entry.sampled)
+    if entry.shown is None:
+        return size + sum(map(getsizeof, entry.keys))
+    held = {document.key for document in entry.shown.documents}
+    return size + _set_size(entry.shown) + sum(getsizeof(key) for key in entry.keys if key not in held)
+
+
+def _set_size(shown: DocumentSet) -> int:
+    strings = (text for one in shown.documents for text in (one.id, one.text, one.title, one.key))
+    tuples = (shown.documents, shown.tokens, shown.repeated, tuple(range(len(shown.documents))))
+    arrays = (*shown.tokens, shown.location)
+    return sum(map(getsizeof, (shown, *tuples, *shown.documents, *strings, *shown.repeated, *arrays)))

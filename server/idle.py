@@ -16,35 +16,49 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from sys import getsizeof
 
 from ..models.model import Model
 from ..models.sampling import GREEDY
 from ..models.text import TextStream
 from ..slots.request import Request
+from .backlog import Backlog
 from .builder import PromptBuilder
 from .engine import Engine
+from .errors import RequestError
 from .generation import End, Failure, Generation
 from .history import Entry
 from .parts import DocumentSet
 from .prompt import ChatPrompt
-from .wire import ChatRequest
+from .wire import ChatRequest, decode
 
 logger = logging.getLogger("slotcache.idle")
 KEY = "idle"  # of the one generation that the engine has of it
 MAX_WAITING = 64  # answers for which there is something to be computed: of more the oldest are let go
+MAX_BYTES = 32 << 20  # of memory that they may keep
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ahead:
-    """A conversation up to an answer. prompt: of that answer."""
+    """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages."""
 
-    asked: ChatRequest
+    request: int
+    scope: str
+    options: bytes
     entries: tuple[Entry, ...]
-    prompt: ChatPrompt
 
     @property
-    def scope(self) -> str:
-        return self.asked.cache_scope
+    def num_bytes(self) -> int:
+        """Of memory, about."""
+        return getsizeof(self.options) + getsizeof(self.entries) + sum(entry.num_bytes for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sets:
+    """What other chats of a scope may begin with, the likeliest first."""
+
+    scope: str
+    prompts: deque[ChatPrompt]
 
 
 class IdlePrefill:
@@ -67,8 +81,8 @@ class IdlePrefill:
     ) -> None:
         self._model, self._engine, self._builder, self._limit, self._ids = model, engine, builder, limit, ids
         self._next_turns, self._num_sets = next_turns, num_sets
-        self._answers: deque[Ahead] = deque(maxlen=MAX_WAITING)
-        self._sets: deque[tuple[str, deque[ChatPrompt]]] = deque(maxlen=MAX_WAITING)  # with the scope of each
+        self._answers: Backlog[Ahead] = Backlog(MAX_WAITING, MAX_BYTES)
+        self._sets: Backlog[Sets] = Backlog(MAX_WAITING, MAX_BYTES)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -76,13 +90,18 @@ class IdlePrefill:
         """Whether there is nothing to compute."""
         return not (self._task or self._answers or self._sets)
 
-    def add(self, ahead: Ahead) -> None:
-        """An answer is whole."""
+    @property
+    def num_bytes(self) -> int:
+        """Of memory that is kept for what there is to compute, about."""
+        return self._answers.num_bytes + self._sets.num_bytes
+
+    def add(self, ahead: Ahead, prompt: ChatPrompt) -> None:
+        """An answer to `prompt` is whole."""
         if self._next_turns:
-            self._answers.append(ahead)
-        is_first = sum(entry.message["role"] == "user" for entry in ahead.entries) == 1
-        if is_first and (prompts := deque(itertools.islice(beginnings(ahead.prompt), self._num_sets))):
-            self._sets.append((ahead.scope, prompts))
+            self._answers.add(ahead, ahead.num_bytes)
+        is_first = sum(entry.role == "user" for entry in ahead.entries) == 1
+        if is_first and (prompts := deque(itertools.islice(beginnings(prompt), self._num_sets))):
+            self._sets.add(Sets(ahead.scope, prompts), ahead.num_bytes)
 
     def go_on(self) -> None:
         """Nobody else needs the engine."""
@@ -103,38 +122,51 @@ class IdlePrefill:
     def forget(self, scope: str) -> None:
         """Compute nothing more for what was said in a scope."""
         self.give_way()
-        self._answers = deque((ahead for ahead in self._answers if ahead.scope != scope), MAX_WAITING)
-        self._sets = deque((one for one in self._sets if one[0] != scope), MAX_WAITING)
+        for ahead in [ahead for ahead in self._answers if ahead.scope == scope]:
+            self._answers.remove(ahead)
+        for sets in [sets for sets in self._sets if sets.scope == scope]:
+            self._sets.remove(sets)
 
     async def _work(self) -> None:
         try:
             while self._answers:
-                ahead = self._answers[0]
-                try:
-                    prompt = await asyncio.to_thread(self._builder.ahead, ahead.asked, ahead.entries)
-                    if prompt and not await self._compute(prompt, ahead.scope):
-                        return
-                except Exception:
-                    logger.exception("the start of a next turn could not be computed ahead")
-                if self._answers and self._answers[0] is ahead:
-                    self._answers.popleft()
-            while self._sets:
-                scope, prompts = self._sets[-1]
-                if not await self._compute(prompts[0], scope, guess=True):
+                ahead = self._answers.oldest
+                if not await self._next_turn(ahead):
                     return
-                prompts.popleft()
-                if not prompts:
-                    self._sets.pop()
+                self._answers.remove(ahead)
+            while self._sets:
+                sets = self._sets.newest
+                if not await self._compute(sets.prompts[0], sets.scope, guess=True):
+                    return
+                sets.prompts.popleft()
+                if not sets.prompts:
+                    self._sets.remove(sets)
+        except RequestError as error:  # the engine has ended
+            logger.debug("nothing more is computed ahead: %s", error)
         finally:
             if self._task is asyncio.current_task():
                 self._task = None
 
-    async def _compute(self, prompt: ChatPrompt, scope: str, guess: bool = False) -> bool:
+    async def _next_turn(self, ahead: Ahead) -> bool:
+        """Compute what the turn after an answer begins with; False where now is no time for that."""
+        try:
+            prompt = await asyncio.to_thread(self._prompt, ahead)
+            return prompt is None or await self._compute(prompt, ahead.scope, follows=ahead.request)
+        except RequestError:
+            raise
+        except Exception:
+            logger.exception("the start of a next turn could not be computed ahead")
+            return True
+
+    def _prompt(self, ahead: Ahead) -> ChatPrompt | None:
+        return self._builder.ahead(decode(ahead.options, ChatRequest), ahead.entries)
+
+    async def _compute(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> bool:
         """See that a prompt is cached, if it can be; False where now is no time for that: somebody uses the engine, or it
         has failed, or a guess would take the place of something else."""
         if prompt.num_tokens >= self._limit:
             return True
-        generation = self._generation(prompt, scope, guess)
+        generation = self._generation(prompt, scope, guess, follows)
         scheduler, root = self._engine.scheduler, generation.request.scope
         question = self._engine.ask(lambda: (*scheduler.ahead(prompt, root), scheduler.idle))
         missing, fits, idle = await asyncio.wrap_future(question)
@@ -151,8 +183,8 @@ class IdlePrefill:
         logger.debug("%d tokens of %d computed ahead", missing, event.report.num_prompt)
         return True
 
-    def _generation(self, prompt: ChatPrompt, scope: str, guess: bool) -> Generation:
-        request = Request(next(self._ids), prompt, 1, ("shared", scope), background=True, guess=guess)
+    def _generation(self, prompt: ChatPrompt, scope: str, guess: bool, follows: int | None) -> Generation:
+        request = Request(next(self._ids), prompt, 1, ("shared", scope), background=True, guess=guess, follows=follows)
         request.owner = Generation(request, GREEDY, TextStream((), self._model.piece), 0, scope)
         return request.owner
 

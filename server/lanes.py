@@ -106,6 +106,8 @@ def _path(service: Service, name: str) -> Path:
 
 def _lane(service: Service, number: int) -> Lane:
     lane = service.engine.scheduler.lanes[number]
+    if lane.request is not None and lane.request.background:
+        service.engine.background.give_way()  # nobody waits for it
     if lane.request is not None:
         raise RequestError(f"slot {number} is running a request: try again when it has ended", status=503, retry_after=1)
     return lane

@@ -32,6 +32,7 @@ from .disk import DiskTier
 from .engine import Engine
 from .errors import RequestError
 from .folder import own_folder
+from .generation import Generation
 from .idle import IdlePrefill
 from .metrics import Metrics
 from .provenance import provenance_of
@@ -86,12 +87,15 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
     conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
-    metrics = Metrics(engine, token_bytes(settings, model), conversations, disk)
     ids = itertools.count(1)
     idle = IdlePrefill(model, engine, builder, limit, settings.idle_prefill, settings.idle_sets, ids)
-    return Service(
-        settings, name, model, context, engine, builder, source, metrics, limit, set(), ids, conversations, idle, disk
+    running: set[Generation] = set()
+    metrics = Metrics(engine, token_bytes(settings, model), conversations, running, idle, disk)
+    service = Service(
+        settings, name, model, context, engine, builder, source, metrics, limit, running, ids, conversations, idle, disk
     )
+    engine.background.max_generations = service.room
+    return service
 
 
 def start(service: Service, on_failure: Callable[[], None] = lambda: None) -> None:
@@ -106,7 +110,8 @@ def start(service: Service, on_failure: Callable[[], None] = lambda: None) -> No
 
 def _load_from_disk(service: Service, disk: DiskTier) -> None:
     """Fill the host tier with what an earlier run of the server left."""
-    service.engine.ask(lambda: None).result()  # the warm-up is over
+    with contextlib.suppress(RequestError):
+        service.engine.ask(lambda: None).result()  # the warm-up is over
     tokens = service.engine.scheduler.tree.host.max_tokens
     began, budget = perf_counter(), tokens * token_bytes(service.settings, service.model) + service.snapshots.max_bytes
     snapshots = service.snapshots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -12,7 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from .conversations import Conversations
 from .disk import DiskTier
 from .engine import Engine
-from .generation import Report
+from .generation import Generation, Report
+from .idle import IdlePrefill
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SMOOTHING = 0.1  # weight of the newest request in the mean time a request takes
@@ -28,10 +29,22 @@ class Snapshot:
 
 
 class Metrics:
-    """One server's metrics; each server has its own registry. token_bytes: what one token's KV takes."""
+    """One server's metrics; each server has its own registry.
 
-    def __init__(self, engine: Engine, token_bytes: int, conversations: Conversations, disk: DiskTier | None = None) -> None:
+    token_bytes: what one token's KV takes. open: accepted requests that the engine has not ended yet.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        token_bytes: int,
+        conversations: Conversations,
+        open: Collection[Generation],
+        idle: IdlePrefill,
+        disk: DiskTier | None = None,
+    ) -> None:
         self._engine, self._conversations, self._disk = engine, conversations, disk
+        self._open, self._idle = open, idle
         self._token_bytes = token_bytes
         self._snapshot: Snapshot | None = None
         self._registry = CollectorRegistry()
@@ -80,7 +93,11 @@ class Metrics:
             yield GaugeMetricFamily(f"slotcache_{name}", help, value)
         held = self._conversations
         yield GaugeMetricFamily("slotcache_conversations", "Conversations that are remembered", len(held))
-        yield GaugeMetricFamily("slotcache_conversation_bytes", "What they take, about", held.num_bytes)
+        yield GaugeMetricFamily("slotcache_conversation_bytes", "Memory that they take", held.num_bytes)
+        yield GaugeMetricFamily(
+            "slotcache_requests_open", "Accepted requests that the engine has not ended yet", len(self._open)
+        )
+        yield GaugeMetricFamily("slotcache_idle_bytes", "Memory kept for idle work to come", self._idle.num_bytes)
         for name, (help, value) in self._snapshot.counters.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
@@ -110,6 +127,10 @@ class Metrics:
                 "sequences_parked": ("Histories kept for reuse", len(tree.parked)),
                 "requests_running": ("Requests on a lane", len(scheduler.running)),
                 "requests_waiting": ("Requests in the queue", len(scheduler.waiting)),
+                "requests_background": (
+                    "Of both, prompts that are computed ahead of their turn",
+                    len(self._engine.background),
+                ),
                 "step_seconds": ("What the last step took", self._engine.step_seconds),
                 "step_host_seconds": ("What of the last step was spent outside llama.cpp", self._engine.host_seconds),
             },

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from .generation import Event, Generation
+from .errors import RequestError
+from .generation import Event, Failure, Generation
 
 logger = logging.getLogger("slotcache.engine")
 
@@ -38,6 +39,10 @@ class Outbox:
 
 
 def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
-    """Hand events to the streams that wait for them; runs in the event loop."""
+    """Hand events to the streams that wait for them; runs in the event loop. One that fails is no other's harm."""
     for generation, event in events:
-        generation.events.put_nowait(event)
+        try:
+            generation.deliver(event)
+        except Exception:
+            logger.exception("the end of a request could not be dealt with")
+            generation.events.put(Failure(RequestError("the server failed at the end of this", status=500)))

@@ -47,7 +47,7 @@ def _shown(conversation: Conversation) -> dict[str, Any]:
         "created_at": int(conversation.created),
         "scope": conversation.scope,
         "bytes": conversation.num_bytes,
-        "turns": sum(entry.message["role"] == "user" for entry in entries),
+        "turns": sum(entry.role == "user" for entry in entries),
         "last_response_id": conversation.head,
         "response_ids": list(conversation.answers),
         "messages": [entry.public() for entry in entries],

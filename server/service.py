@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Hashable
@@ -19,7 +20,7 @@ from .conversations import Conversations, Origin
 from .disk import DiskTier
 from .engine import Engine
 from .errors import RequestError, too_long
-from .generation import End, Event, Failure, Generation
+from .generation import End, Failure, Final, Generation
 from .idle import Ahead, IdlePrefill
 from .metrics import Metrics
 from .prompt import ChatPrompt
@@ -32,7 +33,7 @@ logger = logging.getLogger("slotcache")
 
 @dataclass(slots=True, eq=False)
 class Service:
-    """What the routes work with. open: generations that were accepted and have not had their final event."""
+    """What the routes work with. open: generations that were accepted and that the engine has not ended yet."""
 
     settings: Settings
     name: str
@@ -60,7 +61,7 @@ class Service:
         self._check_length(prompt)
         self._admit_to_queue()
         generation = self._generation(prompt, options)
-        generation.turn = turn
+        generation.turn, generation.conclude = turn, self._conclude
         self.idle.stop()
         self.engine.submit(generation)
         self.open.add(generation)
@@ -71,7 +72,7 @@ class Service:
         options.check()
         self._check_length(prompt)
         generation = self._generation(prompt, options)
-        generation.request.background = True
+        generation.request.background, generation.conclude = True, self._computed_ahead
         self.idle.give_way()
         return self.engine.submit_background((options.cache_scope, key), generation)
 
@@ -81,36 +82,52 @@ class Service:
         if prompt.num_tokens >= self.limit:
             raise too_long(prompt.num_tokens, self.limit)
 
-    async def next_event(self, generation: Generation) -> Event:
-        """The next event of a generation; accounts for it when it is the last one."""
-        event = await generation.events.get()
-        if isinstance(event, End):
-            self.metrics.finished(event.report, event.reason)
-            event = self._concluded(generation, event)
-        elif isinstance(event, Failure):
-            self.metrics.failed()
-        if isinstance(event, End | Failure):
-            self._close(generation)
-        return event
-
     def abandon(self, generation: Generation) -> None:
-        """Whoever waited for this generation has gone. Does nothing when it has had its final event."""
-        if generation in self.open:
-            self.metrics.cancelled()
-            self.engine.cancel(generation)
+        """Whoever waited for this generation has gone. Does nothing when the engine has ended it, or will soon.
+
+        It is open until the engine has let go of it, which is by the next step.
+        """
+        if generation not in self.open or generation.abandoned:
+            return
+        self.metrics.cancelled()
+        generation.abandoned, generation.turn = True, None
+        left = asyncio.wrap_future(self.engine.cancel(generation))
+        left.add_done_callback(lambda left: self._left(generation, left))
+
+    def _left(self, generation: Generation, left: asyncio.Future[None]) -> None:
+        """The engine has let go of an abandoned generation, or is stopped and has ended it with the others."""
+        if not left.cancelled():
+            left.exception()  # seen
+        self._close(generation)
+
+    def _conclude(self, generation: Generation, event: Final) -> Final:
+        """The engine has ended a generation: make room for another one, account for it, remember its turn."""
+        turn, generation.turn = generation.turn, None
+        try:
+            if generation.abandoned:
+                return event
+            if isinstance(event, Failure):
+                self.metrics.failed()
+                return event
+            self.metrics.finished(event.report, event.reason)
+            return event if turn is None else self._with_turn(generation, turn, event)
+        finally:
             self._close(generation)
 
-    def _concluded(self, generation: Generation, end: End) -> End:
-        """Remember the turn of a whole answer; its end, with what became of the conversation. Of others nothing is kept."""
-        request, turn = generation.request, generation.turn
-        if turn is None:
-            return end
+    def _with_turn(self, generation: Generation, turn: Turn, end: End) -> End:
+        """Remember the turn of a whole answer; its end, with what became of the conversation."""
+        request = generation.request
         assert request.layout is not None
         entries = turn.entries(request.layout, "".join(generation.parts), generation.sampled)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
         if request.cache and generation.limit:
-            self.idle.add(Ahead(turn.asked, entries, turn.chat.prompt))
+            self.idle.add(Ahead(request.id, generation.scope, turn.options, entries), turn.chat.prompt)
         return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
+
+    def _computed_ahead(self, generation: Generation, event: Final) -> Final:
+        """A prompt that was computed ahead of its turn is done: what gave way to it goes on."""
+        self.go_on_idly()
+        return event
 
     def _close(self, generation: Generation) -> None:
         self.open.discard(generation)
@@ -129,9 +146,13 @@ class Service:
         self.context.close()
         self.model.close()
 
+    @property
+    def room(self) -> int:
+        """How many requests may run or wait."""
+        return self.settings.parallel + self.settings.max_queue
+
     def _admit_to_queue(self) -> None:
-        room = self.settings.parallel + self.settings.max_queue
-        if len(self.open) >= room:
+        if len(self.open) >= self.room:
             self.metrics.refused()
             raise RequestError(
                 f"{len(self.open)} requests are running or waiting, which is as many as may: try again later",

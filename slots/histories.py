@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import numpy as np
 
@@ -53,16 +53,16 @@ class Histories:
             length = node.end if node else 0
         else:
             length = self._archive.length(scope, tokens)
-        lane.scope, lane.history = scope, tokens[:length]
+        lane.remember(scope, tokens[:length])
         return length
 
     def erase(self, lane: Lane) -> int:
-        """Forget what only a lane's history holds; how many tokens that were."""
+        """Forget what only a lane's history and the start of its next turn hold; how many tokens that were."""
+        known = (lane.ahead, lane.history)
         if self._snapshots.max_bytes:
-            nodes = list(self._snapshots.along(lane.scope, lane.history))
-            erased = nodes[0].end if nodes else 0
+            nodes = {node for tokens in known for node in self._snapshots.along(lane.scope, tokens)}
             for node in nodes:
                 self._snapshots.forget(node)
-            return erased
-        runs = self._archive.cached(lane.scope, lane.history)
-        return self._tree.discard([node for node, stop in runs if stop == node.end][::-1])
+            return max((node.end for node in nodes), default=0)
+        runs = (self._archive.cached(lane.scope, tokens)[::-1] for tokens in known)
+        return self._tree.discard([node for node, stop in chain.from_iterable(runs) if stop == node.end])

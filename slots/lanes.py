@@ -1,4 +1,4 @@
-"""Where requests run. A lane is not a cache: it only remembers whose history it held last."""
+"""Where requests run. A lane is not a cache: it only remembers the history of the last request that a client sent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,25 @@ from .request import Request
 
 @dataclass(slots=True)
 class Lane:
-    """Where one request at a time runs."""
+    """Where one request at a time runs.
+
+    last: the request that a client sent here last, by its id; -1 where there was none. scope, history (int32): its own;
+    empty where nothing of it was kept. ahead (int32): what was computed of its next turn since. Other requests in the
+    background leave no trace here.
+    """
 
     id: int
     request: Request | None = None
     sequence_id: int = -1
     last_use: int = 0
-    scope: Hashable = None  # of the last request's history
-    history: np.ndarray = field(default_factory=lambda: NO_TOKENS)  # int32; empty where nothing of it was kept
+    last: int = -1
+    scope: Hashable = None
+    history: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    ahead: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+
+    def remember(self, scope: Hashable, history: np.ndarray, last: int = -1) -> None:
+        """This is its history now."""
+        self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
 
 
 class Lanes:
@@ -49,15 +60,24 @@ class Lanes:
         own = next((lane for lane in idle if lane.sequence_id == sequence_id), None)
         lane = own or min(idle, key=lambda lane: lane.last_use)
         lane.request, request.lane = request, lane.id
-        if not request.guess:
-            self._clock += 1
-            lane.sequence_id, lane.last_use = sequence_id, self._clock
+        if request.background:
+            if followed := self._followed(request):
+                followed.sequence_id = sequence_id
+            return
+        self._clock += 1
+        lane.sequence_id, lane.last_use = sequence_id, self._clock
 
     def leave(self, request: Request) -> None:
-        """A request is off its lane, which remembers it unless nobody has asked for it."""
+        """A request is off its lane, which remembers it if a client sent it."""
         lane = self._lanes[request.lane]
         lane.request = None
-        if request.guess:
+        if request.background:
+            if followed := self._followed(request):
+                followed.ahead = request.tokens[: request.computed]
             return
-        lane.scope = request.scope if request.cache else request.snapshot_scope
-        lane.history = NO_TOKENS if lane.scope is None else request.tokens[: request.computed]
+        scope = request.scope if request.cache else request.snapshot_scope
+        lane.remember(scope, NO_TOKENS if scope is None else request.tokens[: request.computed], request.id)
+
+    def _followed(self, request: Request) -> Lane | None:
+        """The lane whose last request's next turn this one computes, if it remembers that one still."""
+        return next((lane for lane in self._lanes if lane.last == request.follows), None)

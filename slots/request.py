@@ -60,7 +60,7 @@ class Request:
     """One request from submission to its end. priority: those of a higher one go first.
 
     background: computes something ahead while there is nothing else to do, in small steps. guess: and that for nobody in
-    particular, so that nothing counts as used by it, and no lane remembers it.
+    particular, so that nothing counts as used by it. follows: the request whose next turn a background one computes.
 
     `tokens[:num_tokens]` are known: the prompt, then what was sampled. `computed` of them have KV; it chases
     `num_tokens`, and there is no other phase. limit: the most tokens it may generate.
@@ -74,6 +74,7 @@ class Request:
     priority: int = 0
     background: bool = False
     guess: bool = False
+    follows: int | None = None
     snapshot_scope: Hashable | None = None  # where its states are kept, if its model cannot be cut and may keep them
     owner: Any = None  # whoever submitted it: sampling state, text, events; the scheduler never looks inside
 

@@ -7,6 +7,7 @@ from slotcache.server.history import Entry
 from slotcache.server.wire import ChatRequest
 
 from .conftest import running, until
+from .weighing import weight
 
 TEXTS = [f"Text {number} is about the {name} of the town and its long history. " * 3 for number, name in
          enumerate(["bakery", "school", "station", "harbour", "museum"])]  # fmt: skip
@@ -325,7 +326,7 @@ class Store:
     def turn(self, id, content="?", scope=""):
         """One turn more of a conversation; whether it is remembered."""
         origin = self.held.origin(ChatRequest(messages=[], conversation=id, cache_scope=scope), caches=True)
-        entries = (*origin.entries, Entry(user(content)))
+        entries = (*origin.entries, Entry.of(user(content)))
         return self.held.remember(origin, f"{id}-{len(entries)}", entries)
 
     @property
@@ -361,3 +362,55 @@ def test_bytes_are_bounded_and_shared_history_counts_once():
     store.held.forget("", "c")
     assert store.held.num_bytes == 0
     assert not Store(number=0).turn("a")
+
+
+def test_what_is_deleted_before_its_first_answer_has_ended_stays_deleted(server):
+    scope = "deleted first"
+    for conversation in ("c", {"id": "c", "history": "new"}):
+        stream = ask(server, "One?", scope, stream=True, max_tokens=200, conversation=conversation)
+        next(stream)
+        assert shown(server, "c", scope).status_code == 404
+        gone = server.http.delete("/v1/conversations/c", params={"scope": scope})
+        assert gone.status_code == 200 and gone.json()["deleted"] is True
+        assert list(stream)[-1].slotcache["conversation"]["remembered"] is False
+        assert shown(server, "c", scope).status_code == 404
+    assert told(ask(server, "One?", scope, conversation="c"))["remembered"] is True  # another one of that name
+
+
+def test_what_has_left_for_want_of_room_may_be_deleted_while_an_answer_is_under_way(tiny):
+    with running(tiny, conversations=1) as server:
+        ask(server, "One?", conversation="c")
+        stream = ask(server, "Two?", stream=True, max_tokens=400, conversation="c")
+        next(stream)
+        ask(server, "One?", conversation="other")
+        assert server.http.delete("/v1/conversations/c").status_code == 200
+        assert list(stream)[-1].slotcache["conversation"]["remembered"] is False
+        assert shown(server, "c").status_code == 404 and shown(server, "other").status_code == 200
+
+
+def test_the_next_turn_finds_the_one_before_however_soon_it_comes(server):
+    """The turn is remembered before its client can have read the answer."""
+    answers = [ask(server, f"{number}?", "soon", max_tokens=1, conversation="c") for number in range(20)]
+    assert [told(answer)["turns"] for answer in answers] == list(range(1, 21))
+
+
+SHAPES = {
+    "short": [{}],
+    "long": [{"content": "word " * 600}],
+    "Greek": [{"content": "λόγος " * 200}],
+    "nested": [{"more": [[]] * 3000}],
+    "many fields": [{f"field{number}": number for number in range(400)}],
+    "documents": [{"documents": documents(0, 1, 2, 3, 4)}],
+    "documents that come again": [{"documents": documents(0, 1)}, {"documents": documents(1, 0, 2)}],
+    "many turns": [{}] * 40,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_conversation_takes_is_counted_as_it_is(server, shape):
+    for extra in SHAPES[shape]:
+        ask(server, [user("What is it?") | extra], shape, max_tokens=2, conversation="c")
+    conversation = server.service.conversations.find(shape, "c")
+    shared = [one.shown.hint for answer in conversation.answers.values() for one in answer if one.shown]
+    counted, real = shown(server, "c", shape).json()["bytes"], weight(conversation, apart=shared)
+    assert real / 1.5 < counted < real * 1.5

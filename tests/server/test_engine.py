@@ -79,7 +79,7 @@ def events_of(server, prompt):
 
     async def collect():
         generation = server.service.submit(prompt, CompletionRequest(prompt="", max_tokens=2, cache_prompt=True))
-        return await asyncio.wait_for(server.service.next_event(generation), 30)
+        return await asyncio.wait_for(generation.events.get(), 30)
 
     loop = server.service.engine._outbox.loop
     return asyncio.run_coroutine_threadsafe(collect(), loop).result(40)

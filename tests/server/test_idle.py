@@ -226,3 +226,14 @@ def test_what_gave_way_to_something_else_goes_on(eager, act):
     before = settled(eager)
     begun(eager, f"without {act}")
     assert first == pytest.approx(settled(eager) - before, abs=200)
+
+
+def test_what_gave_way_to_a_speculation_goes_on_when_that_is_done(eager):
+    before = settled(eager)
+    begun(eager, "beside a turn to come")
+    turn = {"messages": [{"role": "user", "content": "Which?"}], "documents": DOCUMENTS, "cache_scope": "to come"}
+    assert eager.http.post("/v1/speculate", json=turn).json()["state"] == "started"
+    first = settled(eager) - before
+    before = settled(eager)
+    begun(eager, "without a turn to come")
+    assert first >= settled(eager) - before - 200

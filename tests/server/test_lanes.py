@@ -137,3 +137,22 @@ def test_without_a_folder_nothing_is_saved(tiny):
     with running(tiny) as up:
         answer = act(up, "save", filename="a")
         assert answer.status_code == 400 and "--slot-save-path" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_what_is_computed_ahead_does_not_change_what_a_lane_ran_last(model, tmp_path, parallel):
+    saved = []
+    for ahead in (False, True):
+        with running(model, slot_save_path=str(tmp_path), parallel=parallel, idle_prefill=ahead) as up:
+            up.chat(**LONG)
+            if ahead:
+                until(lambda: up.service.idle.done)
+                turn = {"messages": [{"role": "user", "content": "Something else."}], "cache_scope": "other"}
+                assert up.http.post("/v1/speculate", json=turn).json()["state"] == "started"
+                until(lambda: up.service.engine.ask(lambda: up.service.engine.scheduler.idle).result())
+                assert up.metric("slotcache_idle_prompt_tokens_total") > 0
+            saved.append(act(up, "save", filename="mill.bin").json()["n_saved"])
+            if ahead:
+                answer = up.chat(messages=[*LONG["messages"], {"role": "user", "content": "And?"}])
+                assert answer["slotcache"]["lane"] == 0 or parallel == 1
+    assert saved[0] == saved[1] > 50

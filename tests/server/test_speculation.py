@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
+from contextlib import contextmanager
 
 import httpx
 import pytest
+from slotcache.models.errors import Interrupted
 from slotcache.ordering.pipelining import read_along
+from slotcache.slots.plan import Plan
 
-from .conftest import until
+from .conftest import running, until
 
 DOCUMENTS = [
     {"id": f"s{number}", "text": f"Paper {number} is about the {name} of the island and what it is made of. " * 4}
@@ -148,3 +151,57 @@ def test_a_staged_search_drives_it_with_a_few_lines(server):
     at_rest(server)
     answer = server.chat(messages=MESSAGES, documents=documents, cache_scope="search")
     assert used(answer) == answer["usage"]["prompt_tokens"] - 1
+
+
+LONG = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
+
+
+def background(server):
+    return server.service.engine.ask(lambda: len(server.service.engine.background._generations)).result()
+
+
+@contextmanager
+def standing_still(server):
+    """The engine hears what it is told, and computes nothing meanwhile."""
+    runner = server.service.engine._runner
+    step = runner.run
+
+    def run(plan):
+        step(Plan(plan.operations))
+        if plan.spans:
+            raise Interrupted
+        return []
+
+    runner.run = run
+    try:
+        yield
+    finally:
+        runner.run = step
+
+
+def test_speculations_that_wait_are_bounded_like_requests(tiny):
+    with running(tiny, parallel=1, max_queue=3) as server, standing_still(server):
+        states = [
+            server.http.post("/v1/speculate", json={"messages": MESSAGES, "documents": LONG, "id": str(number)})
+            for number in range(7)
+        ]
+        assert [answer.json()["state"] for answer in states] == ["started"] * 4 + ["skipped"] * 3
+        again = speculate(server, messages=MESSAGES, documents=LONG, id="0")
+        assert again["state"] == "started"  # in place of the earlier one
+        assert server.metric("slotcache_requests_background") == 4
+
+
+def test_speculations_that_are_done_are_let_go(server):
+    for number in range(5):
+        speculate(server, messages=MESSAGES, documents=DOCUMENTS[:1], cache_scope="done", id=f"done {number}")
+        at_rest(server)
+    assert background(server) <= 1
+
+
+def test_a_scope_that_is_dropped_is_not_computed_for(server):
+    speculate(server, messages=MESSAGES, documents=LONG, cache_scope="gone", id="mine")
+    speculate(server, messages=MESSAGES, documents=LONG, cache_scope="stays", id="mine")
+    server.http.delete("/v1/cache", params={"scope": "gone"})
+    at_rest(server)
+    assert server.http.get("/v1/cache", params={"scope": "gone"}).json()["runs"] == []
+    assert server.http.get("/v1/cache", params={"scope": "stays"}).json()["tokens"]["device"] > 1000

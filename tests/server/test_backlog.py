@@ -1,0 +1,74 @@
+"""What waits for idle time is bounded, and holds what is needed of an answer and no more."""
+
+import threading
+
+import pytest
+from slotcache.server import idle
+from slotcache.server.backlog import Backlog
+
+from .conftest import running, until
+from .weighing import weight
+
+JUNK = [[]] * 100_000  # 0.3 MB as JSON, 5.6 MB decoded
+USER = {"role": "user", "content": "What is it?"}
+
+
+@pytest.fixture(scope="module")
+def server(tiny):
+    with running(tiny, parallel=2, idle_prefill=True) as up:
+        yield up
+
+
+def busy(server):
+    """A request that keeps idle work from going on; the thread that ends with it."""
+    thread = threading.Thread(target=lambda: server.chat("Tell me a story.", max_tokens=7000, cache_prompt=False))
+    thread.start()
+    until(lambda: server.service.open)
+    return thread
+
+
+@pytest.mark.parametrize("where", ["messages", "tools", "chat_template_kwargs", "response_format"])
+def test_an_answer_waits_for_idle_time_as_small_as_its_request_was(server, where):
+    fields = {
+        "messages": {"messages": [USER | {"more": JUNK}]},
+        "tools": {"tools": [{"type": "function", "function": {"name": "f", "more": JUNK}}]},
+        "chat_template_kwargs": {"chat_template_kwargs": {"more": JUNK}},
+        "response_format": {"response_format": {"type": "text", "more": JUNK}},
+    }[where]
+    until(lambda: server.service.idle.done)
+    story = busy(server)
+    server.chat(**fields, cache_scope=where)
+    assert server.service.open and not server.service.idle.done
+    waiting = list(server.service.idle._answers)
+    real = weight(*waiting)
+    assert 300_000 < real < 600_000
+    assert real / 1.5 < server.metric("slotcache_idle_bytes") < real * 1.5
+    story.join()
+    until(lambda: server.service.idle.done)
+    assert server.metric("slotcache_idle_bytes") == 0
+
+
+def test_answers_that_wait_for_idle_time_are_bounded_in_bytes(tiny, monkeypatch):
+    monkeypatch.setattr(idle, "MAX_BYTES", 1 << 20)
+    with running(tiny, parallel=2, idle_prefill=True) as server:
+        story = busy(server)
+        for number in range(6):
+            server.chat(messages=[USER | {"more": JUNK}], cache_scope=str(number))
+        assert server.service.open
+        assert [ahead.scope for ahead in server.service.idle._answers] == ["3", "4", "5"]
+        assert server.metric("slotcache_idle_bytes") <= 1 << 20
+        story.join()
+
+
+def test_the_oldest_are_let_go():
+    backlog = Backlog(3, 100)
+    for item in "abcd":
+        backlog.add(item, 10)
+    assert list(backlog) == ["b", "c", "d"] and backlog.num_bytes == 30
+    backlog.add("large", 85)
+    assert list(backlog) == ["d", "large"] and backlog.num_bytes == 95
+    backlog.add("too large", 101)
+    assert list(backlog) == ["d", "large"] and (backlog.oldest, backlog.newest) == ("d", "large")
+    backlog.remove("d")
+    backlog.remove("d")
+    assert len(backlog) == 1 and backlog.num_bytes == 85
