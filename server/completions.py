@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from . import reply
 from .conversations import Origin
@@ -69,8 +70,7 @@ async def _answer(
     request: Request, service: Service, style: reply.Dialect, generation: Generation, streaming: StreamOptions | None
 ) -> Response:
     if streaming is not None:
-        body = reply.stream(style, _events(service, generation), streaming.include_usage)
-        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        return EventStream(service, generation, style, streaming.include_usage)
     whole = await unless_disconnected(request, collect(service, generation))
     if whole is None:
         return Response(status_code=499)  # nobody reads it
@@ -78,16 +78,29 @@ async def _answer(
     return Json(reply.whole(style, written, end))
 
 
-async def _events(service: Service, generation: Generation) -> AsyncIterator[Event]:
-    """A generation's events up to its final one; whoever stops listening before that cancels it."""
-    try:
-        while True:
-            event = await generation.events.get()
-            yield event
-            if isinstance(event, End | Failure):
-                return
-    finally:
-        service.abandon(generation)
+class EventStream(StreamingResponse):
+    """A generation's events up to its final one. A client that goes before that cancels it, even before the first."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, service: Service, generation: Generation, style: reply.Dialect, include_usage: bool) -> None:
+        body = reply.stream(style, _events(generation), include_usage)
+        super().__init__(body, headers={"Cache-Control": "no-store"})
+        self._service, self._generation = service, generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._service.abandon(self._generation)
+
+
+async def _events(generation: Generation) -> AsyncIterator[Event]:
+    while True:
+        event = await generation.events.get()
+        yield event
+        if isinstance(event, End | Failure):
+            return
 
 
 async def collect(service: Service, generation: Generation) -> tuple[str, End]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from slotcache.server.app import make_app
 from slotcache.server.errors import RequestError
 from slotcache.server.wire import ChatRequest, CompletionRequest
 
@@ -137,6 +138,26 @@ def test_a_place_is_kept_until_the_engine_has_let_go(tiny):
         until(lambda: not server.service.open)
         assert server.metric("slotcache_requests_total", end="cancelled") == 1
         assert server.chat()["usage"]["completion_tokens"] == 4
+
+
+def test_a_client_that_goes_before_the_first_byte_of_its_stream_cancels_it(tiny):
+    with running(tiny) as server:
+        body = json.dumps(LONG | {"stream": True, "max_tokens": 7000}).encode()
+        head = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "asgi": {}}
+
+        received = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive():
+            return next(received, None) or await asyncio.Event().wait()
+
+        async def send(message):
+            raise ConnectionResetError
+
+        answering = make_app(server.host)(head, receive, send)
+        with pytest.raises((OSError, ExceptionGroup)):
+            asyncio.run_coroutine_threadsafe(answering, server.service.engine._outbox.loop).result(DEADLINE)
+        until(lambda: not server.service.open)
+        assert server.metric("slotcache_requests_total", end="cancelled") == 1
 
 
 @pytest.mark.parametrize("route", [CHAT, "/v1/completions"])
