@@ -1,7 +1,8 @@
 """What waits for idle time is bounded, and holds what is needed of an answer and no more."""
 
-import threading
+from contextlib import contextmanager
 
+import httpx
 import pytest
 from slotcache.server import idle
 from slotcache.server.backlog import Backlog
@@ -19,12 +20,15 @@ def server(tiny):
         yield up
 
 
+@contextmanager
 def busy(server):
-    """A request that keeps idle work from going on; the thread that ends with it."""
-    thread = threading.Thread(target=lambda: server.chat("Tell me a story.", max_tokens=7000, cache_prompt=False))
-    thread.start()
-    until(lambda: server.service.open)
-    return thread
+    """A long request keeps idle work from going on meanwhile."""
+    body = {"messages": [USER], "max_tokens": 7000, "ignore_eos": True, "stream": True, "cache_prompt": False}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        yield
+        assert server.service.open
 
 
 @pytest.mark.parametrize("where", ["messages", "tools", "chat_template_kwargs", "response_format"])
@@ -36,28 +40,23 @@ def test_an_answer_waits_for_idle_time_as_small_as_its_request_was(server, where
         "response_format": {"response_format": {"type": "text", "more": JUNK}},
     }[where]
     until(lambda: server.service.idle.done)
-    story = busy(server)
-    server.chat(**fields, cache_scope=where)
-    assert server.service.open and not server.service.idle.done
-    waiting = list(server.service.idle._answers)
-    real = weight(*waiting)
-    assert 300_000 < real < 600_000
-    assert real / 1.5 < server.metric("slotcache_idle_bytes") < real * 1.5
-    story.join()
+    with busy(server):
+        server.chat(**fields, cache_scope=where)
+        assert not server.service.idle.done
+        real = weight(*server.service.idle._answers)
+        assert 300_000 < real < 600_000
+        assert real / 1.5 < server.metric("slotcache_idle_bytes") < real * 1.5
     until(lambda: server.service.idle.done)
     assert server.metric("slotcache_idle_bytes") == 0
 
 
 def test_answers_that_wait_for_idle_time_are_bounded_in_bytes(tiny, monkeypatch):
     monkeypatch.setattr(idle, "MAX_BYTES", 1 << 20)
-    with running(tiny, parallel=2, idle_prefill=True) as server:
-        story = busy(server)
+    with running(tiny, parallel=2, idle_prefill=True) as server, busy(server):
         for number in range(6):
             server.chat(messages=[USER | {"more": JUNK}], cache_scope=str(number))
-        assert server.service.open
         assert [ahead.scope for ahead in server.service.idle._answers] == ["3", "4", "5"]
         assert server.metric("slotcache_idle_bytes") <= 1 << 20
-        story.join()
 
 
 def test_the_oldest_are_let_go():
