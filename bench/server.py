@@ -84,6 +84,11 @@ class Server:
         """The process id while it runs."""
         return self._process.pid if self._process else None
 
+    @property
+    def code(self) -> int | None:
+        """What the process ended with; None while it runs."""
+        return self._process.poll() if self._process else None
+
     def __enter__(self) -> "Server":
         with self.log.open("wb") as log:
             try:
