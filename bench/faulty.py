@@ -1,4 +1,4 @@
-"""A server with a fault in it: `python -m slotcache.bench.faulty FAULT serve ...`. SIGUSR1 sets it off, once for each signal.
+"""A server with a fault in it: `python -m slotcache.bench.faulty FAULT serve ...`. Each SIGUSR1 sets it off once.
 
 The server is the command line's own. Only what it stands on is broken, so that it needs no door for faults itself.
 """

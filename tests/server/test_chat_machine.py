@@ -240,6 +240,7 @@ class Chats(RuleBasedStateMachine):
             return
         with self.stack:
             self.client.settle()
+            self.client.rest()
             for scope in {talk.scope for talk in self.talks}:
                 for talk in self.talks:
                     if talk.name and talk.scope == scope:
