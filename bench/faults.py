@@ -5,6 +5,7 @@ import asyncio
 import os
 import shlex
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,6 +44,7 @@ class Stage:
     folder: Path
     notes: list[str] = field(default_factory=list)
     wrongs: list[str] = field(default_factory=list)
+    held: list[socket.socket] = field(default_factory=list)
 
     def shoot(self) -> None:
         assert self.server.pid is not None
@@ -52,11 +54,19 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """fault: of `bench.faulty`. may_fail: requests that an attack may end with an error, those that ran at a fault;
-    None for all of them, and the server ends."""
+    None for all of them, and the server ends. flags: more of them for the server.
+    opening: what comes before bystanders do.
+    """
 
     fault: str
     attack: Callable[[Stage], Awaitable[None]]
     may_fail: int | None = 0
+    flags: tuple[str, ...] = ()
+    opening: Callable[[Stage], Awaitable[None]] | None = None
+
+
+async def nothing(stage: Stage) -> None:
+    pass
 
 
 async def faults(stage: Stage) -> None:
@@ -81,14 +91,19 @@ async def disk(stage: Stage) -> None:
         await asyncio.sleep(BETWEEN)
 
 
-async def stalling(stage: Stage) -> None:
-    """More clients that do not read than there are places."""
-    connections = await rude.stall(stage.server.url, LANES + QUEUE + 4, stage.args.unread)
-    try:
-        await asyncio.sleep(2 * BETWEEN)
-    finally:
-        for connection in connections:
-            connection.close()
+async def stall(stage: Stage) -> None:
+    """More clients that do not read than there are places; returns when what they want is computed."""
+    before = await _generated(stage)
+    stage.held += await rude.stall(stage.server.url, LANES + QUEUE + BYSTANDERS, stage.args.unread)
+    unread, end = (LANES + QUEUE) * stage.args.unread, perf_counter() + TIMEOUT
+    while await _generated(stage) < before + unread and perf_counter() < end:
+        await asyncio.sleep(BETWEEN)
+
+
+async def _generated(stage: Stage) -> float:
+    async with stage.http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("slotcache_generated_tokens_total "))
 
 
 async def leaving(stage: Stage) -> None:
@@ -107,7 +122,8 @@ SCENARIOS = {
     "full-disk": Scenario("full-disk", disk),
     "slow-disk": Scenario("slow-disk", disk),
     "killed": Scenario("killed", one_fault, may_fail=None),
-    "stall": Scenario("none", stalling),
+    # Every chunk names the model: with a long name few tokens are more than the buffers between two sockets take.
+    "stall": Scenario("none", nothing, flags=("--alias", "a" * 8192), opening=stall),
     "leave": Scenario("none", leaving),
     "dawdle": Scenario("none", dawdling),
 }
@@ -137,7 +153,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=3.0, help="that bystanders go on after an attack (default: %(default)s)")
     add("--max-tokens", type=int, default=60, help="of a bystander's answer (default: %(default)s)")
     add("--clients", type=int, default=24, help="that leave; half as many send without an end (default: %(default)s)")
-    add("--unread", type=int, default=1500, help="tokens that a client does not read (default: %(default)s)")
+    add("--unread", type=int, default=500, help="tokens that a client does not read (default: %(default)s)")
     add("--patience", type=float, default=120.0, help="seconds for a body that never ends (default: %(default)s)")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
     add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
@@ -204,15 +220,15 @@ def _measure(scenario: Scenario, args: argparse.Namespace) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="slotcache-faults-") as name:
         folder, port = Path(name), free_port()
         (folder / "slots").mkdir(mode=0o700)
-        with Server(_command(scenario.fault, folder, port, args), port) as server:
+        with Server(_command(scenario, folder, port, args), port) as server:
             return asyncio.run(_play(scenario, server, args, folder))
 
 
-def _command(fault: str, folder: Path, port: int, args: argparse.Namespace) -> list[str]:
+def _command(scenario: Scenario, folder: Path, port: int, args: argparse.Namespace) -> list[str]:
     extra = ("--max-queue", str(QUEUE), "--cache-ram", "16", "--slot-save-path", str(folder / "slots"))
-    extra += ("--cache-dir", str(folder / "cache"), *shlex.split(args.slotcache_args))
+    extra += ("--cache-dir", str(folder / "cache"), *scenario.flags, *shlex.split(args.slotcache_args))
     options = ServerOptions(MODEL, 4096, LANES, 1, "off", extra=extra)
-    return [sys.executable, "-m", "slotcache.bench.faulty", fault, "serve", *options.flags(port)]
+    return [sys.executable, "-m", "slotcache.bench.faulty", scenario.fault, "serve", *options.flags(port)]
 
 
 async def _play(scenario: Scenario, server: Server, args: argparse.Namespace, folder: Path) -> Outcome:
@@ -224,7 +240,11 @@ async def _play(scenario: Scenario, server: Server, args: argparse.Namespace, fo
         stage, told = Stage(server, http, args, folder), Health()
         watching = asyncio.create_task(told.watch(http))
         began = perf_counter()
+        if scenario.opening:
+            await scenario.opening(stage)
         beside = await _bystand(http, bodies, _attacked(scenario, stage, args.seconds))
+        for connection in stage.held:
+            connection.close()
         if scenario.may_fail is None:
             await _wait_for_end(server)
             told.looks.append((perf_counter(), await health(http)))
