@@ -142,10 +142,10 @@ async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: flo
 async def live(
     http: aiohttp.ClientSession, bodies: Sequence[Mapping[str, Any]], enough: asyncio.Event, timeout: float
 ) -> list[Ending]:
-    """One bystander: every prompt once, then over again until it is enough, or there is no server."""
+    """One bystander: every prompt once, then over again until it is enough, a request has no end, or there is no server."""
     endings: list[Ending] = []
     while len(endings) < len(bodies) or not enough.is_set():
         endings.append(await ask(http, bodies[len(endings) % len(bodies)], timeout))
-        if endings[-1].refused:
+        if endings[-1].refused or not endings[-1].ended_once:
             break
     return endings
