@@ -29,7 +29,7 @@ from .conftest import running
 LIVES = int(os.environ.get("SLOTCACHE_CHAT_LIVES", "4"))
 QUEUE_MS = 5000.0  # generous: a few short requests are all that there is to wait for
 LONGEST = 7000  # characters of a talk, some 2,500 tokens of a context of 4,096
-MOST_TURNS = 8  # of a history that a client brings along
+MOST_TURNS = 20  # of a history that a client brings along
 SEEN: Counter[str] = Counter()  # over all lives
 EXPECTED = {
     *("own", "fork", "host", "none", "moved", "repeated", "kept", "edited", "branched", "left", "sampled", "not cached"),
@@ -240,7 +240,6 @@ class Chats(RuleBasedStateMachine):
             return
         with self.stack:
             self.client.settle()
-            self.client.rest()
             for scope in {talk.scope for talk in self.talks}:
                 for talk in self.talks:
                     if talk.name and talk.scope == scope:
