@@ -22,6 +22,7 @@ TILE_CELL = 3.5  # the same for a whole tile of tokens, and a cell that any of t
 WEIGHT = 0.0126  # a token more in a batch, and a weight of the layers
 PASS = 0.1  # a batch of its own, and a weight: all of them are read once more
 ASIDE = 50  # tokens that take as long to pass over a foreign cell (45-100 ns each) as moving a cell away and back (2.4 us)
+MIN_ROWS = 8  # from so many tokens on, every kernel of the CPU rounds a token as it would among more
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 
@@ -53,8 +54,18 @@ class Context:
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         params = llama_cpp.llama_context_default_params()
+        on_gpu = any(device.is_gpu for device in devices())
+        self.rest: int = MIN_ROWS if settings.flash_attention == "off" and not on_gpu else 1
+        """The fewest tokens of a prompt to compute together, so that their bits do not depend on what was cached.
+
+        Measured on real weights: one token alone is rounded otherwise, with K-quants up to seven are, by 1 at logits of
+        20. With flash attention and on a GPU no such number makes reuse exact, and one token is enough for its logits.
+        """
+
         # With a window, a batch of several kernels could take cells for its end that its beginning has just filled.
-        batch = min(settings.batch, settings.micro_batch) if model.window else settings.batch
+        # Where bits count, the last of several kernels must not be left with a few tokens.
+        one_kernel = model.window or self.rest > 1
+        batch = min(settings.batch, settings.micro_batch) if one_kernel else settings.batch
         # llama.cpp sets aside a row of logits for each sequence, and ends the process where a batch or the pool has fewer.
         # So these two are raised for it, and `batch` below limits our steps.
         params.n_ctx = max(settings.num_cells, settings.num_sequences)
@@ -81,8 +92,7 @@ class Context:
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
         self.batch: int = min(batch, llama_cpp.llama_n_batch(handle))
         self._width, self._weights = model.attention_width, model.num_layer_parameters
-        fits_tile = params.n_ubatch >= TILE
-        self._tiles = fits_tile and settings.flash_attention != "off" and not any(device.is_gpu for device in devices())
+        self._tiles = params.n_ubatch >= TILE and settings.flash_attention != "off" and not on_gpu
         self.apart_from = (
             PASS * model.num_parameters / (TILE_CELL * self._width) if self._tiles and self._width else math.inf
         )
@@ -92,7 +102,7 @@ class Context:
         fourth's prompt 344 ms, apart 28 and 221 ms.
         """
 
-        self.aside_from = ASIDE if not any(device.is_gpu for device in devices()) else math.inf
+        self.aside_from = math.inf if on_gpu else ASIDE
         """Tokens a step must have to pay for moving KV that it does not see to host memory and back.
 
         On a GPU the way to host memory is long, and was not measured.

@@ -37,10 +37,11 @@ async def order(request: Request) -> Response:
 
 def _told(service: Service, layout: Layout, scope: tuple[str, str]) -> dict[str, Any]:
     """Runs in the engine's thread."""
-    match = service.engine.scheduler.tree.match(scope, layout.tokens)
+    tree = service.engine.scheduler.tree
+    match = tree.match(scope, layout.tokens)
     nodes = [node for node in path(match.node) if node.start < match.length]
     on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
-    reused = min(match.length, len(layout.tokens) - 1)
+    reused = min(match.length, tree.most_cached(len(layout.tokens)))
     return {
         "object": "documents.order",
         "order": [document.id for document in layout.documents],

@@ -264,10 +264,10 @@ class Generation:
         )
 
     def _miss(self) -> dict[str, Any] | None:
-        """Where reuse ended and why; None where all but the last token was reused."""
+        """Where reuse ended and why; None where all but its last tokens, which are always computed, was reused."""
         request = self.request
         assert request.layout is not None
-        if request.cached >= request.num_prompt - 1:
+        if request.cached >= request.num_prompt - request.rest:
             return None
         why = self.no_cache_reason or f"{request.layout.segment_at(request.cached)} is not cached here"
         return {"at": request.cached, "why": why}

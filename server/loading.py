@@ -67,7 +67,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     runner = Runner(context, samplers)
     host_bytes = _host_bytes(settings)
     host = HostTier(host_bytes // max(token_bytes(settings, model), 1), Replacement(settings.eviction))
-    tree = PrefixTree(context.num_cells, context.scratch, host, Replacement(settings.eviction))
+    tree = PrefixTree(context.num_cells, context.scratch, host, Replacement(settings.eviction), rest=context.rest)
     scheduler = Scheduler(
         tree,
         settings.parallel,

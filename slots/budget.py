@@ -32,12 +32,15 @@ class PrefillBudget:
         return min(most, self.size, max(MIN_CHUNK, slower))
 
 
-def chunk(left: int, room: int) -> int:
+def chunk(left: int, room: int, rest: int = 1) -> int:
     """How many of the `left` tokens to compute now: whole chunks, but not so that next to nothing is left over.
 
-    Attention takes as long for a part of a chunk as for all of it.
+    Attention takes as long for a part of a chunk as for all of it. rest: the fewest tokens that shall be computed
+    together. Where the room allows it, neither this chunk nor the last one is smaller.
     """
     if left <= room:
         return left
     size = room // MIN_CHUNK * MIN_CHUNK or room
-    return size - MIN_CHUNK if left - size < MIN_CHUNK < size else size
+    if left - size < MIN_CHUNK < size:
+        size -= MIN_CHUNK
+    return left - rest if left - size < rest <= left - rest else size

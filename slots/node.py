@@ -98,3 +98,12 @@ class Blob:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A running request's place: its sequence, the tokens it need not compute, and whose they were (own, fork, none)."""
+
+    sequence: Sequence
+    cached: int
+    source: str

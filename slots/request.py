@@ -84,6 +84,7 @@ class Request:
     num_tokens: int = 0
     computed: int = 0
     started_at: int = 0  # what was computed already when it was admitted
+    rest: int = 1  # its last tokens, which it computes itself whatever is cached (see `PrefixTree`)
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
     claimed: int = 0  # tokens whose path is in the tree; what is computed beyond is the private tail
 
@@ -117,7 +118,7 @@ class Request:
         if leader.scope != self.scope or leader.computed != self.computed:
             return False
         shared = common_prefix(leader.tokens[: leader.num_tokens], self.tokens[: self.num_tokens])
-        shared = min(shared, self.num_tokens - 1)
+        shared = min(shared, self.num_tokens - self.rest)
         return shared > self.computed and shared - self.started_at >= MIN_SHARED
 
     @property

@@ -10,13 +10,13 @@ from .plan import Restore
 from .radix import path
 
 
-def restores(sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
+def restores(sequence: Sequence, rest: int) -> list[tuple[Restore, list[Node]]]:
     """One operation for each blob that follows on what the sequence holds of its path, with the runs that it covers.
 
-    Up to the path's last token, which is never restored: without computing it there are no logits.
+    Up to the path's last `rest` tokens, which are computed: without the last one there are no logits.
     """
     found: list[tuple[Restore, list[Node]]] = []
-    last = sequence.tip.end - 1
+    last = sequence.tip.end - rest
     behind = itertools.takewhile(lambda node: node.end > sequence.length, path(sequence.tip))
     for node in reversed(list(behind)):
         start = found[-1][0].stop if found else sequence.length

@@ -39,7 +39,7 @@ class Room:
         tree = self._tree
         match = tree.match(request.scope, request.tokens[: request.num_tokens])
         reclaimable = tree.num_reclaimable - match.evictable
-        promised = tree.num_pending + len(self._running)
+        promised = tree.num_pending + len(self._running) + tree.rest - 1  # it computes what is cached of its rest twice
         return request.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def reserve(self, num_cells: int) -> bool:

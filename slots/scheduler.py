@@ -202,7 +202,7 @@ class Scheduler:
             leaders.append(request)
             most = min(left, BACKGROUND_STEP) if request.background else left
             ahead = (next_stop(request.stops, request.computed) or request.num_tokens) - request.computed
-            size = chunk(ahead, most)
+            size = chunk(ahead, most, self.tree.rest)
             planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
             if size <= 0:
                 continue
@@ -256,7 +256,7 @@ class Scheduler:
     def _start(self, request: Request) -> None:
         """Have a request run that has left the queue. Only the last lines count it among those that run."""
         claim = request.claim(self.tree)
-        request.sequence, request.claimed = claim.sequence, request.num_tokens
+        request.sequence, request.claimed, request.rest = claim.sequence, request.num_tokens, self.tree.rest
         self._count_cached(request, claim.source, claim.cached)
         if not request.guess:
             self.room.spill_idle()

@@ -68,15 +68,16 @@ class Snapshots(RadixTree):
         assert request.layout is not None
         chosen: list[int] = []
         for stop in reversed(request.layout.stops):
-            apart = chosen[-1] - stop >= self._spacing if len(chosen) > 1 else stop < request.num_prompt
-            if apart and stop > request.computed and len(chosen) < MOST:
+            behind = chosen[-1] if chosen else request.num_prompt
+            least = self._spacing if len(chosen) > 1 else self._tree.rest
+            if behind - stop >= least and stop - request.computed >= self._tree.rest and len(chosen) < MOST:
                 chosen.append(stop)
         return tuple(reversed(chosen))
 
     def load(self, request: Request) -> int:
         """Give a request's new sequence the longest state that its tokens begin with; how many tokens that spares."""
         assert request.sequence is not None
-        node = self.longest(request.snapshot_scope, request.tokens[: request.num_tokens - 1])
+        node = self.longest(request.snapshot_scope, request.tokens[: max(request.num_tokens - self._tree.rest, 0)])
         if node is None:
             return 0
         assert node.blob is not None

@@ -10,27 +10,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 
 from .copies import Copies
 from .host import HostTier
-from .node import Node, Sequence
+from .node import Claim, Node, Sequence
 from .plan import Share, Trim
 from .profile import Profile
 from .radix import NO_TOKENS, Match, descendants, path
 from .replacement import Replacement
 from .restoring import restores
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A running request's place: its sequence, the tokens it need not compute, and whose they were (own, fork, none)."""
-
-    sequence: Sequence
-    cached: int
-    source: str
 
 
 class OutOfSequences(RuntimeError):
@@ -43,7 +33,8 @@ class PrefixTree(Copies):
     Acts decide memory operations; the scheduler takes them with `take_operations()` into the next plan, where they run
     before anything is computed. num_cells: KV cells in the pool. num_sequences: sequence ids, at least 2 * lanes + 1.
     host: where evicted runs go; without one they are lost. replacement: which runs leave the device first. profile: what
-    it costs to compute a run again.
+    it costs to compute a run again. rest: how many of a prompt's last tokens are computed, whatever is cached: one, since
+    without it there are no logits, or more, where a few tokens alone would be rounded otherwise than among others.
     """
 
     def __init__(
@@ -53,11 +44,17 @@ class PrefixTree(Copies):
         host: HostTier | None = None,
         replacement: Replacement | None = None,
         profile: Profile | None = None,
+        rest: int = 1,
     ) -> None:
         super().__init__(num_cells, num_sequences, host)
         self.num_evicted = 0  # tokens that left the device, ever
         self.profile = profile or Profile()
+        self.rest = rest
         self._replacement = replacement or Replacement()
+
+    def most_cached(self, num_tokens: int) -> int:
+        """How much of a prompt may come from the cache."""
+        return max(num_tokens - self.rest, 0)
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
@@ -72,17 +69,19 @@ class PrefixTree(Copies):
         """Put a prompt's whole path into the tree, pinned, and give it a sequence that holds what is already computed.
 
         stops: positions where nodes must end (segment boundaries), ascending. documents: (key, start, stop) of each one.
-        guess: nobody has asked for it yet, so nothing counts as used. The last token is never taken from the cache:
-        without computing it there are no logits. A parked sequence whose whole history is a prefix of the prompt is
-        continued in place; any other match is forked, its donor untouched.
+        guess: nobody has asked for it yet, so nothing counts as used. The last `rest` tokens are never taken from the
+        cache. A parked sequence whose whole history is a prefix of the prompt is continued in place; any other match is
+        forked, its donor untouched.
 
         Raises OutOfSequences, and ValueError for a document outside the prompt; the tree is as before then.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
         self._clock += 1
+        if not guess:
+            self._vacate(scope, tokens)
         match = self.match(scope, tokens)
-        cached = min(match.ready, len(tokens) - 1)
+        cached = min(match.ready, self.most_cached(len(tokens)))
         own = self._continued(match, cached)
         goes_on = match.length == match.node.end and not match.node.children
         root = self.root(scope)
@@ -104,15 +103,15 @@ class PrefixTree(Copies):
 
     def restorable(self, sequence: Sequence) -> int:
         """How many tokens, and so free cells, `restore` would bring back."""
-        return sum(restore.stop - restore.start for restore, _ in restores(sequence))
+        return sum(restore.stop - restore.start for restore, _ in restores(sequence, self.rest))
 
     def restore(self, sequence: Sequence) -> dict[str, int]:
-        """Bring back from host memory what follows on the sequence's path, up to its last token.
+        """Bring back from host memory what follows on the sequence's path, up to its last `rest` tokens.
 
         How many tokens, by where their copies came from (host, disk).
         """
         restored: dict[str, int] = {}
-        for restore, nodes in restores(sequence):
+        for restore, nodes in restores(sequence, self.rest):
             source, size = restore.blob.source, restore.stop - restore.start
             restored[source] = restored.get(source, 0) + size
             self._operations.append(restore)
@@ -126,7 +125,7 @@ class PrefixTree(Copies):
     def catch_up(self, sequence: Sequence) -> int:
         """Share what others have computed on this sequence's path since; how many tokens that was."""
         node = next((node for node in path(sequence.tip) if node.ready), None)
-        upto = min(node.start + node.ready, sequence.tip.end - 1) if node else 0
+        upto = min(node.start + node.ready, self.most_cached(sequence.tip.end)) if node else 0
         gained = upto - sequence.length
         if gained > 0:
             self._share(sequence, upto)
@@ -217,6 +216,19 @@ class PrefixTree(Copies):
         return dropped
 
     # ---- how -------------------------------------------------------------------------------------------------------
+
+    def _vacate(self, scope: Hashable, tokens: np.ndarray) -> None:
+        """Move the prompt's last `rest` tokens to host memory if idle sequences hold them, with all that follows them.
+
+        Their second computation gets the same cells then. Kernels add up cells in vectors: in other cells, in another order.
+        """
+        at = self.most_cached(len(tokens))
+        if self.rest == 1 or not self.host.max_tokens or self.match(scope, tokens).ready <= at:
+            return
+        node = self._descend(self.roots[scope], tokens[:at]).children[int(tokens[at])]
+        for run in [node, *descendants(node)][::-1]:
+            if run.ready and not node.pins:
+                self._leave_device(run)
 
     def _continued(self, match: Match, cached: int) -> Sequence | None:
         """The parked sequence whose whole history the prompt continues, if there is one."""

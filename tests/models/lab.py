@@ -43,7 +43,7 @@ class Lab:
         """kernel: tokens that a kernel computes; the whole batch if it is not said."""
         settings = ContextSettings(num_cells, batch, kernel or batch, flash, threads=1, num_sequences=sequences)
         self.context = Context(model, settings)
-        tree = PrefixTree(num_cells, sequences - 1, HostTier(host))
+        tree = PrefixTree(num_cells, sequences - 1, HostTier(host), rest=self.context.rest)
         self.scheduler = Scheduler(tree, lanes, batch, budget, apart_from=apart, aside_from=aside)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}

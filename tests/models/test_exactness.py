@@ -3,7 +3,8 @@
 On the CPU without flash attention, logits after reuse equal those of a fresh prefill bit for bit, as long as each token's
 KV stands at a cell congruent to its position modulo 32: llama.cpp's kernels sum over cells in vectors of that width, so
 any other place rounds differently (see README, "Exactness"). `same` is for such places; where several streams share the
-pool, `close` compares every token with a fresh prefill of all that came before it.
+pool, `close` compares every token with a fresh prefill of all that came before it. The model's weights are in Q8_0, so
+small that one token alone is rounded like many; `test_exactness_weights` has weights where it is not.
 """
 
 import numpy as np
@@ -106,14 +107,19 @@ def test_a_fork_anywhere_is_within_rounding(model, lab, words):
         close(model, forked)
 
 
-def test_a_prompt_that_is_fully_cached_computes_one_token(model, lab, words):
+@pytest.mark.parametrize("flash, rest", [("on", 1), ("off", 8)])
+def test_a_prompt_that_is_fully_cached_computes_its_rest(model, words, flash, rest):
+    """One token for its logits; without flash attention as many as round like a whole prompt."""
+    lab = Lab(model, flash=flash)
     cold = lab.run(words[:200], limit=3)
     prefilled = lab.scheduler.counters.prefilled_tokens
     warm = lab.run(words[:200], limit=3)
-    assert warm.request.cached == 199
-    assert lab.scheduler.counters.prefilled_tokens == prefilled + 1
-    close(model, warm)
-    close(model, cold)
+    assert warm.request.cached == 200 - rest
+    assert lab.scheduler.counters.prefilled_tokens == prefilled + rest
+    if flash == "off":
+        close(model, warm)
+        close(model, cold)
+    lab.close()
 
 
 def test_a_fork_from_a_busy_request_is_exact(model, lab, words):
@@ -146,7 +152,7 @@ def test_a_donor_in_the_middle_of_its_prefill_gives_what_it_has(model, words):
 def test_identical_prompts_that_arrive_together_are_computed_once(model, lab, words):
     answers = [lab.submit(words[:300], limit=3) for _ in range(4)]
     lab.finish()
-    assert lab.scheduler.counters.prefilled_tokens == 300 + 3  # and the last token of each that waited
+    assert lab.scheduler.counters.prefilled_tokens == 300 + 3 * lab.context.rest  # the end of each that waited
     for answer in answers:
         close(model, answer)
 
@@ -189,8 +195,8 @@ def test_every_node_survives_host_memory(model, words):
         same(restored, fresh(model, other, 2))
         lab.run(words[7:60], limit=2)
     again = lab.run(words[:300], limit=3)
-    assert again.request.cached == 299 and again.request.source == "host"
-    assert again.tokens == first.tokens
+    assert again.request.cached == 300 - lab.context.rest and again.request.source == "host"
+    same(again, first)
     lab.close()
 
 
@@ -258,7 +264,7 @@ def test_setting_others_aside_changes_nothing(model, words):
     for answer in answers:
         close(model, answer)
     again = lab.run(prompts[0], limit=3)
-    assert again.request.cached == len(prompts[0]) - 1
+    assert again.request.cached == len(prompts[0]) - lab.context.rest
     close(model, again)
     lab.close()
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import httpx
 import openai
 import pytest
+from slotcache.models.context import MIN_ROWS
 from slotcache.server.serve import make_server, run
 from slotcache.server.settings import defaults
 
 DEADLINE = 30.0  # s to load, or to stop
+REST = MIN_ROWS  # tokens of each prompt that these servers compute: they run without flash attention
 
 
 @dataclass

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from architectures import hybrid
 
-from .conftest import running
+from .conftest import REST, running
 
 DOCUMENTS = [{"id": f"w{number}", "text": f"Text {number} is about the {name} of the town. " * 4} for number, name in
              enumerate(["bakery", "school", "station"])]  # fmt: skip
@@ -26,9 +26,9 @@ def test_what_was_warmed_is_not_computed_again(server):
     warmed = server.http.post("/v1/cache/warm", json=body | {"max_tokens": 50}).json()
     assert warmed["object"] == "cache.warm" and warmed["slotcache"]["cached_tokens"] == 0
     again = server.http.post("/v1/cache/warm", json=body).json()
-    assert again["slotcache"]["cached_tokens"] == warmed["prompt_tokens"] - 1
+    assert again["slotcache"]["cached_tokens"] == warmed["prompt_tokens"] - REST
     answer = server.chat(**body)
-    assert cached(answer) == warmed["prompt_tokens"] - 1
+    assert cached(answer) == warmed["prompt_tokens"] - REST
     assert answer["usage"]["prompt_tokens"] == warmed["prompt_tokens"]
     assert cached(server.chat(**body | {"cache_scope": "not warm"})) == 0
 
@@ -76,7 +76,7 @@ def test_a_pinned_prompt_outlives_what_fills_the_cache(tiny):
         for number in range(6):
             for _ in range(2):
                 up.chat(f"Something else, number {number}: " + f"word{number} " * 60, max_tokens=1)
-        assert cached(up.chat(**body)) == pinned["prompt_tokens"] - 1
+        assert cached(up.chat(**body)) == pinned["prompt_tokens"] - REST
         assert all(run["pinned"] for run in up.http.get("/v1/cache").json()["runs"] if run["document"])
         released = up.http.post("/v1/cache/warm", json=body | {"pin": False}).json()
         assert released["pinned_tokens"] == 0

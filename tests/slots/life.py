@@ -84,13 +84,14 @@ class Life(RuleBasedStateMachine):
         policy=st.sampled_from(sorted(POLICIES)),
         window=st.sampled_from([0, 1, 32]),
         states=st.sampled_from([None, None, None, 60, 1000]),
+        rest=st.sampled_from([1, 1, 2, 8]),
     )
-    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, aside, policy, window, states):
+    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, aside, policy, window, states, rest):
         """states: of a model that cannot be cut, the bytes of its snapshots, one a token and one for each."""
         self.can_cut = states is None
         self.policy, self.num_ids = policy, 2 * lanes + spare_ids
         self.shape = (lanes, max(batch, lanes), budget, idle, apart, window)
-        self.aside = aside
+        self.aside, self.rest = aside, rest
         self.now = 0
         self.ids = itertools.count()
         self.open: list[Request] = []
@@ -102,7 +103,8 @@ class Life(RuleBasedStateMachine):
         lanes, batch, budget, idle, apart, window = self.shape
         self.memory = Memory(cells, self.can_cut)
         tier = HostTier(host if self.can_cut else 0, Replacement(self.policy))
-        self.tree = PrefixTree(cells, self.num_ids, tier, Replacement(self.policy))
+        self.tree = PrefixTree(cells, self.num_ids, tier, Replacement(self.policy), rest=self.rest)
+        self.met_others: set[int] = set()  # requests that did not run alone all the time
         self.snapshots = Snapshots(self.tree, states or 0, spacing=8)
         self.snapshots.fixed_bytes = self.snapshots.token_bytes = 1
         self.scheduler = Scheduler(self.tree, lanes, batch, budget, idle, apart, window, self.snapshots, self.aside)
@@ -223,6 +225,7 @@ class Life(RuleBasedStateMachine):
         check(self.scheduler)
         assert plan.num_tokens <= self.scheduler.batch_size
         assert plan.spans or not self.open, "requests are open and nothing is computed"
+        self.check_rest(plan)
         SEEN.update(type(operation).__name__ for operation in plan.operations)
         SEEN["guess"] += any(request.guess for request in self.scheduler.running)
         SEEN["private"] += any(not request.cache and request.snapshot_scope is None for request in self.scheduler.running)
@@ -238,6 +241,19 @@ class Life(RuleBasedStateMachine):
         for request in self.scheduler.running:
             held = self.memory.cells.get(request.sequence.id, {})
             assert request.computed == 0 or held[request.computed - 1] == tuple(request.tokens[: request.computed].tolist())
+
+    def check_rest(self, plan):
+        """A prompt that is computed alone is never computed in pieces that are smaller than the rest, nor leaves any."""
+        running, rest = self.scheduler.running, self.rest
+        if len(running) > 1:
+            self.met_others.update(request.id for request in running)
+            return
+        has_room = self.scheduler.batch_size >= 2 * rest and (self.tree.host.max_tokens or not self.can_cut)
+        for request, span in zip(running, plan.spans, strict=False):
+            left = request.num_tokens - span.stop
+            if has_room and request.id not in self.met_others and span.start < request.claimed:
+                assert len(span.tokens) >= min(rest, request.claimed), "a piece that is too small for its bits"
+                assert left == 0 or left >= rest, "a rest that is too small for its bits"
 
     def ran(self):
         """A plan has been carried out."""

@@ -16,11 +16,12 @@ from .memory import Memory
 class World:
     """A scheduler over a model of memory; requests are numbered as they come."""
 
-    def __init__(self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf, window=32, aside=math.inf):
+    def __init__(
+        self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf, window=32, aside=math.inf, rest=1
+    ):
         self.memory = Memory(cells)
-        self.scheduler = Scheduler(
-            PrefixTree(cells, 2 * lanes + 8, HostTier(host)), lanes, batch, budget, idle, apart, window, aside_from=aside
-        )
+        tree = PrefixTree(cells, 2 * lanes + 8, HostTier(host), rest=rest)
+        self.scheduler = Scheduler(tree, lanes, batch, budget, idle, apart, window, aside_from=aside)
         self.requests = []
         self.plans = []
 
