@@ -64,14 +64,19 @@ class Snapshots(RadixTree):
         """Where to take snapshots while the rest of a prompt is computed.
 
         At the last two ends of its segments (for the same question again, and for another one), and well apart before.
+        Where the last question is so short that a piece would be too small, only at its beginning.
         """
         assert request.layout is not None
         chosen: list[int] = []
         for stop in reversed(request.layout.stops):
             behind = chosen[-1] if chosen else request.num_prompt
             least = self._spacing if len(chosen) > 1 else self._tree.rest
-            if behind - stop >= least and stop - request.computed >= self._tree.rest and len(chosen) < MOST:
+            if stop - request.computed < self._tree.rest or len(chosen) == MOST:
+                break
+            if behind - stop >= least:
                 chosen.append(stop)
+            elif len(chosen) == 1:
+                chosen = [stop]
         return tuple(reversed(chosen))
 
     def load(self, request: Request) -> int:
