@@ -24,8 +24,8 @@ from ..models.state import cut
 from ..slots.archive import Archive, Record
 from ..slots.check import check
 from ..slots.plan import Plan
-from ..slots.request import Request
 from ..slots.scheduler import Scheduler
+from .accepted import Accepted
 from .background import Background
 from .disk import DiskTier
 from .errors import RequestError
@@ -61,16 +61,16 @@ class Engine:
         self.step_seconds = 0.0  # what the last step took, and how much of that was ours and not llama.cpp's
         self.host_seconds = 0.0
         self.num_failed_steps = 0
-        self._model, self._runner, self._samplers, self._answers = model, runner, samplers, answers
+        self._model, self._runner, self._answers = model, runner, answers
         self._checks = checks
         self.archive = Archive(scheduler.tree, cut)
         self._behind = WriteBehind(scheduler, self.archive, disk)
         self.failure: str | None = None  # why the thread has ended for good
         self._inbox = Inbox()
         self._outbox = Outbox()
-        self._open: dict[int, Generation] = {}  # accepted and not ended, by request id
+        self._accepted = Accepted(scheduler, samplers, self._outbox)
         self._on_failure: Callable[[], None] = lambda: None
-        self.background = Background(scheduler, self._end)
+        self.background = Background(scheduler, self._accepted.end)
         self._stopping = False
         self._thread = Thread(target=self._live, name="engine", daemon=True)
 
@@ -109,7 +109,7 @@ class Engine:
 
     def cancel(self, generation: Generation) -> Future[None]:
         """Let go of a generation whose client has gone, by the next step; done when that is so."""
-        self._inbox.put(lambda: self._end(generation))
+        self._inbox.put(lambda: self._accepted.end(generation))
         return self.ask(lambda: None)
 
     def carry_out(self) -> None:
@@ -170,7 +170,7 @@ class Engine:
         logger.exception("a step failed; what ran ends with an error, and the cache is dropped")
         failed = self.scheduler.abandon()
         self._runner.clear()
-        self._fail(failed, RequestError("the engine failed while computing this", status=500))
+        self._accepted.fail(failed, RequestError("the engine failed while computing this", status=500))
         self._fail_rejected()
 
     def _end_for_good(self, error: BaseException) -> None:
@@ -179,10 +179,7 @@ class Engine:
         logger.critical("%s", self.failure, exc_info=error)
         self._inbox.close(lambda: None)
         self._stopping = True
-        failure = Failure(RequestError(self.failure, status=500))
-        for generation in self._open.values():
-            generation.done = True
-            self._outbox.put(generation, failure)
+        self._accepted.give_up(RequestError(self.failure, status=500))
         while (act := self._inbox.take()) is not None:
             with contextlib.suppress(Exception):
                 act()
@@ -225,7 +222,7 @@ class Engine:
         began = perf_counter()
         plan = self.scheduler.plan()
         self._fail_rejected()
-        self._note_admissions()
+        self._accepted.note_admissions()
         planned = perf_counter()
         try:
             sampled = self._runner.run(plan)
@@ -247,7 +244,7 @@ class Engine:
             try:
                 self._push(request.owner, token)
             except Exception as error:
-                self._fail_alone(request, error)
+                self._accepted.fail_alone(request, error)
         for request in self.scheduler.running:
             if request.owner.wants_progress and request.num_tokens == request.num_prompt:
                 self._outbox.put(request.owner, request.owner.progress())
@@ -256,26 +253,19 @@ class Engine:
         event = generation.push(token, self._model.is_end(token))
         if isinstance(event, End):
             self._remember(generation)
-            self._end(generation)
+            self._accepted.end(generation)
         if event is not None:
             self._outbox.put(generation, event)
 
     def _fail_rejected(self) -> None:
         """Fail the requests that the last plan could not admit."""
         for request, error in self.scheduler.take_rejected():
-            self._fail_alone(request, error)
-
-    def _fail_alone(self, request: Request, error: Exception) -> None:
-        """Fail one request for what it is; the others go on."""
-        if not isinstance(error, RequestError):
-            logger.error("request %d failed", request.id, exc_info=error)
-            error = RequestError("the server failed on this request", status=500)
-        self._fail([request], error)
+            self._accepted.fail_alone(request, error)
 
     def _accept_background(self, key: Hashable, generation: Generation) -> bool:
         if self._stopping or not self.background.put(key, generation):
             return False
-        self._enter(generation, Sampler(self._model, GREEDY))
+        self._accepted.enter(generation, Sampler(self._model, GREEDY))
         return True
 
     def _accept(self, generation: Generation, sampler: Sampler) -> None:
@@ -284,21 +274,7 @@ class Engine:
             self._outbox.put(generation, Failure(RequestError(self.failure or "the server is shutting down", status=503)))
             return
         self.background.give_way()
-        self._enter(generation, sampler)
-
-    def _enter(self, generation: Generation, sampler: Sampler) -> None:
-        self._open[generation.request.id] = generation
-        self._samplers[generation.request.id] = sampler
-        self.scheduler.submit(generation.request)
-
-    def _note_admissions(self) -> None:
-        """Requests that the last plan admitted: the newest ones that run."""
-        now = perf_counter()
-        for request in reversed(self.scheduler.running):
-            if request.owner.admitted:
-                return
-            request.owner.admitted = now
-            self._samplers[request.id].prime(request.tokens[: request.num_prompt])
+        self._accepted.enter(generation, sampler)
 
     def _remember(self, generation: Generation) -> None:
         """Keep the sampled ids of an answer, if as plain text (without control tokens) they spell exactly what was sent."""
@@ -312,22 +288,6 @@ class Engine:
             generation.sampled = tokens.copy()
             self._answers.remember(generation.scope, text, generation.sampled)
 
-    def _end(self, generation: Generation) -> None:
-        """Take a generation out of the engine, once."""
-        if generation.done:
-            return
-        generation.done = True
-        self._open.pop(generation.request.id, None)
-        self.scheduler.finish(generation.request)
-        if sampler := self._samplers.pop(generation.request.id, None):
-            sampler.close()
-
-    def _fail(self, requests: list[Request], error: RequestError) -> None:
-        for request in requests:
-            self._end(request.owner)
-            self._outbox.put(request.owner, Failure(error))
-
     def _stop(self) -> None:
         self._stopping = True
-        requests = [generation.request for generation in self._open.values()]
-        self._fail(requests, RequestError("the server is shutting down", status=503))
+        self._accepted.fail_all(RequestError("the server is shutting down", status=503))

@@ -150,7 +150,7 @@ class IdlePrefill:
     async def _next_turn(self, ahead: Ahead) -> bool:
         """Compute what the turn after an answer begins with; False where now is no time for that."""
         try:
-            prompt = await asyncio.to_thread(self._prompt, ahead)
+            prompt = await self._builder.threads.run(ahead.num_bytes, self._prompt, ahead)  # which end before the model does
             return prompt is None or await self._compute(prompt, ahead.scope, follows=ahead.request)
         except RequestError:
             raise

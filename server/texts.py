@@ -39,9 +39,9 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    model = service_of(request).model
+    service = service_of(request)
     asked = await asked_of(request, DetokenizeRequest)
-    return Json(await asyncio.to_thread(_text, model, asked.tokens))
+    return Json(await built(request, service, _text, service.model, asked.tokens))
 
 
 async def apply_template(request: Request) -> Response:
@@ -52,7 +52,7 @@ async def apply_template(request: Request) -> Response:
     tree = service.engine.scheduler.tree
     scope = ("shared", asked.cache_scope)
     layout = await asyncio.wrap_future(service.engine.ask(lambda: chat.prompt.arrange(tree, scope)))
-    return Json(await asyncio.to_thread(_prompt, service.model, layout.tokens))
+    return Json(await built(request, service, _prompt, service.model, layout.tokens))
 
 
 # ---- answers, which may be as long as a body: made in a thread ----------------------------------------------------------

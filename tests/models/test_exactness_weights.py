@@ -8,6 +8,7 @@ import itertools
 import os
 from contextlib import closing
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
 import llama_cpp
@@ -18,7 +19,8 @@ from slotcache.models.demo.corpus import Corpus
 from slotcache.models.generate import Shape, generate
 from slotcache.models.model import Model
 from slotcache.models.state import cut
-from slotcache.server.recordfile import decode, encode
+from slotcache.server.provenance import Provenance
+from slotcache.server.recordfile import encode, read
 from slotcache.slots.archive import Archive
 from slotcache.slots.radix import descendants
 
@@ -28,6 +30,7 @@ NUM_PROMPTS = int(os.environ.get("SLOTCACHE_PROMPTS", "3"))
 WEIGHTS = os.environ.get("SLOTCACHE_WEIGHTS")
 DENSE = Shape(4, 512, 8, 2, 1024, 1024, 700, 32768, "F16")
 CELLS = 1024
+MADE_BY = Provenance("0" * 32, "1" * 32)
 
 pytestmark = pytest.mark.timeout(120 + 20 * NUM_PROMPTS)
 
@@ -159,7 +162,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
             assert answer.request.sources["host"] == most
             yield "restore from host memory", answer
             for content in files(lab, scope):
-                assert Archive(restarted.scheduler.tree, cut).adopt(decode(content), "disk")
+                assert Archive(restarted.scheduler.tree, cut).adopt(read(BytesIO(content), len(content), MADE_BY), "disk")
             answer = restarted.run(tokens, limit=1, stops=reading.stops, scope=scope)
             assert answer.request.sources["disk"] == most
             yield "restore from disk", answer
@@ -173,7 +176,7 @@ def files(lab: Lab, scope: tuple[str, str]) -> list[bytes]:
         lab.runner.run(plan)
     archive = Archive(lab.scheduler.tree, cut)
     records = [archive.record(node) for node in descendants(lab.scheduler.tree.roots[scope])]
-    return [b"".join(encode(record)) for record in records if record]
+    return [b"".join(encode(record, MADE_BY)) for record in records if record]
 
 
 def test_a_fork_at_the_end_of_a_document_gets_the_same_bits(weights):

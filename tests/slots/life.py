@@ -131,7 +131,9 @@ class Life(RuleBasedStateMachine):
         kept = ask.scope if ask.cache and not self.can_cut else None  # where its states are kept
         cache = ask.cache and self.can_cut
         scope, guess = ask.scope if cache else ("private", number), ask.background and ask.of == 1
-        request = Request(number, prompt, ask.limit, scope, cache, ask.priority, ask.background, guess, kept, owner)
+        request = Request(
+            number, prompt, ask.limit, scope, cache, ask.priority, ask.background, guess, snapshot_scope=kept, owner=owner
+        )
         self.scheduler.submit(request)
         self.open.append(request)
         return request

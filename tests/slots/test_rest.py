@@ -10,7 +10,8 @@ from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tree import PrefixTree
 
-from .world import World, computed
+from .test_scheduler import computed
+from .world import World
 
 REST = 8
 
