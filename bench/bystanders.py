@@ -125,16 +125,19 @@ def prompts(number: int, max_tokens: int) -> list[Body]:
 async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: float) -> Ending:
     """One streamed chat. Never raises."""
     reader = Reader(f"{body['cache_scope']}: {body['messages'][-1]['content']}")
+    answered = False
     try:
         async with http.post(PATH, json=body, timeout=aiohttp.ClientTimeout(total=timeout)) as response:
+            answered = True
             if response.status != 200:
                 told = json.loads(await response.read())["error"]["message"]
                 return Ending(reader.prompt, response.status, finals=1, error=told)
             async for line in response.content:
                 reader.read(line)
             return reader.ending(200)
-    except aiohttp.ClientConnectorError as error:
-        return Ending(reader.prompt, error=str(error), refused=True)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        # A connection that ends without a head: a server that is going down may not have read the request.
+        return reader.ending(error=str(error)) if answered else Ending(reader.prompt, error=str(error), refused=True)
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
         return reader.ending(error=f"{type(error).__name__}: {error}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from itertools import chain, takewhile
+from itertools import takewhile
 
 import numpy as np
 
@@ -64,5 +64,8 @@ class Histories:
             for node in nodes:
                 self._snapshots.forget(node)
             return max((node.end for node in nodes), default=0)
-        runs = (self._archive.cached(lane.scope, tokens)[::-1] for tokens in known)
-        return self._tree.discard([node for node, stop in chain.from_iterable(runs) if stop == node.end])
+        return sum(self._discard(lane.scope, tokens) for tokens in known)
+
+    def _discard(self, scope: Hashable, tokens: np.ndarray) -> int:
+        runs = self._archive.cached(scope, tokens)
+        return self._tree.discard([node for node, stop in reversed(runs) if stop == node.end])

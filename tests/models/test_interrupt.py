@@ -42,7 +42,7 @@ def test_what_is_ended_early_is_computed_again_and_nothing_differs(model):
 
 def test_nothing_is_left_of_the_kernels_before_the_one_that_is_ended(model):
     prompt = np.random.default_rng(3).integers(300, 900, 500).astype(np.int32)
-    lab = Lab(model, batch=500, budget=500, kernel=20)
+    lab = Lab(model, batch=500, budget=500, kernel=20, flash="on")
     asked, last = itertools.count(), [math.inf]
     lab.runner.interrupt._callback = llama_cpp.ggml_abort_callback(lambda _: next(asked) > last[0])
     lab.submit(prompt, limit=3, cache=False).request.background = True
@@ -57,7 +57,7 @@ def test_nothing_is_left_of_the_kernels_before_the_one_that_is_ended(model):
         lab.runner.run(plan)
     last[0] = math.inf
     lab.finish()
-    plain = Lab(model, batch=500, budget=500, kernel=20)
+    plain = Lab(model, batch=500, budget=500, kernel=20, flash="on")
     reference = plain.run(prompt, limit=3, cache=False)
     assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
     lab.close()

@@ -132,7 +132,7 @@ def test_what_a_client_that_has_gone_waited_for_is_not_done(tiny):
         for size in (10, 2 * LARGE):
             body = b'{"prompt":"' + b"x" * size + b'"}'
             with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as client:
-                head = f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
                 client.sendall(head.encode() + body)
                 until(lambda: threads.num_open == 1)
             until(lambda: threads.num_open == 0)
