@@ -141,10 +141,10 @@ class Life(RuleBasedStateMachine):
     def history(self, of):
         return self.histories[-min(of, len(self.histories))]
 
-    @rule(data=st.data())
+    @rule(of=st.integers(0, 60))
     @precondition(lambda self: self.open)
-    def cancel(self, data):
-        request = data.draw(st.sampled_from(self.open))
+    def cancel(self, of):
+        request = self.open[of % len(self.open)]  # no draw hangs on the cache, whose sets have no order
         SEEN["cancelled running" if request.sequence else "cancelled waiting"] += 1
         self.open.remove(request)
         self.scheduler.finish(request)
