@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from slotcache.server.connection import Connection
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .conftest import running, until
 
@@ -181,3 +182,17 @@ def test_what_a_slow_reader_must_take(server, narrow, monkeypatch):
         assert serves(server) and connection in server.uvicorn.server_state.connections
         connection.loop.call_soon_threadsafe(connection._look, left + 999)
         until(lambda: connection not in server.uvicorn.server_state.connections)
+
+
+def test_others_have_their_turn_between_chunks_of_one_byte(server, monkeypatch):
+    # Each takes as long to parse as a whole piece would, and the loop does nothing else meanwhile.
+    bites, parse = [], H11Protocol.data_received
+    monkeypatch.setattr(H11Protocol, "data_received", lambda self, data: (bites.append(len(data)), parse(self, data))[1])
+    text = b'{"content": "Hello"' + b" " * 20_000 + b"}"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
+    with connected(server) as client:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        client.sendall(head + chunks)
+        assert b" 200 " in answer(client)
+    assert sum(bites) == len(head) + len(chunks)
+    assert max(bites) <= 8 << 10
