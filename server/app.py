@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.applications import Starlette
@@ -11,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import cache, completions, documents, lanes, openapi, remembered, speculation, status, texts
 from .errors import RequestError
@@ -52,11 +54,33 @@ def make_app(host: Host) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[*_cors(host.settings), Middleware(Gate, settings=host.settings)],
+        middleware=[Middleware(Farewell), *_cors(host.settings), Middleware(Gate, settings=host.settings)],
         exception_handlers={RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail},
     )
     app.state.host = host
     return app
+
+
+class Farewell:
+    """Answers 503 to what is under way when the server has waited long enough for it at its end: uvicorn cancels that then,
+    and would answer 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answers = False
+
+        async def sent(message: Message) -> None:
+            nonlocal answers
+            answers = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except asyncio.CancelledError:
+            if scope["type"] == "http" and not answers:
+                await refusal(RequestError("the server is shutting down", status=503))(scope, receive, send)
 
 
 def _cors(settings: Settings) -> list[Middleware]:

@@ -31,19 +31,31 @@ NEXT_TURN = {"role": "user", "content": "?"}  # stands for whatever a user will 
 class PromptBuilder:
     """Renders, cuts and tokenises. Safe from several threads; `threads` are there for it.
 
+    text_threads: for texts of any length that become no prompt.
+
     limit: tokens that a prompt and its answer may have. order, hint, dedup: what a request that does not say gets.
+    room: bytes of requests that may wait for each of the threads.
     """
 
     def __init__(
-        self, model: Model, template: ChatTemplate, answers: AnswerMemory, limit: int, order: str, hint: bool, dedup: str
+        self,
+        model: Model,
+        template: ChatTemplate,
+        answers: AnswerMemory,
+        limit: int,
+        order: str,
+        hint: bool,
+        dedup: str,
+        room: int,
     ) -> None:
         self._model, self._template, self._answers, self._limit = model, template, answers, limit
         self._order, self._hint, self._dedup = order, hint, dedup
         self._tokens = TokenCache(model.tokenize)
-        self.threads = PromptThreads()
+        self.threads, self.text_threads = PromptThreads(room), PromptThreads(room)
 
     def close(self) -> None:
         self.threads.close()
+        self.text_threads.close()
 
     def text(self, prompt: str | list[Any]) -> ChatPrompt:
         """A prompt that is text, control tokens included, or token ids. Raises RequestError."""

@@ -15,7 +15,7 @@ from .conversations import Origin
 from .errors import RequestError
 from .generation import End, Event, Failure, Generation
 from .service import Service
-from .threads import LARGE
+from .threads import PromptThreads
 from .turn import Turn
 from .web import Json, asked_of, service_of
 from .wire import ChatRequest, CompletionRequest, Options, StreamOptions
@@ -119,8 +119,12 @@ async def collect(service: Service, generation: Generation) -> tuple[str, End]:
 async def built(request: Request, service: Service, work: Callable[..., T], *arguments: Any) -> T:
     """What `work` makes of a request in the threads for prompts. Raises RequestError; 499 if the client goes away first,
     and what has not begun then is not done."""
-    num_bytes = int(request.headers.get("content-length") or LARGE)
-    done = await unless_disconnected(request, service.builder.threads.run(num_bytes, work, *arguments))
+    return await in_threads(request, service.builder.threads, work, *arguments)
+
+
+async def in_threads(request: Request, threads: PromptThreads, work: Callable[..., T], *arguments: Any) -> T:
+    """The same in other threads."""
+    done = await unless_disconnected(request, threads.run(request.state.num_bytes, work, *arguments))
     if done is None:
         raise RequestError("the client has gone", status=499)
     return done

@@ -11,7 +11,7 @@ RequestError            anything that is answered with a status and {"error": {.
   415 invalid_request_error       a body from a web page that is not JSON
   429 rate_limit_error            the queue is full; Retry-After says when to come back
   500 server_error                the engine failed
-  503 unavailable_error           loading, or shutting down
+  503 unavailable_error           loading, shutting down, or more large bodies than there is room for
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from ..slots.replacement import Replacement
 from ..slots.scheduler import Scheduler
 from ..slots.snapshots import Snapshots
 from ..slots.tree import PrefixTree
+from .bodies import LARGEST
 from .builder import PromptBuilder
 from .conversations import Conversations
 from .disk import DiskTier
@@ -83,7 +84,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     disk = _disk_tier(settings, model, context)
     engine = Engine(model, scheduler, runner, samplers, answers, settings.check, disk)
     wording = (settings.document_order, settings.order_hint, settings.dedup)
-    builder = PromptBuilder(model, template, answers, limit, *wording)
+    builder = PromptBuilder(model, template, answers, limit, *wording, LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
     conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)

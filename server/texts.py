@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..models.model import Model
-from .completions import built
+from .completions import built, in_threads
 from .errors import RequestError
 from .reply import encode
 from .web import Json, asked_of, service_of
@@ -34,14 +34,14 @@ async def tokenize(request: Request) -> Response:
     service = service_of(request)
     asked = await asked_of(request, TokenizeRequest)
     wanted = (asked.content, asked.parse_special, asked.add_special)
-    tokens = await built(request, service, service.model.tokenize, *wanted)
+    tokens = await in_threads(request, service.builder.text_threads, service.model.tokenize, *wanted)
     return Json(await asyncio.to_thread(_listed, tokens))
 
 
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
     asked = await asked_of(request, DetokenizeRequest)
-    return Json(await built(request, service, _text, service.model, asked.tokens))
+    return Json(await in_threads(request, service.builder.text_threads, _text, service.model, asked.tokens))
 
 
 async def apply_template(request: Request) -> Response:

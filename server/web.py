@@ -52,8 +52,12 @@ def refusal(error: RequestError) -> Response:
 
 
 async def asked_of(request: Request, kind: type[R]) -> R:
-    """The body as `kind`. A large one is decoded in a thread. Raises RequestError, ClientDisconnect."""
+    """The body as `kind`; its length is `request.state.num_bytes` then. A large one is decoded in a thread.
+
+    Raises RequestError, ClientDisconnect.
+    """
     body = await request.app.state.host.bodies.read(request)
+    request.state.num_bytes = len(body)
     return decode(body, kind) if len(body) < LARGE else await asyncio.to_thread(decode, body, kind)
 
 

@@ -155,3 +155,64 @@ def test_large_prompts_hold_up_no_small_ones_and_no_files(tiny):
         free.set()
         busy.result(30)
         assert {future.result().status_code for future in waiting} == {400}
+
+
+def test_large_requests_that_wait_are_bounded_however_they_are_sent(tiny):
+    # A request that waits is held in memory: 100 clients could otherwise have 3 GB of theirs there.
+    with running(tiny, max_body=1) as server, ThreadPoolExecutor(8) as clients:
+        threads, free, begun = server.service.builder.threads, Event(), Event()
+        busy = threads._large.submit(lambda: begun.set() or free.wait(30))
+        begun.wait(30)
+        body = b'{"prompt":"' + b"x" * 900_000 + b'"}'
+        bodies = [
+            body if number % 2 else iter([body]) for number in range(8)
+        ]  # an iterator goes in chunks, its length unsaid
+        waiting = [clients.submit(httpx.post, server.url + "/completion", content=body, timeout=60) for body in bodies]
+        until(lambda: sum(future.done() for future in waiting) == 4)
+        assert threads.num_open == 4
+        refused = [future.result() for future in waiting if future.done()]
+        assert {answer.status_code for answer in refused} == {503}
+        assert all(answer.headers["Retry-After"] for answer in refused)
+        assert server.chat()["usage"]["completion_tokens"] == 4
+        free.set()
+        busy.result(30)
+        assert sorted(future.result().status_code for future in waiting) == [400] * 4 + [503] * 4
+        assert threads.num_open == 0 and threads.room == 4 << 20
+
+
+def test_texts_that_are_tokenised_hold_up_no_prompts(tiny, monkeypatch):
+    # They may be as long as a body, which takes 10 s.
+    with running(tiny) as server, ThreadPoolExecutor(1) as clients:
+        free, begun, tokenize = Event(), Event(), server.service.model.tokenize
+
+        def slow(text, *asked, **options):
+            if text == "x" * LARGE:
+                begun.set()
+                free.wait(30)
+            return tokenize(text, *asked, **options)
+
+        monkeypatch.setattr(server.service.model, "tokenize", slow)
+        long = clients.submit(httpx.post, server.url + "/tokenize", json={"content": "x" * LARGE}, timeout=60)
+        begun.wait(30)
+        large = {"messages": [{"role": "user", "content": "What?", "name": "x" * LARGE}], "max_tokens": 1}
+        try:
+            assert httpx.post(server.url + CHAT, json=large, timeout=10).status_code == 200
+        finally:
+            free.set()
+        assert long.result().status_code == 200
+
+
+def test_a_prompt_that_is_still_made_at_the_end_of_the_server_is_a_503(tiny, monkeypatch):
+    with ThreadPoolExecutor(1) as clients, running(tiny) as server:
+        free, begun = Event(), Event()
+        monkeypatch.setattr(server.service.builder, "text", lambda prompt: begun.set() or free.wait(30))
+        waiting = clients.submit(httpx.post, server.url + "/completion", json={"prompt": "x"}, timeout=60)
+        begun.wait(30)
+        server.uvicorn.config.timeout_graceful_shutdown = 0
+        server.uvicorn.should_exit = True
+        try:
+            answer = waiting.result(30)
+        finally:
+            free.set()
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "unavailable_error"
