@@ -12,7 +12,7 @@ class TextStream:
     are split over tokens, the text is the same. Empty stop strings are ignored.
     """
 
-    __slots__ = ("_decoder", "_held", "_piece", "_stop", "stopped")
+    __slots__ = ("_begun", "_decoder", "_held", "_piece", "_stop", "stopped")
 
     def __init__(self, stop: Sequence[str], piece: Callable[[int], bytes]) -> None:
         self.stopped: str | None = None
@@ -22,6 +22,7 @@ class TextStream:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         # Never longer than the longest stop string: this, and not the answer's length, is what a push costs.
         self._held = ""
+        self._begun = [Begun(word) for word in self._stop]
 
     def push(self, token: int) -> str:
         """The text that became settled with this token; empty once stopped."""
@@ -35,6 +36,8 @@ class TextStream:
         if self.stopped is not None:
             return ""
         self._held += text
+        for begun in self._begun:
+            begun.push(text)
         hold = len(self._held) if final else self._first_unfinished()
         found = self._first_stop()
         if found is not None and found[0] <= hold:
@@ -52,11 +55,31 @@ class TextStream:
 
     def _first_unfinished(self) -> int:
         """Where the earliest stop string that is not whole yet may begin; the end of the text if none does."""
-        return min((self._unfinished(word) for word in self._stop), default=len(self._held))
+        return len(self._held) - max((begun.length for begun in self._begun), default=0)
 
-    def _unfinished(self, word: str) -> int:
-        length = len(self._held)
-        for start in range(max(0, length - len(word) + 1), length):
-            if word.startswith(self._held[start:]):
-                return start
-        return length
+
+class Begun:
+    """How much of a word, less than all of it, a text ends with: `length` characters.
+
+    The algorithm of Knuth, Morris and Pratt: each character takes the same time on average, however long the word is.
+    """
+
+    __slots__ = ("_borders", "_word", "length")
+
+    def __init__(self, word: str) -> None:
+        self._word, self.length = word, 0
+        # How much of its beginning each beginning of the word ends with; as far as the text has come.
+        self._borders = [0, 0]
+
+    def push(self, text: str) -> None:
+        """The text goes on."""
+        for character in text:
+            length = self._longer(self.length, character)
+            if length == len(self._borders):
+                self._borders.append(self._longer(self._borders[-1], self._word[length - 1]))
+            self.length = length if length < len(self._word) else self._borders[length]
+
+    def _longer(self, length: int, character: str) -> int:
+        while length and self._word[length] != character:
+            length = self._borders[length]
+        return length + (self._word[length] == character)

@@ -1,6 +1,7 @@
 """TextStream against the plain reading of the whole answer, however its bytes are cut into tokens."""
 
 from itertools import pairwise
+from time import process_time
 
 import pytest
 from hypothesis import example, given
@@ -91,3 +92,18 @@ def test_what_is_held_does_not_grow_with_the_text(stop: list[str]) -> None:
     for token in range(1000):
         text.push(token)
         assert len(text._held) <= len("\n\nUser:")
+
+
+def test_long_stop_strings_cost_no_more_than_their_length() -> None:
+    # They are looked for at every token, in the thread that all requests share.
+    def seconds(length: int) -> float:
+        stop = ["a" * length + "!", *("a" * (length // 2) + f"{number:02}" + "b" * length for number in range(15))]
+        text = TextStream(stop, lambda token: b"a")
+        for token in range(2 * length):
+            text.push(token)
+        began = process_time()
+        for token in range(200):
+            text.push(token)
+        return process_time() - began
+
+    assert seconds(1000) < 20 * seconds(20)
