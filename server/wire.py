@@ -19,6 +19,7 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
+MAX_BIASES = 1 << 15  # tokens of a logit_bias: they are made into a sampler in the event loop
 LARGE = 64 << 10  # bytes: what takes long enough to decode that nothing else should wait for it
 MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # of a large body: decoding them stops all other threads, for 0.1 s at most
 COLLECTOR = Lock()  # who turns the garbage collector off and on again
@@ -108,8 +109,12 @@ class Options(Struct):
         )
 
     def _biases(self, num_vocab: int) -> dict[int, float]:
-        biases = {}
-        for token, bias in (self.logit_bias or {}).items():
+        given, biases = self.logit_bias or {}, {}
+        if len(given) > MAX_BIASES:
+            raise RequestError(
+                f"logit_bias names {len(given):,} tokens: expected at most {MAX_BIASES:,}", param="logit_bias"
+            )
+        for token, bias in given.items():
             if not re.fullmatch("[0-9]{1,9}", token) or int(token) >= num_vocab:
                 raise RequestError(
                     f"logit_bias names token {reprlib.repr(token)}: expected an id from 0 to {num_vocab - 1}",

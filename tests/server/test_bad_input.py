@@ -46,6 +46,7 @@ def refused(server, path, content):
         ({"n": -1}, "n", "leave it out"),
         ({"logit_bias": {"\u00b2": 1}}, "logit_bias", "expected an id"),
         ({"logit_bias": {"1" * 5000: 1}}, "logit_bias", "expected an id"),
+        ({"logit_bias": {f"{token:09}": 1 for token in range(40_000)}}, "logit_bias", "at most 32,768"),
         ({"stop": ["x"] * 100}, "stop", "at most 64"),
         ({"stop": "x" * 5000}, "stop", "at most 1,024 characters"),
         ({"stop": [None]}, "stop[0]", "got `null`"),
