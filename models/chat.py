@@ -25,6 +25,9 @@ DEFAULT_TEMPLATE = (
 _REASONING_ENDS = ("</think>", "</seed:think>", "[/THINK]", "<|END_THINKING|>")
 _REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_THINKING\|>)")
 
+MAX_VALUES = 100_000
+"""Values in the fields of a request beside its contents; a remembered conversation has them looked at every turn."""
+
 Message = Mapping[str, Any]
 """As OpenAI's API has it: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
 
@@ -158,6 +161,7 @@ class _Marks:
         # Nobody who writes a message can guess it, and no template changes it: digits have no case and need no quotes.
         self._prefix = str(10**19 + secrets.randbelow(10**19))
         self._marked: list[tuple[int | None, str]] = []
+        self._num_values = 0
         self.contents = [
             self._mark_between_tags(message, content) if tagged and tagged[message] else self._mark(message, content)
             for message, content in enumerate(contents)
@@ -172,6 +176,9 @@ class _Marks:
             raise TemplateError("the request is nested too deeply for a chat template") from None
 
     def _marked_strings(self, value: Any) -> Any:
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            raise TemplateError(f"the request has more than {MAX_VALUES:,} values beside its contents")
         if isinstance(value, str):
             return self._mark(None, value) if self._controls.touches(value) else value
         if isinstance(value, Mapping):

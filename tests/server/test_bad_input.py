@@ -62,6 +62,13 @@ def test_absurd_values(server, fields, param, says):
     assert error["param"] == param and says in error["message"]
 
 
+@pytest.mark.parametrize("fields", [{"messages": [USER[0] | {"x": [0] * 100_000}]}, {"tools": [{"x": [0] * 100_000}]}])
+def test_values_that_a_template_is_given_are_counted(server, fields):
+    # Each is looked at, and again at every turn of a conversation: a million took 1.6 s a turn of 100 bytes.
+    error = refused(server, CHAT, json.dumps({"messages": USER, "max_tokens": 1} | fields))
+    assert error["param"] == "messages" and "100,000 values" in error["message"]
+
+
 @pytest.mark.parametrize("body", ["", "7", "null", "[]", '"x"', "{", "\x00", '{"prompt":"\\ud800"}'])
 def test_bodies_that_are_no_request(server, body):
     refused(server, NATIVE, body)
