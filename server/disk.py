@@ -22,7 +22,7 @@ import numpy as np
 from ..slots.archive import Record
 from .fileindex import Entry, FileIndex
 from .folder import own_folder
-from .neighbours import Neighbours, changed_at, stock
+from .neighbours import Neighbours, changed_at, names, stock
 from .provenance import Provenance
 from .recordfile import Torn, encode, file_name, name_of, open_file, read, read_path
 
@@ -123,19 +123,19 @@ class DiskTier:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending or self._dropped or self._closing)
-                scopes = set(self._dropped)
+                dropped = list(self._dropped)
                 record = self._writing = self._next()
                 self._pending_bytes -= len(record.data) if record else 0
-                if record is None and not scopes:
+                if record is None and not dropped:
                     return
-            if scopes:
-                self._guarded(lambda scopes=scopes: self._forget(scopes))
+            if dropped:
+                self._guarded(lambda scopes=set(dropped): self._forget(scopes))
             if record is not None:
                 self._guarded(lambda record=record: self._write(record))
-            self._seen = changed_at(self.folder)
+            self._count_own_changes()
             with self._changed:
                 self._writing = None
-                self._dropped = [scope for scope in self._dropped if scope not in scopes]
+                self._dropped = self._dropped[len(dropped) :]  # a scope dropped again meanwhile stays in it
                 self._changed.notify_all()
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -158,6 +158,7 @@ class DiskTier:
         self._make_room(0)
 
     def _forget(self, scopes: set[str]) -> None:
+        self._seen = -1  # the clock of a file system is too coarse for a promise
         self._look()
         self._remove([entry for entry in self._index.newest_first()[::-1] if entry.scope in scopes])
         self._neighbours.drop(scopes)
@@ -254,6 +255,12 @@ class DiskTier:
             with contextlib.suppress(OSError):
                 if left.stat().st_mtime < time.time() - STALE:
                     left.unlink()
+
+    def _count_own_changes(self) -> None:
+        """What this thread has changed in the folder is no news, unless another server was at it meanwhile."""
+        seen = changed_at(self.folder)
+        if names(self.folder) == {path.name for path in self._index.entries}:
+            self._seen = seen
 
     def _note(self, path: Path, size: int, used: int) -> None:
         try:

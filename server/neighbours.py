@@ -71,6 +71,13 @@ def changed_at(folder: Path) -> int:
         return 0
 
 
+def names(folder: Path) -> set[str]:
+    """The names of the records in a folder."""
+    with contextlib.suppress(FileNotFoundError):
+        return {name for name in os.listdir(folder) if name.endswith(SUFFIX)}
+    return set()
+
+
 def stock(folder: Path) -> dict[Path, tuple[int, int]]:
     """The records in a folder: their sizes, and when they were used last (ns)."""
     found: dict[Path, tuple[int, int]] = {}
