@@ -198,6 +198,7 @@ class Engine:
         except Exception:
             logger.exception("the warm-up failed")
             can_move, snapshots.max_bytes = False, 0
+            self._runner.clear()  # what it computed would stand in the way of the first request
         if not can_move:
             self.scheduler.tree.host.max_tokens = 0
 

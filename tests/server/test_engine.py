@@ -7,6 +7,8 @@ import threading
 import httpx
 import numpy as np
 import pytest
+from slotcache.models.errors import RunnerError
+from slotcache.models.runner import Runner
 from slotcache.ordering import Document
 from slotcache.server.errors import RequestError
 from slotcache.server.generation import Failure
@@ -161,3 +163,13 @@ def test_one_that_asks_a_stopped_engine_is_answered(tiny):
         server.service.engine.stop()
         with pytest.raises(RequestError, match="shutting down"):
             server.service.engine.ask(lambda: 1).result(5)
+
+
+def test_a_warm_up_that_fails_leaves_nothing_in_the_way_of_the_first_request(tiny, monkeypatch):
+    def fail(*_):
+        raise RunnerError("no memory for a copy")
+
+    monkeypatch.setattr(Runner, "_write", fail)
+    with running(tiny) as up:
+        assert up.chat()["usage"]["completion_tokens"] == 4
+        assert up.service.engine.scheduler.tree.host.max_tokens == 0
