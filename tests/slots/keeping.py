@@ -5,6 +5,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from slotcache.slots.archive import Archive
 from slotcache.slots.histories import Histories
 from slotcache.slots.plan import Clear
+from slotcache.slots.radix import path, scope_of
 
 from .life import CONTEXT, EXPECTED, SEEN, Ask, Life
 from .memory import cut
@@ -20,6 +21,7 @@ class Keeping(Life):
     @initialize()
     def begin_with_nothing(self):
         self.shelf, self.files = [], []
+        self.written: set[tuple] = set()  # (scope, tokens up to a position) of all KV that was ever handed over
 
     def archive(self):
         return Archive(self.tree, cut)
@@ -35,6 +37,8 @@ class Keeping(Life):
             if record is not None and not isinstance(record.scope, tuple):
                 self.look_at(record)
                 self.shelf = [*self.shelf[1 - MOST_KEPT :], record]
+                tokens = record.tokens.tolist()
+                self.written |= {(record.scope, *tokens[:at]) for at in range(record.start + 1, len(tokens) + 1)}
                 SEEN["record"] += 1
 
     def look_at(self, record):
@@ -136,6 +140,15 @@ class Keeping(Life):
         if self.can_cut or self.rest == 1:  # a whole state that stands behind the beginning of the rest is of no use
             assert request.cached >= len(tokens) + 1 - self.rest
         SEEN["used what was restored"] += 1
+
+    def close(self):
+        """All that came to host memory, and still is there, was handed over to be written."""
+        self.ran()
+        for node in self.tree.host.nodes:
+            tokens = [token for one in [*path(node)][::-1] for token in one.tokens.tolist()]
+            if node.blob.source == "host" and node.blob.data and not isinstance(scope_of(node), tuple):
+                assert {(scope_of(node), *tokens[:at]) for at in range(node.start + 1, node.end + 1)} <= self.written
+        super().close()
 
     @rule(number=st.integers(0, 3))
     def erase_slot(self, number):

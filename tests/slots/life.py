@@ -154,10 +154,13 @@ class Life(RuleBasedStateMachine):
         for _ in range(steps):
             self.one_step()
 
-    @rule(end=st.sampled_from(["refused", "refused", "interrupted", 0.0, 0.5, 1.0]))
+    @rule(end=st.sampled_from(["refused", "refused", "interrupted", "at once", 0.0, 0.5, 1.0]))
     @precondition(lambda self: self.open)
     def fail(self, end):
-        """A plan that does not get to its spans: no room, a newcomer, or an error after a share of the operations."""
+        """A plan that does not get to its spans: no room, a newcomer, or an error after some operations."""
+        if end == "at once":
+            self.abandon()
+            return
         plan = self.scheduler.plan()
         if isinstance(end, float):
             self.carry_out(plan.operations[: int(end * len(plan.operations))])
@@ -176,6 +179,7 @@ class Life(RuleBasedStateMachine):
         self.memory.apply(Clear())
         self.open = [request for request in self.open if request not in failed]
         assert set(self.open) == set(waiting) and not self.tree.roots and not self.scheduler.running
+        assert not self.tree.take_operations(), "they would be carried out in an empty memory"
 
     @rule(acts=st.lists(st.sampled_from(["save ahead", "evict", "forget", "drop"]), min_size=1, max_size=3), scope=SCOPES)
     def let_go(self, acts, scope):
@@ -195,6 +199,7 @@ class Life(RuleBasedStateMachine):
         if act == "save ahead":
             if work := self.scheduler.plan_idle_work():
                 self.carry_out(work.operations)
+                self.ran()
             return tree.host.num_saved > saved
         if any(request.scope == scope for request in self.scheduler.running):
             return False

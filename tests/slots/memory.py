@@ -49,6 +49,9 @@ class Memory:
                 blob.data = [self.cells[sequence][position] for position in range(blob.start, blob.stop)]
             case Restore(blob, sequence, start, stop):
                 assert self.num_used + stop - start <= self.num_cells, "no room for a restore"
+                assert [len(cell) - 1 for cell in blob.data] == list(range(blob.start, blob.stop)), (
+                    "a copy of other positions"
+                )
                 mine = self.cells.setdefault(sequence, {})
                 for position, cell in zip(range(start, stop), cut(blob.data, start, stop), strict=True):
                     assert position not in mine, "a position would be held twice"

@@ -1,0 +1,51 @@
+"""KV that is computed again while its records come back, and while lanes that ran it before are saved."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slotcache.slots.archive import Archive
+from slotcache.slots.check import check
+from slotcache.slots.histories import Histories
+
+from .memory import cut, next_token
+from .world import World
+
+LONGEST = 60
+
+
+@given(
+    length=st.integers(20, LONGEST),
+    stops=st.sets(st.integers(1, LONGEST), max_size=4),
+    later=st.sets(st.integers(1, LONGEST), max_size=4),
+    batch=st.integers(4, 16),
+    steps=st.integers(0, 6),
+    ends=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_is_being_computed_is_neither_saved_nor_taken_in(length, stops, later, batch, steps, ends):
+    """Only what is computed is saved, and a record is not put where a request computes."""
+    world = World(cells=200, lanes=2, batch=batch, host=500, idle=200)
+    tree, tokens = world.scheduler.tree, np.arange(length, dtype=np.int32) % 5
+    archive = Archive(tree, cut)
+    histories = Histories(world.scheduler, archive, world.carry_out)
+    world.run(tokens, stops=sorted(one for one in stops if one < length), limit=1)
+    lane = next(lane for lane in world.scheduler.lanes if len(lane.history))
+    records = histories.save(lane)
+    assert len(records[-1].tokens) == length
+    tree.drop("")
+    again = world.submit(tokens, stops=sorted(one for one in later if one < length), limit=30)
+    for _ in range(steps):
+        world.step()
+    saved = histories.save(lane)
+    assert (len(saved[-1].tokens) if saved else 0) == min(again.computed, length)
+    for record in saved:
+        assert record.data == [tuple(record.tokens[: at + 1].tolist()) for at in range(record.start, len(record.tokens))]
+    for record in records:
+        archive.adopt(record, "disk")
+        check(world.scheduler)
+    if ends:
+        world.scheduler.finish(again)
+        check(world.scheduler)
+    world.finish()
+    last = world.run([*tokens.tolist(), 1, 2, 3], limit=2)
+    assert last.tokens[-1] == next_token(tuple(last.tokens[:-1].tolist()))
