@@ -125,10 +125,12 @@ def _shared_first(request: Request, placed: Sequence[int]) -> Sequence[int]:
     So a cold start helps the next request (RAGBoost, 5.1); exact for one waiting request, greedy for several. Takes time
     in proportion to the documents of all these requests: a count only falls, when a request drops out.
     """
-    keys, before = request.keys, [request.keys[i] for i in (*range(request.first), *placed)]
     rest = dict.fromkeys(request.movable)
     for i in placed:
         del rest[i]
+    if not request.waiting:
+        return [*placed, *rest]
+    keys, before = request.keys, [request.keys[i] for i in (*range(request.first), *placed)]
     readers = [other for other in request.waiting if all(key in other for key in before)]
     shared = {at: [i for i in rest if keys[i] in other] for at, other in enumerate(readers)}
     counts = Counter(i for found in shared.values() for i in found)

@@ -74,6 +74,21 @@ class CachedPrompt:
         (node, length), following = self._end(index, place), self._next_set[index]
         return length if node is None or following is None else length + self._worth.get((following, node), 0)
 
+    def end(self, index: int, node: Node, order: Sequence[int]) -> tuple[Node | None, int]:
+        """Return the node in front of the next set, None if that is not cached, and how many tokens behind `node` are.
+
+        Those tokens are the hint of the set at `index`, which is placed as a whole and ends with `node`, and the text
+        behind it.
+        """
+        if (end := self._ends.get((index, node))) is None:
+            run = np.concatenate([self._set(index).hint_tokens(order), self._text(index)])
+            match = self._tree.match_from(node, run)
+            end = self._ends[index, node] = (match.exact_end, match.length)
+        return end
+
+    def _end(self, index: int, place: Place) -> tuple[Node | None, int]:
+        return self._ends.get((index, place.node)) or self.end(index, place.node, place.order())
+
     def _survey(self, index: int, node: Node) -> None:
         """Fill the tables for the set at `index` behind `node`, and for all sets that follow."""
         levels: list[tuple[int, Collection[Node]]] = [(index, {node: None})]
@@ -118,17 +133,6 @@ class CachedPrompt:
                 stack += [(step.position, count + 1) for step in steps if step is not None]
             elif len(set(place.order())) == count:
                 yield place
-
-    def _end(self, index: int, place: Place) -> tuple[Node | None, int]:
-        """The node in front of the next set, if it is cached up to there; how many tokens behind `place` are cached.
-
-        Those tokens are the hint of the set, which is placed as a whole, and the text behind it.
-        """
-        if (end := self._ends.get((index, place.node))) is None:
-            run = np.concatenate([self._set(index).hint_tokens(place.order()), self._text(index)])
-            match = self._tree.match_from(place.node, run)
-            end = self._ends[index, place.node] = (match.exact_end, match.length)
-        return end
 
     def _text(self, index: int) -> np.ndarray:
         if (text := self._texts.get(index)) is None:

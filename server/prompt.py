@@ -30,13 +30,18 @@ class ChatPrompt:
         """Fix the order of every set of documents by what the tree holds and what waits, and join everything."""
         layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
         node = tree.roots.get(scope)
-        behind: list[np.ndarray] = []  # tokens laid out since the end of `node`
+        before: list[np.ndarray] = []  # tokens in front of the first set
+        previous: int | None = None  # the set before
+        order: Sequence[int] = ()
         for index, part in enumerate(self.parts):
             if isinstance(part, Fixed):
                 layout.add(part.tokens, part.label, part.ends)
-                behind.append(part.tokens)
+                before.append(part.tokens)
                 continue
-            node = node and _follow(tree, node, behind)
+            if node and previous is not None:
+                node, _ = cached.end(previous, node, order)
+            elif node:
+                node = _follow(tree, node, before)
             order = cached.order(index, node, self._sharing(waiting, index)) if part.order is None else part.order
             for at in order:
                 layout.add_document(part.documents[at], part.tokens[at])
@@ -44,7 +49,7 @@ class ChatPrompt:
             hint = part.hint_tokens(order)
             layout.add(hint, "the hints", ends=False)
             layout.repeat(part.repeated)
-            behind = [hint]
+            previous = index
         return layout.build()
 
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
