@@ -168,10 +168,15 @@ def test_what_was_asked_is_not_kept_while_it_is_answered(server, route, stream):
     thread = threading.Thread(target=lambda: server.http.post(route, json={**LONG, **junk, "stream": stream}))
     thread.start()
     with held_up(server):
-        gc.collect()
-        kept = [one for one in gc.get_objects() if isinstance(one, ChatRequest | CompletionRequest)]
-        assert server.service.open and not kept
+        until(lambda: server.service.open)
+        until(lambda: not _kept())  # once the call that submitted it has returned
+        assert server.service.open
     thread.join()
+
+
+def _kept():
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, ChatRequest | CompletionRequest)]
 
 
 def test_an_end_that_cannot_be_concluded_harms_nobody_else(tiny):
