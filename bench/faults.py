@@ -1,4 +1,4 @@
-"""A server in trouble: is anybody hurt who has nothing to do with it, does every request end once, does health tell?"""
+"""Faults in a server: whether bystanders are hurt, each request ends once, and /health tells the truth."""
 
 import argparse
 import asyncio
@@ -160,7 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Each scenario on a server of its own with the embedded model. Whatever is hurt fails the bench."""
+    """Each scenario on a server of its own with the embedded model. A hurt bystander fails the bench."""
     names = args.only.split(",")
     if unknown := [name for name in names if name not in SCENARIOS]:
         raise BenchError(f"--only {unknown[0]}: expected some of {', '.join(SCENARIOS)}")

@@ -19,7 +19,7 @@ SLOW = 1.0  # s
 
 
 class Killed(BaseException):
-    """No error that anybody handles: the end of a thread."""
+    """An error that no handler of the engine catches: its thread ends."""
 
 
 class Trigger:

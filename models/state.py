@@ -55,7 +55,7 @@ class Part:
     blocks: tuple[tuple[bytes, int], ...]
 
     def size(self, num_tokens: int) -> int:
-        """Bytes of the part in a state of so many tokens."""
+        """Return how many bytes this part takes in a state of that many tokens."""
         cells = 1 if self.is_recurrent else num_tokens
         opening = RECURRENT_CELL if self.is_recurrent else 8 + CELL * num_tokens
         return opening + len(self.lead) + sum(BLOCK + cells * size for _, size in self.blocks)
@@ -118,7 +118,7 @@ class Layout:
 
 
 def layout_of(state: np.ndarray, num_tokens: int) -> Layout | None:
-    """The layout of a context, from a state of its first tokens; None where it is not one of those above."""
+    """Return the layout of a context, read off a state of its first tokens; None for a layout that is not listed above."""
     parts: list[Part] = []
     at = PREFACE
     try:

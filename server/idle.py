@@ -30,6 +30,7 @@ from .generation import End, Failure, Generation
 from .history import Entry
 from .parts import DocumentSet
 from .prompt import ChatPrompt
+from .threads import LARGE
 from .wire import ChatRequest, decode
 
 logger = logging.getLogger("slotcache.idle")
@@ -150,7 +151,8 @@ class IdlePrefill:
     async def _next_turn(self, ahead: Ahead) -> bool:
         """Compute what the turn after an answer begins with; False where now is no time for that."""
         try:
-            prompt = await self._builder.threads.run(ahead.num_bytes, self._prompt, ahead)  # which end before the model does
+            # In the threads that end before the model does. The backlog bounds what waits here, so it takes no room there.
+            prompt = await self._builder.threads.run(min(ahead.num_bytes, LARGE), self._prompt, ahead)
             return prompt is None or await self._compute(prompt, ahead.scope, follows=ahead.request)
         except RequestError:
             raise
