@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from . import (
-    arrange,
+from . import machine
+from .error import BenchError, Skip
+from .offline import arrange, replacement, residency
+from .report import Report
+from .scenarios import (
     burst,
     cached,
     conversations,
@@ -17,19 +20,14 @@ from . import (
     faults,
     history,
     idle,
-    machine,
     mtrag,
     quality,
-    replacement,
-    residency,
     soak,
     speculation,
     stall,
     step,
     stress,
 )
-from .error import BenchError, Skip
-from .report import Report
 
 
 @dataclass(frozen=True, slots=True)

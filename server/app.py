@@ -14,11 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import cache, completions, documents, lanes, openapi, remembered, speculation, status, texts
+from .edge.gate import Gate, listed
 from .errors import RequestError
-from .gate import Gate, listed
+from .routes import cache, documents, openapi, speculation, status
+from .routes import chat as completions
+from .routes import conversations as remembered
+from .routes import slots as lanes
+from .routes import tokenize as texts
+from .routes.http import Host, refusal
 from .settings import Settings
-from .web import Host, refusal
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 

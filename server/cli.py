@@ -51,7 +51,7 @@ def _serve(settings: Settings) -> int:
 
 
 def _demo(chosen: argparse.Namespace) -> int:
-    from .demo import demo
+    from ..bench.demo import demo
 
     return demo(chosen.url, chosen.model)
 

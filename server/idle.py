@@ -22,15 +22,16 @@ from ..models.model import Model
 from ..models.sampling import GREEDY
 from ..models.text import TextStream
 from ..slots.request import Request
-from .backlog import Backlog
-from .builder import PromptBuilder
-from .engine import Engine
+from ..slots.scope import Scope
+from .chat.builder import PromptBuilder
+from .chat.history import Entry
+from .chat.parts import DocumentSet
+from .chat.prompt import ChatPrompt
+from .chat.threads import LARGE
+from .engine.backlog import Backlog
+from .engine.engine import Engine
+from .engine.generation import End, Failure, Generation
 from .errors import RequestError
-from .generation import End, Failure, Generation
-from .history import Entry
-from .parts import DocumentSet
-from .prompt import ChatPrompt
-from .threads import LARGE
 from .wire import ChatRequest, decode
 
 logger = logging.getLogger("slotcache.idle")
@@ -186,7 +187,7 @@ class IdlePrefill:
         return True
 
     def _generation(self, prompt: ChatPrompt, scope: str, guess: bool, follows: int | None) -> Generation:
-        request = Request(next(self._ids), prompt, 1, ("shared", scope), background=True, guess=guess, follows=follows)
+        request = Request(next(self._ids), prompt, 1, Scope.shared(scope), background=True, guess=guess, follows=follows)
         request.owner = Generation(request, GREEDY, TextStream((), self._model.piece), 0, scope)
         return request.owner
 

@@ -21,32 +21,32 @@ from ..models.model import Model
 from ..models.runner import Runner
 from ..models.sampling import Sampler
 from ..slots.archive import Record
-from ..slots.host import HostTier
-from ..slots.replacement import Replacement
+from ..slots.eviction import Replacement
 from ..slots.scheduler import Scheduler
 from ..slots.snapshots import Snapshots
+from ..slots.tiers.disk import DiskTier
+from ..slots.tiers.folder import own_folder
+from ..slots.tiers.host import HostTier
 from ..slots.tree import PrefixTree
-from .bodies import LARGEST
-from .builder import PromptBuilder
-from .conversations import Conversations
-from .disk import DiskTier
-from .engine import Engine
+from .chat.builder import PromptBuilder
+from .chat.conversations import Conversations
+from .chat.tokens import AnswerMemory
+from .edge.bodies import LARGEST
+from .engine.engine import Engine
+from .engine.generation import Generation
 from .errors import RequestError
-from .folder import own_folder
-from .generation import Generation
 from .idle import IdlePrefill
 from .metrics import Metrics
 from .provenance import provenance_of
 from .service import Service
 from .settings import Settings
-from .tokens import AnswerMemory
 
 logger = logging.getLogger("slotcache")
 DEFAULT_CONTEXT = 16384  # cells, where the model was trained for more and nobody asked for more
 
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
-    """Load a model and make everything around it, the engine not yet started. Raises ModelError."""
+    """Load a model and make everything around it, the engine not yet started. Raises ModelError and FolderError."""
     return_large_blocks()
     for folder, flag in ((settings.cache_dir, "--cache-dir"), (settings.slot_save_path, "--slot-save-path")):
         if folder:

@@ -9,10 +9,10 @@ from math import ceil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from .conversations import Conversations
-from .disk import DiskTier
-from .engine import Engine
-from .generation import Generation, Report
+from ..slots.tiers.disk import DiskTier
+from .chat.conversations import Conversations
+from .engine.engine import Engine
+from .engine.generation import Generation, Report
 from .idle import IdlePrefill
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

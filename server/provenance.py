@@ -1,31 +1,18 @@
-"""What KV was computed with. Only the same model with the same settings may take it back."""
+"""The provenance of this server's KV, from its settings and its model."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import llama_cpp
 
 from ..models.context import Context
 from ..models.device import devices
 from ..models.model import Model
+from ..slots.tiers.provenance import Provenance
 from .settings import Settings
 
 SHAPING = ("cache_type_k", "cache_type_v", "flash_attn", "repack", "gpu_layers")
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """model: the digest of its files. settings: the digest of all else that makes KV differ. Both 32 hexadecimal digits."""
-
-    model: str
-    settings: str
-
-    @property
-    def folder(self) -> str:
-        """The name of a folder for just this KV."""
-        return hashlib.blake2b((self.model + self.settings).encode(), digest_size=8).hexdigest()
 
 
 def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:

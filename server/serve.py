@@ -15,12 +15,13 @@ from ..models.demo import FILE as DEMO_MODEL
 from ..models.errors import ModelError
 from ..models.generate import built_in_model
 from ..models.model import check_file
+from ..slots.tiers.folder import FolderError
 from . import loading
 from .app import make_app
-from .bodies import Bodies
-from .connection import Connection
+from .edge.bodies import Bodies
+from .edge.connection import Connection
+from .routes.http import Host
 from .settings import Settings
-from .web import Host
 
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s: the engine must not wait 5 ms for the interpreter after each step
@@ -52,7 +53,7 @@ def serve(settings: Settings) -> int:
         if host.failure:
             print(f"slotcache: {host.failure}", file=sys.stderr)
         return 1 if host.failure else 0
-    except ModelError as error:
+    except (ModelError, FolderError) as error:
         print(f"slotcache: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -92,7 +93,7 @@ def make_server(settings: Settings) -> tuple[Server, Host]:
 
 
 async def run(server: Server, host: Host, path: Path) -> None:
-    """Serve the model at `path` until the server is told to exit. Raises ModelError."""
+    """Serve the model at `path` until the server is told to exit. Raises ModelError and FolderError."""
     load = asyncio.create_task(_load(host, path, server))
     await server.serve()
     await load

@@ -14,18 +14,19 @@ from ..models.context import Context
 from ..models.model import Model
 from ..models.text import TextStream
 from ..slots.request import Request
+from ..slots.scope import Scope
 from ..slots.snapshots import Snapshots
-from .builder import PromptBuilder
-from .conversations import Conversations, Origin
-from .disk import DiskTier
-from .engine import Engine
+from ..slots.tiers.disk import DiskTier
+from .chat.builder import PromptBuilder
+from .chat.conversations import Conversations, Origin
+from .chat.prompt import ChatPrompt
+from .chat.turn import Turn
+from .engine.engine import Engine
+from .engine.generation import End, Failure, Final, Generation
 from .errors import RequestError, too_long
-from .generation import End, Failure, Final, Generation
 from .idle import Ahead, IdlePrefill
 from .metrics import Metrics
-from .prompt import ChatPrompt
 from .settings import Settings
-from .turn import Turn
 from .wire import ChatRequest, Options
 
 logger = logging.getLogger("slotcache")
@@ -171,12 +172,12 @@ class Service:
         asked = self._caches(options)
         number = next(self.ids)
         cache = asked and self.model.can_trim
-        shared = ("shared", options.cache_scope)
+        shared = Scope.shared(options.cache_scope)
         request = Request(
             number,
             prompt,
             max(limit, 1),
-            shared if cache else ("private", number),
+            shared if cache else Scope.private(number),
             cache,
             options.priority,
             snapshot_scope=shared if asked and self.snapshots.max_bytes else None,

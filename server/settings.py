@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ..slots.replacement import POLICIES
+from ..slots.eviction import POLICIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..models.sampling import Sampling
+from ..slots.scope import MAX_NAME
 from .errors import RequestError
 from .settings import ORDERS
 
@@ -23,7 +24,6 @@ MAX_BIASES = 1 << 15  # tokens of a logit_bias: they are made into a sampler in 
 LARGE = 64 << 10  # bytes: what takes long enough to decode that nothing else should wait for it
 MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # of a large body: decoding them stops all other threads, for 0.1 s at most
 COLLECTOR = Lock()  # who turns the garbage collector off and on again
-MAX_SCOPE = 256  # characters: a scope, or a conversation's id, is a name, not a document
 
 
 class StreamOptions(Struct):
@@ -167,7 +167,7 @@ class OrderRequest(ChatRequest, kw_only=True):
 class SpeculateRequest(ChatRequest, kw_only=True):
     """`POST /v1/speculate`. id: whose turn this is; documents: those that the search has found so far, if any."""
 
-    id: Annotated[str, Meta(min_length=1, max_length=MAX_SCOPE)] = "default"
+    id: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "default"
 
 
 class CompletionRequest(Options, kw_only=True):
@@ -178,8 +178,8 @@ class CompletionRequest(Options, kw_only=True):
 
 def check_scope(scope: str, where: str) -> None:
     """Raise RequestError for a scope that is too long."""
-    if len(scope) > MAX_SCOPE:
-        raise RequestError(f"{where} has {len(scope):,} characters: expected at most {MAX_SCOPE}", param=where)
+    if len(scope) > MAX_NAME:
+        raise RequestError(f"{where} has {len(scope):,} characters: expected at most {MAX_NAME}", param=where)
 
 
 R = TypeVar("R", bound=Struct)

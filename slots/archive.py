@@ -5,13 +5,14 @@ A record stands for itself: it has all tokens from the first one on, so whoever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from .node import Blob, Node
 from .radix import path, scope_of
+from .scope import Scope
 from .tree import PrefixTree
 
 Cut = Callable[[np.ndarray, int, int], np.ndarray]
@@ -26,7 +27,7 @@ class Record:
     run is worth, as in `Node`.
     """
 
-    scope: Hashable
+    scope: Scope
     tokens: np.ndarray
     start: int
     data: np.ndarray
@@ -80,7 +81,7 @@ class Archive:
         tree.price(node)
         return True
 
-    def cached(self, scope: Hashable, tokens: np.ndarray) -> list[tuple[Node, int]]:
+    def cached(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
         """The runs that a prompt begins with and that have KV, first to last, each with the position where its KV ends."""
         match, runs = self._tree.match(scope, tokens), []
         for node in reversed(list(path(match.node))):
@@ -92,7 +93,7 @@ class Archive:
                 break
         return runs
 
-    def length(self, scope: Hashable, tokens: np.ndarray) -> int:
+    def length(self, scope: Scope | None, tokens: np.ndarray) -> int:
         """How many leading tokens of a prompt have KV, on any tier."""
         runs = self.cached(scope, tokens)
         return runs[-1][1] if runs else 0

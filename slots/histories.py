@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from itertools import takewhile
 
 import numpy as np
@@ -12,6 +12,7 @@ from .lanes import Lane
 from .node import Blob
 from .plan import Save
 from .scheduler import Scheduler
+from .scope import Scope
 
 
 class Histories:
@@ -46,7 +47,7 @@ class Histories:
         made = [self._archive.part(node, blob, stop) for (node, stop), blob in zip(runs, blobs, strict=True)]
         return list(takewhile(bool, made))  # type: ignore[arg-type]
 
-    def remember(self, lane: Lane, scope: Hashable, tokens: np.ndarray) -> int:
+    def remember(self, lane: Lane, scope: Scope, tokens: np.ndarray) -> int:
         """A lane ran these tokens last, as far as they are cached; how many that are."""
         if self._snapshots.max_bytes:
             node = self._snapshots.longest(scope, tokens)
@@ -66,6 +67,6 @@ class Histories:
             return max((node.end for node in nodes), default=0)
         return sum(self._discard(lane.scope, tokens) for tokens in known)
 
-    def _discard(self, scope: Hashable, tokens: np.ndarray) -> int:
+    def _discard(self, scope: Scope | None, tokens: np.ndarray) -> int:
         runs = self._archive.cached(scope, tokens)
         return self._tree.discard([node for node, stop in reversed(runs) if stop == node.end])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .radix import NO_TOKENS
 from .request import Request
+from .scope import Scope
 
 
 @dataclass(slots=True)
@@ -25,11 +26,11 @@ class Lane:
     sequence_id: int = -1
     last_use: int = 0
     last: int = -1
-    scope: Hashable = None
+    scope: Scope | None = None
     history: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     ahead: np.ndarray = field(default_factory=lambda: NO_TOKENS)
 
-    def remember(self, scope: Hashable, history: np.ndarray, last: int = -1) -> None:
+    def remember(self, scope: Scope | None, history: np.ndarray, last: int = -1) -> None:
         """This is its history now."""
         self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .host import HostTier
 from .node import Node, Sequence
 from .plan import Drop, Operation, Share
 from .radix import RadixTree, descendants, path
+from .tiers.host import HostTier
 
 
 class Ledger(RadixTree):

@@ -6,13 +6,14 @@ anything is believed.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from .node import Node
+from .scope import Scope
 
 NO_TOKENS = np.empty(0, np.int32)
 
@@ -21,7 +22,7 @@ NO_TOKENS = np.empty(0, np.int32)
 class Root(Node):
     """Where the prompts of one scope begin."""
 
-    scope: Hashable = None
+    scope: Scope = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,12 @@ class RadixTree:
     """Finds and places runs. What has KV, and where, is its subclass's business."""
 
     def __init__(self) -> None:
-        self.roots: dict[Hashable, Root] = {}
+        self.roots: dict[Scope, Root] = {}
         self._clock = 0
 
-    def match(self, scope: Hashable, tokens: np.ndarray) -> Match:
+    def match(self, scope: Scope | None, tokens: np.ndarray) -> Match:
         """The longest known prefix of `tokens` (int32) in `scope`, to the token, inside a run too. Changes nothing."""
-        root = self.roots.get(scope) or Node(NO_TOKENS, 0, None)
+        root = (self.roots.get(scope) if scope is not None else None) or Node(NO_TOKENS, 0, None)
         return self.match_from(root, tokens)
 
     def match_from(self, origin: Node, tokens: np.ndarray) -> Match:
@@ -74,7 +75,7 @@ class RadixTree:
         ends = length == len(tokens) and node.end == origin.end + length
         return Match(node, length, ready_node, ready, covered, evictable, node if ends else None)
 
-    def root(self, scope: Hashable) -> Root:
+    def root(self, scope: Scope) -> Root:
         """Where a scope begins; it has a root from now on."""
         if scope not in self.roots:
             self.roots[scope] = Root(NO_TOKENS, 0, None, scope=scope)
@@ -148,7 +149,7 @@ def path(node: Node) -> Iterator[Node]:
         node = above
 
 
-def scope_of(node: Node) -> Hashable:
+def scope_of(node: Node) -> Scope:
     """The scope that a node stands in."""
     while node.parent is not None:
         node = node.parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from .node import Sequence
 from .radix import common_prefix
+from .scope import Scope
 from .tree import Claim, PrefixTree
 
 MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
@@ -50,7 +51,7 @@ class Prompt(Protocol):
 
     num_tokens: int
 
-    def arrange(self, tree: PrefixTree, scope: Hashable, waiting: Collection[Prompt] = ()) -> Layout:
+    def arrange(self, tree: PrefixTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Fix the order of the documents by what the tree holds now. waiting: prompts of this scope that come next."""
         ...
 
@@ -69,13 +70,13 @@ class Request:
     id: int
     prompt: Prompt
     limit: int
-    scope: Hashable
+    scope: Scope
     cache: bool = True
     priority: int = 0
     background: bool = False
     guess: bool = False
     follows: int | None = None
-    snapshot_scope: Hashable | None = None  # where its states are kept, if its model cannot be cut and may keep them
+    snapshot_scope: Scope | None = None  # where its states are kept, if its model cannot be cut and may keep them
     owner: Any = None  # whoever submitted it: sampling state, text, events; the scheduler never looks inside
 
     layout: Layout | None = None

@@ -8,16 +8,16 @@ from whatever of it is still in the tree. The oldest running request always make
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 
 from .budget import MIN_CHUNK, PrefillBudget, chunk
+from .cells import Room
 from .counters import Counters
-from .holds import Holds
 from .lanes import Lanes
+from .pins import Holds
 from .plan import Plan, Span
 from .queue import Queue, Rejected
 from .request import Prompt, Request
-from .room import Room
+from .scope import Scope
 from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
 
@@ -101,7 +101,7 @@ class Scheduler:
         operations, afterwards = self.room.operations(num_tokens, self._in_flight)
         return Plan(operations, tuple(spans), afterwards, self.room.num_free - num_tokens, background)
 
-    def ahead(self, prompt: Prompt, scope: Hashable) -> tuple[int, bool]:
+    def ahead(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
         """How many tokens a background request would compute, and whether the cells for it are free."""
         tokens = prompt.arrange(self.tree, scope).tokens
         match = self.tree.match(scope, tokens)

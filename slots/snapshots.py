@@ -8,7 +8,7 @@ a budget of bytes, and found by a radix tree over tokens. llama-server calls the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from .node import Blob, Node
 from .plan import Load, Snap
 from .radix import RadixTree, path
 from .request import Request
+from .scope import Scope
 from .tree import PrefixTree
 
 SPACING = 256  # tokens: how far apart snapshots of one prompt are, but for its end
@@ -38,7 +39,7 @@ class Snapshots(RadixTree):
         self.num_loaded = 0  # ever
         self.news: list[Node] | None = None  # those taken lately, where somebody writes them behind
         self._tree, self._spacing = tree, spacing
-        self._kept: OrderedDict[Node, Hashable] = OrderedDict()  # scopes of nodes with a snapshot at their end, oldest first
+        self._kept: OrderedDict[Node, Scope] = OrderedDict()  # scopes of nodes with a snapshot at their end, oldest first
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -56,7 +57,7 @@ class Snapshots(RadixTree):
         """Whether one more behind so many tokens fits without another one leaving."""
         return self.num_bytes + self.size_of(num_tokens) <= self.max_bytes
 
-    def of(self, scope: Hashable) -> list[Node]:
+    def of(self, scope: Scope) -> list[Node]:
         """The nodes of a scope at whose end there is a snapshot."""
         return [node for node, other in self._kept.items() if other == scope]
 
@@ -113,15 +114,15 @@ class Snapshots(RadixTree):
         tokens = np.concatenate([one.tokens for one in path(node)][::-1])
         return Record(self._kept[node], tokens, 0, node.blob.data)
 
-    def along(self, scope: Hashable, tokens: np.ndarray) -> Iterator[Node]:
+    def along(self, scope: Scope | None, tokens: np.ndarray) -> Iterator[Node]:
         """The nodes with snapshots that these tokens begin with, the longest one first."""
         match = self.match(scope, tokens)
         return (node for node in path(match.node) if node.blob is not None and node.end <= match.length)
 
-    def longest(self, scope: Hashable, tokens: np.ndarray) -> Node | None:
+    def longest(self, scope: Scope | None, tokens: np.ndarray) -> Node | None:
         return next(self.along(scope, tokens), None)
 
-    def keep(self, scope: Hashable, tokens: np.ndarray, data: np.ndarray) -> bool:
+    def keep(self, scope: Scope, tokens: np.ndarray, data: np.ndarray) -> bool:
         """Take over a snapshot (uint8) that was kept elsewhere; False where it does not fit."""
         size = self.size_of(len(tokens))
         if size > self.max_bytes or len(data) != size:
@@ -130,7 +131,7 @@ class Snapshots(RadixTree):
         node.blob = node.blob or self._blob(len(tokens), data)
         return True
 
-    def drop(self, scope: Hashable) -> int:
+    def drop(self, scope: Scope) -> int:
         """Forget a scope's snapshots; how many tokens the longest of each path stood for."""
         nodes = self.of(scope)
         dropped = sum(node.end for node in nodes if not node.children)
@@ -143,7 +144,7 @@ class Snapshots(RadixTree):
         for node in [node for node in self._kept if node.blob is None or node.blob.data is None]:
             self.forget(node)
 
-    def _place(self, scope: Hashable, tokens: np.ndarray) -> Node:
+    def _place(self, scope: Scope, tokens: np.ndarray) -> Node:
         """The node at whose end a snapshot is kept, as the newest one, with room made for it."""
         found = self.longest(scope, tokens)
         if found is None or found.end < len(tokens):

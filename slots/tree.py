@@ -8,19 +8,20 @@ ADR 007 (a slot's history outlives its request).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from .copies import Copies
-from .host import HostTier
+from .eviction import Replacement
 from .node import Claim, Node, Sequence
 from .plan import Share, Trim
 from .profile import Profile
 from .radix import NO_TOKENS, Match, descendants, path
-from .replacement import Replacement
-from .restoring import restores
+from .scope import Scope
+from .tiers.copies import Copies
+from .tiers.host import HostTier
+from .tiers.restoring import restores
 
 
 class OutOfSequences(RuntimeError):
@@ -60,7 +61,7 @@ class PrefixTree(Copies):
 
     def claim(
         self,
-        scope: Hashable,
+        scope: Scope,
         tokens: np.ndarray,
         stops: Seq[int] = (),
         documents: Seq[tuple[str, int, int]] = (),
@@ -183,7 +184,7 @@ class PrefixTree(Copies):
         node.priority = self._replacement.priority(node)
         self.host.touch(node)
 
-    def forget(self, scope: Hashable) -> None:
+    def forget(self, scope: Scope) -> None:
         """Drop a scope and all it holds. None of its requests may be running."""
         root = self.roots.pop(scope, None)
         if root is None:
@@ -197,7 +198,7 @@ class PrefixTree(Copies):
             self.host.drop(node)
         self.held.difference_update(nodes)
 
-    def drop(self, scope: Hashable) -> int:
+    def drop(self, scope: Scope) -> int:
         """Forget what a scope holds and no running request needs, on every tier; how many tokens that were."""
         root = self.roots.get(scope)
         return self.discard(list(descendants(root))[::-1] if root else [])
@@ -217,7 +218,7 @@ class PrefixTree(Copies):
 
     # ---- how -------------------------------------------------------------------------------------------------------
 
-    def _vacate(self, scope: Hashable, tokens: np.ndarray) -> None:
+    def _vacate(self, scope: Scope, tokens: np.ndarray) -> None:
         """Move the prompt's last `rest` tokens to host memory if idle sequences hold them, with all that follows them.
 
         Their second computation gets the same cells then. Kernels add up cells in vectors: in other cells, in another order.

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from slotcache.bench.accesses import Accesses, skewed
 from slotcache.bench.cli import main
-from slotcache.bench.replacement import Foresight, hit_rate
+from slotcache.bench.offline.accesses import Accesses, skewed
+from slotcache.bench.offline.replacement import Foresight, hit_rate
 from slotcache.models.generate import built_in_model
-from slotcache.slots.replacement import POLICIES, Replacement
+from slotcache.slots.eviction import POLICIES, Replacement
 
 
 def test_residency_measures_moves_and_idle_cells(tmp_path: Path, capsys: Any) -> None:

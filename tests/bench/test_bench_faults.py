@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from slotcache.bench.bystanders import Ending, Health, Reader
 from slotcache.bench.cli import main
-from slotcache.bench.faults import SCENARIOS, Outcome, Scenario, complaints, one_fault
+from slotcache.bench.scenarios.faults import SCENARIOS, Outcome, Scenario, complaints, one_fault
+from slotcache.bench.scenarios.soak import Soak, report
 from slotcache.bench.server import Server, ServerOptions, free_port, slotcache_command
-from slotcache.bench.soak import Soak, report
 from slotcache.models.demo import FILE
 
 RIGHT = Ending("?", 200, "yes", 1, done=True)

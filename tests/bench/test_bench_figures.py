@@ -3,16 +3,16 @@
 from math import isnan
 
 import pytest
-from slotcache.bench.cached import ttft_over_step
 from slotcache.bench.client import Result
 from slotcache.bench.comparison import reused
-from slotcache.bench.conversations import Continuation, continuations
-from slotcache.bench.decode import shared_speed
 from slotcache.bench.dialect import DocumentUse
 from slotcache.bench.drive import Run
 from slotcache.bench.prompt import PromptSizer
 from slotcache.bench.reuse import differences
-from slotcache.bench.stall import longest_gap
+from slotcache.bench.scenarios.cached import ttft_over_step
+from slotcache.bench.scenarios.conversations import Continuation, continuations
+from slotcache.bench.scenarios.decode import shared_speed
+from slotcache.bench.scenarios.stall import longest_gap
 from slotcache.bench.trace import Query
 
 

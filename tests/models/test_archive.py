@@ -8,15 +8,15 @@ import pytest
 from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
 from slotcache.models.state import cut
-from slotcache.server.provenance import Provenance
-from slotcache.server.recordfile import Foreign, Torn, encode, file_name, read
 from slotcache.slots.archive import Archive, Record
 from slotcache.slots.node import Blob
 from slotcache.slots.plan import Snap
+from slotcache.slots.scope import Scope
+from slotcache.slots.tiers.provenance import Provenance
+from slotcache.slots.tiers.record import Foreign, Torn, encode, file_name, read
+from support.lab import Lab
 
-from .lab import Lab
-
-SCOPE = ("shared", "a scope")
+SCOPE = Scope.shared("a scope")
 HERE = Provenance("0" * 32, "1" * 32)
 
 
@@ -105,7 +105,7 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
     assert answer.request.sources["disk"] == answer.request.cached == len(prompt) - lab.context.rest
     assert answer.tokens == reference.tokens
     assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
-    assert lab.run(prompt, limit=1, scope=("shared", "another")).request.cached == 0
+    assert lab.run(prompt, limit=1, scope=Scope.shared("another")).request.cached == 0
     lab.close()
 
 

@@ -10,8 +10,7 @@ small that one token alone is rounded like many; `test_exactness_weights` has we
 import numpy as np
 import pytest
 from slotcache.models.model import Model
-
-from .lab import Lab
+from support.lab import Lab
 
 TEXT = (
     "The river rises in the hills above the town and runs for nine miles before it meets the sea. "

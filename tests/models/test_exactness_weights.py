@@ -19,12 +19,12 @@ from slotcache.models.demo.corpus import Corpus
 from slotcache.models.generate import Shape, generate
 from slotcache.models.model import Model
 from slotcache.models.state import cut
-from slotcache.server.provenance import Provenance
-from slotcache.server.recordfile import encode, read
 from slotcache.slots.archive import Archive
 from slotcache.slots.radix import descendants
-
-from .lab import Lab
+from slotcache.slots.scope import Scope
+from slotcache.slots.tiers.provenance import Provenance
+from slotcache.slots.tiers.record import encode, read
+from support.lab import Lab
 
 NUM_PROMPTS = int(os.environ.get("SLOTCACHE_PROMPTS", "3"))
 WEIGHTS = os.environ.get("SLOTCACHE_WEIGHTS")
@@ -147,7 +147,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
     with closing(weights.lab()) as lab, closing(weights.lab()) as restarted:
 
         def cases(number):
-            reading, scope = weights.readings[number], ("shared", f"{number}")
+            reading, scope = weights.readings[number], Scope.shared(f"{number}")
             tokens, most = reading.tokens, len(reading.tokens) - lab.context.rest
             first = len(tokens) - 1 - number % 40
             lab.run(tokens[:first], limit=1, scope=scope)

@@ -5,17 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slotcache.models.demo.encoder import Encoder
 from slotcache.models.model import Model
-
-from .lab import Lab
+from slotcache.models.training.encoder import Encoder
+from support.lab import Lab
 
 torch = pytest.importorskip("torch", reason="torch is only there where models are trained")
 
 
 def test_the_exported_network_computes_what_llama_cpp_computes(tmp_path: Path) -> None:
-    from slotcache.models.demo.export import export
-    from slotcache.models.demo.network import Network, NetworkShape
+    from slotcache.models.training.export import export
+    from slotcache.models.training.network import Network, NetworkShape
 
     torch.manual_seed(1)
     shape = NetworkShape(layers=2, width=64, heads=2, kv_heads=1, head_size=32, feed_forward=96)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from slotcache.models.errors import Interrupted
 from slotcache.models.model import Model
-
-from .lab import Lab
+from support.lab import Lab
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from mutation import cases, mutated
 from slotcache.models.chat import DEFAULT_TEMPLATE, ChatTemplate
 from slotcache.models.template import Template, TemplateError
+from support.mutation import cases, mutated
 
-from .test_chat import LLAMA, QWEN
+from models.test_chat import LLAMA, QWEN
 
 SECONDS = 60  # that one template may take, on a busy machine
-CHILD = Path(__file__).parents[1] / "damaged_models.py"
+CHILD = Path(__file__).parents[1] / "support" / "damaged_models.py"
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello"},

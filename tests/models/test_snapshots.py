@@ -1,12 +1,11 @@
 """Models whose memory cannot be cut: what is taken up from a snapshot is bit for bit what a full prefill gives."""
 
-import architectures
 import numpy as np
 import pytest
 from slotcache.models.model import Model
 from slotcache.slots.snapshots import Snapshots
-
-from .lab import Lab
+from support import architectures
+from support.lab import Lab
 
 BUDGET = 64 << 20
 

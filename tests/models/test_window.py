@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from architectures import WINDOW, windowed
 from slotcache.models.model import Model
-
-from .lab import Lab
+from support.architectures import WINDOW, windowed
+from support.lab import Lab
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from slotcache.ordering import POLICIES, Arrangement, KnowledgeTree, Step, arrange
 from slotcache.ordering.tree import Node
-
-from .paths import PathTable
+from support.paths import PathTable
 
 FIGURE_5 = ["123", "126", "140"]  # RAGBoost
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slotcache.ordering import POLICIES, Index, KnowledgeTree, Step, arrange
 from slotcache.ordering.tree import Node
-
-from .paths import PathTable, best_order, documents, indexes, saved_by
+from support.paths import PathTable, best_order, documents, indexes, saved_by
 
 guards = st.integers(0, 3)
 

@@ -8,7 +8,7 @@ from time import perf_counter
 import httpx
 import pytest
 
-from .conftest import running
+from server.conftest import running
 
 CHAT, NATIVE = "/v1/chat/completions", "/completion"
 USER = [{"role": "user", "content": "Hello"}]

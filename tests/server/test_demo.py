@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 from slotcache.bench.cli import main as bench
+from slotcache.bench.demo import SCRIPT, converse
 from slotcache.models.demo import FILE
-from slotcache.models.demo.encoder import Encoder
 from slotcache.models.model import Model
-from slotcache.server.demo import SCRIPT, converse
+from slotcache.models.training.encoder import Encoder
 from slotcache.server.serve import model_path
 from slotcache.server.settings import defaults
 
-from .conftest import running
+from server.conftest import running
 
 MOST_BYTES = 12 << 20
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from .conftest import REST, running, until
+from server.conftest import REST, running, until
 
 # History shows an answer otherwise than it was generated, as templates of reasoning models do.
 RESTATED = (

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 from slotcache.models.model import Model
-from slotcache.server import web, wire
+from slotcache.server import wire
+from slotcache.server.routes import http as web
 
 CHAT = {"messages": [{"role": "user", "content": "word " * 20_000}]}
 TOKENS = {"tokens": [100] * 100_000}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import running
+from server.conftest import running
 
 QUESTION = "What is in it? " * 8
 

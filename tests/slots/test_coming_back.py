@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from slotcache.slots.archive import Archive
 from slotcache.slots.check import check
 from slotcache.slots.histories import Histories
-
-from .memory import cut, next_token
-from .world import World
+from support.memory import cut, next_token
+from support.world import World
 
 LONGEST = 60
 

@@ -4,9 +4,8 @@ import pytest
 from slotcache.slots.archive import Archive
 from slotcache.slots.check import check
 from slotcache.slots.histories import Histories
-
-from .memory import cut
-from .world import World
+from support.memory import cut
+from support.world import World
 
 
 def histories(world):

@@ -2,16 +2,17 @@
 
 import numpy as np
 import pytest
-from fixed_prompt import Fixed
 from slotcache.slots.budget import chunk
 from slotcache.slots.plan import Save, Trim
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tree import PrefixTree
+from support.fixed_prompt import Fixed
+from support.world import World
 
-from .test_scheduler import computed
-from .world import World
+from slots.test_scheduler import computed
 
 REST = 8
 
@@ -87,7 +88,9 @@ def test_snapshots_leave_no_piece_that_is_smaller_than_the_rest():
     tree = PrefixTree(400, 8, rest=REST)
     scheduler = Scheduler(tree, 1, snapshots=Snapshots(tree, 1000, spacing=8))
     tokens = np.arange(200, dtype=np.int32)
-    request = Request(1, Fixed(tokens, [4, 40, 90, 93, 150, 185, 195]), 2, "private", False, snapshot_scope="kept")
+    request = Request(
+        1, Fixed(tokens, [4, 40, 90, 93, 150, 185, 195]), 2, Scope.private(1), False, snapshot_scope=Scope.shared("kept")
+    )
     scheduler.submit(request)
     sizes = []
     while request.computed < len(tokens):

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from fixed_prompt import Fixed
 from slotcache.slots.check import check, check_tree
 from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import Request
 from slotcache.slots.tree import OutOfSequences, PrefixTree
-
-from .world import World
+from support.fixed_prompt import Fixed
+from support.world import World
 
 
 def computed(plan, request):

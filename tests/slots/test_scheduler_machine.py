@@ -7,10 +7,9 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from .chatting import Chatting
-from .keeping import Keeping
-from .life import EXPECTED, SEEN
+from support.chatting import Chatting
+from support.keeping import Keeping
+from support.life import EXPECTED, SEEN
 
 LIVES = int(os.environ.get("SLOTCACHE_LIVES", "200"))
 

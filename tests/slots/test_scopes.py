@@ -2,9 +2,8 @@
 
 import pytest
 from slotcache.slots.archive import Archive
-
-from .memory import cut
-from .world import World
+from support.memory import cut
+from support.world import World
 
 
 class Counted(dict):

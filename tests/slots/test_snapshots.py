@@ -1,14 +1,14 @@
 """Snapshots of whole states within a budget, without a model."""
 
 import numpy as np
-from fixed_prompt import Fixed
 from slotcache.slots.check import check
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tree import PrefixTree
-
-from .memory import Memory
+from support.fixed_prompt import Fixed
+from support.memory import Memory
 
 
 class Server:
@@ -24,7 +24,7 @@ class Server:
     def ask(self, tokens):
         """How much of a prompt a snapshot spared."""
         prompt = Fixed(tokens, [len(tokens)])
-        request = Request(len(tokens), prompt, 1, ("private", len(tokens)), cache=False, snapshot_scope="s")
+        request = Request(len(tokens), prompt, 1, Scope.private(len(tokens)), cache=False, snapshot_scope="s")
         self.scheduler.submit(request)
         while request.num_tokens == request.num_prompt:
             plan = self.scheduler.plan()

@@ -1,0 +1,138 @@
+"""`slotcache demo`: a conversation about the bundled documents, each question asked with reuse and without."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+from ..models.demo import FILE
+from ..models.demo.corpus import Corpus, CorpusQuestion
+from .error import ServerError
+from .server import Server, ServerOptions, free_port, slotcache_command
+
+SCRIPT = (
+    "Which river does Tarnwick lie on?",
+    "Who is the mayor of Tarnwick?",
+    "What does Ilse Farrow do?",
+    "When is the Tarnwick Hat Fair?",
+    "At what time does the Ennick Ferry leave?",
+    "When is the Museum of Hats closed?",
+)
+NUM_DOCUMENTS = 3
+TIMEOUT = 60.0  # s for an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """ttft: seconds. documents: (id, tokens, cached tokens), in the order used."""
+
+    text: str
+    ttft: float
+    prompt_tokens: int
+    cached_tokens: int
+    documents: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A question of the script, asked twice."""
+
+    question: CorpusQuestion
+    reused: Answer
+    computed: Answer
+
+
+def demo(url: str = "", model: Path | None = None) -> int:
+    """Hold the conversation with the server at `url`, or with one that is started for it; the exit code."""
+    try:
+        with _server(url, model) as address:
+            steps = []
+            for step in converse(address):
+                print(_told(len(steps) + 1, step), flush=True)
+                steps.append(step)
+        print(_table(steps))
+        return 0
+    except (ServerError, URLError, TimeoutError) as error:
+        print(f"slotcache: {error}", file=sys.stderr)
+        return 2
+
+
+def converse(url: str) -> Iterator[Step]:
+    """The script, turn by turn. What the conversation holds already, the server does not show the model again."""
+    corpus = Corpus.load()
+    asked = {one.question: one for one in corpus.questions}
+    scope = f"demo {time.time_ns()}"  # nothing is left of an earlier demo
+    ask(url, [{"role": "user", "content": "Hello"}], scope, reuse=False)  # the first request pays for the start
+    history: list[dict[str, Any]] = []
+    for question in (asked[text] for text in SCRIPT):
+        found = question.ranked[:NUM_DOCUMENTS]
+        documents = [
+            {"id": name, "title": corpus.documents[name].title, "text": corpus.documents[name].text} for name in found
+        ]
+        history.append({"role": "user", "content": question.question, "documents": documents})
+        computed = ask(url, history, scope, reuse=False)
+        reused = ask(url, history, scope, reuse=True)
+        yield Step(question, reused, computed)
+        history.append({"role": "assistant", "content": reused.text})
+
+
+def ask(url: str, messages: list[dict[str, Any]], scope: str, reuse: bool) -> Answer:
+    """One greedy answer, streamed. Raises URLError and TimeoutError."""
+    body = {"messages": messages, "max_tokens": 60, "temperature": 0, "stream": True, "cache_prompt": reuse}
+    body |= {"stream_options": {"include_usage": True}, "cache_scope": scope}
+    request = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    text, first, usage, own = "", 0.0, {}, {}
+    began = time.perf_counter()
+    with build_opener(ProxyHandler({})).open(request, timeout=TIMEOUT) as lines:
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            for choice in event.get("choices") or ():
+                if piece := choice["delta"].get("content"):
+                    first = first or time.perf_counter() - began
+                    text += piece
+            usage, own = event.get("usage") or usage, event.get("slotcache") or own
+    documents = tuple((one["id"], one["tokens"], one["cached_tokens"]) for one in own.get("documents", ()))
+    return Answer(text, first, usage.get("prompt_tokens", 0), own.get("cached_tokens", 0), documents)
+
+
+@contextmanager
+def _server(url: str, model: Path | None) -> Iterator[str]:
+    if url:
+        yield url.rstrip("/")
+        return
+    port = free_port()
+    with Server(slotcache_command(ServerOptions(model or FILE), port), port) as server:
+        yield server.url
+
+
+def _told(number: int, step: Step) -> str:
+    mark = "" if step.reused.text == step.question.answer else f"   (expected: {step.question.answer})"
+    lines = [f"{number}. {step.question.question}", f"   {step.reused.text}{mark}"]
+    for verb, wanted in (("computed", False), ("reused", True)):
+        names = [f"[{name}]" for name, tokens, cached in step.reused.documents if (cached >= tokens) == wanted]
+        if names:
+            lines.append(f"   {verb}: {' '.join(names)}")
+    both = f"first token after {1000 * step.reused.ttft:.0f} ms, without reuse {1000 * step.computed.ttft:.0f} ms"
+    return "\n".join([*lines, f"   {step.reused.cached_tokens} of {step.reused.prompt_tokens} tokens reused; {both}", ""])
+
+
+def _table(steps: list[Step]) -> str:
+    lines = ["turn  prompt tokens  reused  TTFT ms  without reuse  answer"]
+    for number, step in enumerate(steps, 1):
+        right = "right" if step.reused.text == step.question.answer else "wrong"
+        same = "" if step.reused.text == step.computed.text else ", another without reuse"
+        lines.append(
+            f"{number:4}  {step.reused.prompt_tokens:13}  {step.reused.cached_tokens:6}  {1000 * step.reused.ttft:7.1f}"
+            f"  {1000 * step.computed.ttft:13.1f}  {right}{same}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,138 @@
+"""Replacement policies compared: the server's own prefix tree and host tier, driven with traces, and nothing computed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...slots.eviction import POLICIES, Replacement
+from ...slots.node import Node
+from ...slots.profile import Profile
+from ...slots.scope import Scope
+from ...slots.tiers.host import HostTier
+from ...slots.tree import PrefixTree
+from ..options import DATA_VARIABLE
+from ..report import Bar, Report, Table
+from .accesses import Accesses, conversations, mooncake, prefixes, skewed
+
+NEVER = 1 << 40
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
+OPTIMUM = "optimum"
+REQUIRED = 1.06  # RAGCache, section 7.3: 1.06 to 1.62 times LRU's hit rate
+DEEPER = 0.75 / 1000
+"""How much more a token costs for each one before it: on 2 cores, the 1,000th 1.75 times the first."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench replacement`."""
+    add = parser.add_argument
+    add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/ and mooncake/")
+    add("--requests", type=int, default=4000, help="most requests of each trace, 0 for all (default: %(default)s)")
+    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Hit rates by tokens, at capacities that are shares of all that a trace ever asks for."""
+    traces = [skewed()]
+    notes = []
+    if args.data and Path(args.data).is_dir():
+        traces += [conversations(Path(args.data)), mooncake(Path(args.data))]
+    else:
+        notes.append(f"without --data PATH or {DATA_VARIABLE}: only the skewed trace, which is made here")
+    tables, rates = [], {}
+    for trace in traces:
+        trace = Accesses(trace.name, trace.prompts[: args.requests or None], trace.tokens)
+        footprint = trace.footprint
+        rates[trace.name] = {}
+        for share in SHARES:
+            print(f"  {trace.name}: {share:.0%} of {footprint:,} blocks", file=sys.stderr, flush=True)
+            rates[trace.name][share] = _hit_rates(trace, round(share * footprint))
+        tables.append(_table(trace.name, footprint, rates[trace.name]))
+    margins = [rate["pgdsf"] / rate["lru"] for rate in rates["skewed"].values()]
+    bars = [Bar(2, "least hit rate of PGDSF over LRU's, skewed", min(margins), REQUIRED, at_least=True, unit="x")]
+    return Report("replacement", tables, bars, notes, {"hit_rates": rates})
+
+
+SCOPE = Scope.shared("")
+
+
+def hit_rate(trace: Accesses, capacity: int, replacement: Replacement) -> float:
+    """The share of all blocks that were cached, when the host tier holds `capacity` of them.
+
+    The pool is as large as one prompt needs: all idle KV moves to the host tier, as it does in the server.
+    """
+    longest = max(len(blocks) for blocks, _ in trace.prompts)
+    tree = PrefixTree(2 * longest, 8, HostTier(capacity, replacement), profile=_Costs(trace.tokens))
+    foresight = replacement if isinstance(replacement, Foresight) else None
+    hits = total = 0
+    for number, (blocks, stops) in enumerate(trace.prompts):
+        if foresight:
+            foresight.now = number
+        sequence = tree.claim(SCOPE, blocks, stops).sequence
+        if foresight:
+            foresight.now = None
+        while tree.evict():
+            pass
+        tree.restore(sequence)
+        hits += sequence.length
+        total += len(blocks)
+        tree.advance(sequence, len(blocks))
+        tree.release(sequence)
+        tree.take_operations()
+    return hits / total
+
+
+class Foresight(Replacement):
+    """Whoever is needed again last leaves first (Belady): what no policy without foresight can beat by much.
+
+    now: the request whose path is being used; None while runs only move.
+    """
+
+    def __init__(self, trace: Accesses) -> None:
+        super().__init__()
+        self.now: int | None = None
+        self._next_use = _next_uses(trace)
+        self._known: dict[Node, float] = {}
+
+    def priority(self, node: Node) -> float:
+        if self.now is not None:
+            self._known[node] = -float(self._next_use[self.now][node.end - 1])
+        return self._known.get(node, node.host_priority)
+
+
+class _Costs(Profile):
+    """What a prompt token costs by its depth, as measured on a CPU."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._by_depth = DEEPER * tokens
+
+
+def _next_uses(trace: Accesses) -> list[np.ndarray]:
+    """For each prompt and each of its prefixes, the number of the next prompt that has it too."""
+    coming: dict[Hashable, int] = {}
+    uses: list[np.ndarray] = []
+    for number in reversed(range(len(trace.prompts))):
+        names = prefixes(trace.prompts[number][0])
+        uses.append(np.array([coming.get(name, NEVER) for name in names]))
+        coming.update(dict.fromkeys(names, number))
+    return uses[::-1]
+
+
+def _hit_rates(trace: Accesses, capacity: int) -> dict[str, float]:
+    rates = {policy: hit_rate(trace, capacity, Replacement(policy)) for policy in POLICIES}
+    return rates | {OPTIMUM: hit_rate(trace, capacity, Foresight(trace))}
+
+
+def _table(name: str, footprint: int, rates: dict[float, dict[str, float]]) -> Table:
+    policies: Sequence[str] = [*POLICIES, OPTIMUM]
+    rows = [
+        (f"{share:.0%}", *(100 * rate[policy] for policy in policies), rate["pgdsf"] / rate["lru"])
+        for share, rate in rates.items()
+    ]
+    return Table(f"{name}: hit rate by tokens, %, of {footprint:,} blocks", ("capacity", *policies, "pgdsf over lru"), rows)

@@ -1,0 +1,149 @@
+"""What idle KV costs those who run, and what moving KV to host memory and back costs. In this process, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..error import BenchError
+from ..options import bench_model
+from ..report import Report, Table
+from ..stats import median
+
+if TYPE_CHECKING:
+    from .pool import Pool
+
+SPARE = 512
+"""Cells beyond those that are measured."""
+Figures = dict[str, float]
+"""By name: seconds, tokens, bytes."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench residency`."""
+    add = parser.add_argument
+    add("-m", "--model", type=Path, help="GGUF to measure (default: the bench model, generated once)")
+    add("--idle", type=_numbers, default=(0, 4096, 12288), help="idle cells (default: 0,4096,12288)")
+    add("--lengths", type=_numbers, default=(200, 1000, 5000), help="tokens to save and restore (default: 200,1000,5000)")
+    add("--streams", type=_numbers, default=(1, 8), help="streams that decode (default: 1,8)")
+    add("--prompt-tokens", type=int, default=1024, help="tokens prefilled, which the streams share (default: %(default)s)")
+    add("--steps", type=int, default=24, help="decode steps of a repetition (default: %(default)s)")
+    add("--repeats", type=int, default=3, help="repetitions, of which the median counts (default: %(default)s)")
+    add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
+    add("-b", "--batch-size", type=int, default=512, help="most tokens a step computes (default: %(default)s)")
+    add("-ub", "--ubatch-size", type=int, default=512, help="most tokens a kernel computes (default: %(default)s)")
+    add("-ngl", "--gpu-layers", type=int, default=9999, help="layers on the GPU (default: all)")
+    add("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto", help="default: %(default)s")
+    add("--repack", choices=("on", "off"), default="off", help="weight repacking (default: %(default)s)")
+    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
+    parser.set_defaults(llama_server=None)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Moves KV of each length out of and into an otherwise empty pool; then fills it with ever more idle cells."""
+    # Here, and not above: the other scenarios need no engine.
+    from ...models.context import Context, ContextSettings
+    from ...models.errors import ModelError
+    from ...models.model import Model
+    from .pool import MOST_STREAMS, Pool
+
+    if max(args.streams) > MOST_STREAMS:
+        raise BenchError(f"--streams {max(args.streams)}: at most {MOST_STREAMS}")
+    running = args.prompt_tokens + max(args.streams) * args.steps
+    num_cells = max(max(args.idle) + running, 2 * max(args.lengths), 2 * args.batch_size) + SPARE
+    settings = ContextSettings(num_cells, args.batch_size, args.ubatch_size, args.flash_attn, threads=args.threads)
+    try:
+        model = Model(bench_model(args), args.gpu_layers, repack=args.repack == "on")
+        with closing(model), closing(Context(model, settings)) as context:
+            pool = Pool(context)
+            pool.warm_up()
+            moves = [_move(pool, length, args.repeats) for length in args.lengths]
+            steps = [_beside(pool, idle, args) for idle in sorted(args.idle)]
+    except ModelError as error:
+        raise BenchError(error) from error
+    return Report(
+        "residency", [_moves(moves), _steps(steps, args)], data={"moves": moves, "steps": steps, "cells": num_cells}
+    )
+
+
+def _move(pool: Pool, length: int, repeats: int) -> Figures:
+    """Seconds to compute `length` tokens, to copy them to host memory and to bring them back."""
+    from .pool import MOVED, RUNNING
+
+    computed, saved, restored, size = [], [], [], 0
+    for _ in range(repeats):
+        computed.append(pool.prefill(RUNNING, length))
+        seconds, blob = pool.save(RUNNING, length)
+        saved.append(seconds)
+        size = 0 if blob.data is None else blob.data.nbytes
+        restored.append(pool.restore(blob, MOVED))
+        pool.drop(RUNNING, MOVED)
+    first = {"first_save": saved[0], "first_restore": restored[0]}
+    return {
+        "tokens": length,
+        "bytes": size,
+        "compute": median(computed),
+        "save": median(saved),
+        "restore": median(restored),
+    } | first
+
+
+def _beside(pool: Pool, idle: int, args: argparse.Namespace) -> Figures:
+    """Seconds of a prefill and of decode steps while sequences that nobody runs hold `idle` cells."""
+    from .pool import RUNNING
+
+    pool.keep_idle(idle)
+    prompt, prefills = args.prompt_tokens, []
+    steps: dict[int, list[float]] = {streams: [] for streams in args.streams}
+    for _ in range(args.repeats):
+        prefills.append(pool.prefill(RUNNING, prompt))
+        for streams in args.streams:
+            everyone = range(RUNNING, RUNNING + streams)
+            pool.share(RUNNING, everyone[1:], prompt)
+            steps[streams] += [pool.step(everyone, prompt + at) for at in range(args.steps)]
+            pool.drop(*everyone[1:])
+            pool.trim(RUNNING, prompt, prompt + args.steps)
+        pool.drop(RUNNING)
+    decode = {f"step_{streams}": median(seconds) for streams, seconds in steps.items()}
+    return {"idle_cells": pool.num_idle, "prefill": median(prefills)} | decode
+
+
+def _moves(rows: Sequence[Figures]) -> Table:
+    columns = ("tokens", "MiB", "compute ms", "save ms", "restore ms", "save GB/s", "restore GB/s", "compute / restore")
+    return Table(
+        "residency: KV to host memory and back",
+        columns,
+        [
+            (
+                str(row["tokens"]),
+                row["bytes"] / 2**20,
+                *(1000 * row[name] for name in ("compute", "save", "restore")),
+                *(row["bytes"] / row[name] / 1e9 for name in ("save", "restore")),
+                row["compute"] / row["restore"],
+            )
+            for row in rows
+        ],
+    )
+
+
+def _steps(rows: Sequence[Figures], args: argparse.Namespace) -> Table:
+    return Table(
+        f"residency: a prefill of {args.prompt_tokens} tokens, and decode steps behind them, beside idle cells",
+        ("idle cells", "prefill tokens/s", *(f"step of {streams} ms" for streams in args.streams)),
+        [
+            (
+                str(row["idle_cells"]),
+                args.prompt_tokens / row["prefill"],
+                *(1000 * row[f"step_{streams}"] for streams in args.streams),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))

@@ -1,0 +1,85 @@
+"""Bursts of questions on one region (the workload of RAGCache++ and CacheWeaver), against llama-server."""
+
+import argparse
+
+from ..arms import arms_for
+from ..comparison import Outcome, compare, pace, problems, table
+from ..error import BenchError
+from ..options import add_clients, add_options
+from ..report import Bar, Report
+from ..reuse import differences
+from ..trace import burst
+
+LIST_AT_MOST = 20
+"""Differing queries that are printed; the JSON result has every query."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench burst`."""
+    add_options(parser)
+    add_clients(parser)
+    add = parser.add_argument
+    add("--queries", type=int, default=200, help="default: %(default)s")
+    add("--regions", type=int, default=50, help="regions of documents (default: %(default)s)")
+    add("-k", type=int, default=5, help="documents of a query (default: %(default)s)")
+    add("--burst", type=int, default=10, help="queries on one region in a row (default: %(default)s)")
+    add("--overlap", type=float, default=0.6, help="share of documents kept from query to query (default: %(default)s)")
+    add("--seed", type=int, default=0)
+    add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Every arm gets the same queries with the same evidence sets; only the order of documents may differ."""
+    try:
+        queries = burst(args.queries, args.regions, burst=args.burst, k=args.k, overlap=args.overlap, seed=args.seed)
+    except ValueError as error:
+        raise BenchError(error) from error
+    # Alone, llama-server runs with its own defaults; under load with as many slots as slotcache has lanes.
+    arms = arms_for(args, ("auto", "retrieval"), args.parallel if args.concurrency > 1 else None)
+    outcomes = compare(arms, queries, args)
+    own, notes = outcomes[0], problems(outcomes)
+    theirs = next((outcome for outcome in outcomes if outcome.arm.name == "llama-server"), None)
+    if theirs is None and not args.url:
+        notes.append("no llama-server was given (--llama-server PATH): nothing to compare with")
+    bars = [] if theirs is None else _ratios(own, theirs, args.concurrency)
+    if not args.url:
+        bars.append(_order(own, outcomes[1], is_new=args.burst == 1 and args.queries <= args.regions))
+    if args.concurrency == 1:
+        reuse_bars, reuse_notes = _reuse(own, more_is_right="--idle-sets" in args.slotcache_args)
+        bars, notes = reuse_bars + bars, notes + reuse_notes
+    title = f"burst: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, "
+    title += f"{pace(args)}, k = {args.k}, overlap {args.overlap:.0%}"
+    data = {"arms": [outcome.data() for outcome in outcomes]}
+    return Report("burst", [table(title, outcomes)], bars, notes, data)
+
+
+def _ratios(own: Outcome, theirs: Outcome, concurrency: int) -> list[Bar]:
+    mean = own.ttft.mean / theirs.ttft.mean
+    if concurrency > 1:
+        total = own.seconds / theirs.seconds
+        return [
+            Bar(3, "mean TTFT over llama-server's", mean, 0.75),
+            Bar(3, "total time over llama-server's", total, 0.75),
+        ]
+    p50 = own.ttft.p50 / theirs.ttft.p50
+    return [Bar(2, "TTFT p50 over llama-server's", p50, 0.65), Bar(2, "mean TTFT over llama-server's", mean, 0.75)]
+
+
+def _order(own: Outcome, unordered: Outcome, is_new: bool) -> Bar:
+    """is_new: every document is, so that no order gains anything, and choosing one must cost nothing."""
+    p50 = own.ttft.p50 / unordered.ttft.p50
+    if is_new:
+        return Bar(4, "TTFT p50 with every document new, over retrieval order's", p50, 1.01)
+    return Bar(2, "TTFT p50 over retrieval order's", p50, 0.75)
+
+
+def _reuse(own: Outcome, more_is_right: bool) -> tuple[list[Bar], list[str]]:
+    """Of the round that differs most from the prediction."""
+    found, compared = max((differences(run, more_is_right) for run in own.runs), key=lambda pair: len(pair[0]))
+    if not compared:
+        return [], [f"{own.arm.name} does not name the documents it used: reuse is not compared with the prediction"]
+    equal = f"documents reused as predicted{' or more' * more_is_right} in {compared - len(found)} of {compared} queries"
+    lines = [one.text() for one in found[:LIST_AT_MOST]]
+    what = "are fewer than" if more_is_right else "differ from"
+    bar = Bar(2, f"queries whose reused documents {what} the exhaustive search's", float(len(found)), 0)
+    return [bar], [equal, *lines, *(["..."] if len(found) > LIST_AT_MOST else [])]

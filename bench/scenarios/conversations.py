@@ -1,0 +1,101 @@
+"""Conversations in turn on fewer lanes than there are conversations: is each still warm when its user comes back?"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..arms import arms_for
+from ..comparison import Outcome, compare, pace, problems, table
+from ..drive import Run
+from ..options import add_clients, add_options, llama_lanes
+from ..report import Bar, Report, Table
+from ..stats import Summary, mean
+from ..trace import conversations
+
+SLACK = 1
+"""The last sampled token of an answer has no KV yet: it is computed with the next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A turn after the first: tokens that are new against the turn before, and tokens the server computed."""
+
+    session: str
+    turn: int
+    new: int
+    computed: int
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether only the new tokens were computed."""
+        return self.computed <= self.new + SLACK
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench conversations`."""
+    add_options(parser)
+    add_clients(parser)
+    add = parser.add_argument
+    add("--count", type=int, default=20, help="conversations (default: %(default)s)")
+    add("--turns", type=int, default=3, help="turns of each (default: %(default)s)")
+    add("--words", type=int, default=40, help="words of each user message (default: %(default)s)")
+    add("--opening", type=int, default=0, help="words of each first message, where they differ (default: those of all)")
+    add("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """All first turns, then all second turns, and so on, with one system prompt and real answers as history."""
+    queries = conversations(args.count, args.turns, args.words, args.seed, args.opening)
+    outcomes = compare(arms_for(args, llama_lanes=llama_lanes(args)), queries, args)
+    title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} lanes, {pace(args)}"
+    own = outcomes[0]
+    cold = [turn for run in own.runs for turn in continuations(run) if not turn.is_warm]
+    notes = [f"{turn.session} turn {turn.turn}: {turn.computed} computed, {turn.new} new" for turn in cold]
+    bar = Bar(4, "turns after the first that computed more than their new tokens + 1", float(len(cold)), 0)
+    bars = [bar, *(_next_turns(own, other) for other in outcomes if other.arm.name == "llama-server")]
+    tables = [table(title, outcomes), *(_by_turn(outcome) for outcome in outcomes)]
+    data = {"arms": [outcome.data() for outcome in outcomes]}
+    return Report("conversations", tables, bars, [*problems(outcomes), *notes], data)
+
+
+def continuations(run: Run) -> Iterator[Continuation]:
+    """Every turn whose turn before was answered too. New is what neither that prompt nor its answer held."""
+    answered = {
+        (query.session, query.turn): result
+        for query, result in zip(run.queries, run.results, strict=True)
+        if result.error is None
+    }
+    for (session, turn), result in answered.items():
+        if before := answered.get((session, turn - 1)):
+            new = result.prompt_tokens - before.prompt_tokens - before.completion_tokens
+            yield Continuation(session, turn, new, result.computed_tokens)
+
+
+def _next_turns(own: Outcome, theirs: Outcome) -> Bar:
+    """Issue 4's bar, with twelve conversations that open with 1,300 tokens."""
+    mine, others = (
+        Summary.of(
+            result.ttft
+            for run in outcome.runs
+            for query, result in zip(run.queries, run.results, strict=True)
+            if query.turn > 1
+        )
+        for outcome in (own, theirs)
+    )
+    return Bar(5, "TTFT p50 of turns after the first over llama-server's", mine.p50 / others.p50, 0.6)
+
+
+def _by_turn(outcome: Outcome) -> Table:
+    pairs = [pair for run in outcome.runs for pair in zip(run.queries, run.results, strict=True) if pair[1].error is None]
+    new: dict[int, list[int]] = {}
+    for run in outcome.runs:
+        for turn in continuations(run):
+            new.setdefault(turn.turn, []).append(turn.new)
+    rows = []
+    for number in sorted({query.turn for query, _ in pairs}):
+        results = [result for query, result in pairs if query.turn == number]
+        ttft = Summary.of(result.ttft for result in results)
+        computed = mean([result.computed_tokens for result in results])
+        prompt = mean([result.prompt_tokens for result in results])
+        rows.append((number, 1000 * ttft.p50, 1000 * ttft.p95, prompt, computed, mean(new.get(number, []))))
+    return Table(f"{outcome.arm.name}, by turn", ("turn", "TTFT p50 ms", "p95", "prompt tokens", "computed", "new"), rows)

@@ -1,0 +1,69 @@
+"""The same prompt many times at once: is it computed once?"""
+
+import argparse
+import asyncio
+from dataclasses import dataclass
+from time import perf_counter
+
+from ..arms import arms_for, in_rounds
+from ..client import Client
+from ..error import BenchError
+from ..options import add_options, sampling
+from ..prompt import PromptSizer
+from ..report import Bar, Report, Table
+from ..stats import median
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """One round: tokens of the prompt, most that one request computed of it (every prompt begins alike, and servers have
+    seen that), tokens computed by all requests together, seconds until all have ended."""
+
+    prompt: int
+    once: int
+    computed: int
+    seconds: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench fanout`."""
+    add_options(parser, context=32768, lanes=8, max_tokens=8)
+    add = parser.add_argument
+    add("--requests", type=int, default=8, help="at once (default: %(default)s)")
+    add("--prompt-tokens", type=int, default=2600, help="length of the prompt (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Every round has a text of its own, which no server has seen."""
+    arms = arms_for(args, llama_lanes=args.parallel)
+    bursts: dict[str, list[Burst]] = {}
+    for number, arm in in_rounds(arms, args.rounds):
+
+        async def work(client: Client, number: int = number) -> Burst:
+            return await _burst(client, args, number)
+
+        bursts.setdefault(arm.name, []).append(arm.measure(sampling(args), work))
+    own, theirs = bursts[arms[0].name], bursts.get("llama-server")
+    rows = [
+        (name, of[0].prompt, *(median([getattr(one, field) for one in of]) for field in ("once", "computed", "seconds")))
+        for name, of in bursts.items()
+    ]
+    title = f"fanout: {args.requests} requests with one prompt, {args.parallel} lanes"
+    table = Table(title, ("arm", "prompt tokens", "computed by one", "computed in all", "seconds"), rows)
+    bars = [Bar(4, "tokens computed over one prompt", median([one.computed / one.once for one in own]), 1.02)]
+    if theirs:
+        ratio = median([one.seconds for one in own]) / median([one.seconds for one in theirs])
+        bars.append(Bar(4, "total time over llama-server's", ratio, 0.2))
+    return Report("fanout", [table], bars, (), {"arms": [arm.describe() for arm in arms], "bursts": repr(bursts)})
+
+
+async def _burst(client: Client, args: argparse.Namespace, number: int) -> Burst:
+    query = (await PromptSizer.of(client)).query(f"fanout {number}", args.prompt_tokens)
+    request = await client.prepare(query)
+    began = perf_counter()
+    results = await asyncio.gather(*(client.send(request) for _ in range(args.requests)))
+    seconds = perf_counter() - began
+    if failed := next((result.error for result in results if result.error), None):
+        raise BenchError(failed)
+    computed = [result.computed_tokens for result in results]
+    return Burst(results[0].prompt_tokens, max(computed), sum(computed), seconds)

@@ -1,0 +1,108 @@
+"""MT-RAG's human conversations with real retrieval: history, documents and questions as their users met them."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from ..arms import Arm, arms_for
+from ..comparison import Outcome, compare, pace, problems, table
+from ..dialect import ChatDialect
+from ..error import BenchError, Skip
+from ..options import DATA_VARIABLE, add_clients, add_options
+from ..report import Bar, Report
+from ..trace import mtrag
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a server does for reuse, on top of the parts before: fields of its requests, flags, whose KV is in reach."""
+
+    name: str
+    fields: dict[str, Any]
+    flags: tuple[str, ...] = ("--window", "0")
+    own_scope: bool = False
+
+
+PLAIN = {"document_order": "retrieval", "dedup": "off"}
+PARTS = (
+    Part("own history only", PLAIN, own_scope=True),
+    Part("+ prefixes of others", PLAIN),
+    Part("+ order", {"document_order": "auto", "dedup": "off"}),
+    Part("+ de-duplication", {"document_order": "auto", "dedup": "auto"}),
+    Part("+ queue", {"document_order": "auto", "dedup": "auto"}, flags=()),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench mtrag`."""
+    add_options(parser)
+    add_clients(parser)
+    add = parser.add_argument
+    add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/")
+    add("--retriever", choices=("elser", "bm25", "bge"), default="elser", help="default: %(default)s")
+    add("--query-form", choices=("lastturn", "rewrite", "questions"), default="rewrite", help="default: %(default)s")
+    add("-k", type=int, default=5, help="documents of a turn (default: %(default)s)")
+    add("--sessions", type=int, default=8, help="conversations, 0 for all (default: %(default)s)")
+    add("--turns", type=int, default=3, help="turns of each, 0 for all (default: %(default)s)")
+    add("--active", type=int, default=4, help="conversations interleaved at a time (default: %(default)s)")
+    add("--parts", action="store_true", help="what each part of slotcache adds, one arm for each")
+    add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Turns carry the documents of earlier turns in their history, as every arm sends it."""
+    if not args.data or not Path(args.data).is_dir():
+        raise Skip(f"mtrag needs --data PATH or {DATA_VARIABLE}: a folder that holds mtrag_retrieved/")
+    try:
+        queries = mtrag(
+            Path(args.data),
+            args.retriever,
+            args.query_form,
+            args.k,
+            sessions=args.sessions or None,
+            turns=args.turns or None,
+            active=args.active,
+        )
+    except (OSError, ValueError) as error:
+        raise BenchError(f"--data {args.data}: {error}") from error
+    lanes = args.parallel if args.concurrency > 1 else None
+    arms = arms_for(args, ("auto", "retrieval"), lanes)
+    if args.parts:
+        arms = _parts(args) + [arm for arm in arms if arm.name == "llama-server"]
+    outcomes = compare(arms, queries, args)
+    title = f"mtrag: {len(queries)} turns, {args.retriever}, {args.query_form}, k = {args.k}, {pace(args)}"
+    data = {"arms": [outcome.data() for outcome in outcomes]}
+    return Report("mtrag", [table(title, outcomes)], _bars(outcomes, args.parts), problems(outcomes), data)
+
+
+def _parts(args: argparse.Namespace) -> list[Arm]:
+    if args.url:
+        raise BenchError("--parts starts a server for each part: leave --url out")
+    hint = {} if args.order_hint else {"order_hint": False}
+    return [
+        replace(
+            arms_for(args, slotcache_flags=part.flags)[0],
+            name=part.name,
+            dialect=ChatDialect(documents_field=True, extra=part.fields | hint, own_scope=part.own_scope),
+        )
+        for part in PARTS
+    ]
+
+
+def _bars(outcomes: Sequence[Outcome], parts: bool) -> list[Bar]:
+    theirs = next((outcome for outcome in outcomes if outcome.arm.name == "llama-server"), None)
+    if theirs is None:
+        return []
+    own = outcomes[-2 if parts else 0]
+    computed = p50 = nan  # where not both answered all of it
+    if not problems([own, theirs]):
+        computed = own.total("computed_tokens") / theirs.total("computed_tokens")
+        p50 = own.ttft.p50 / theirs.ttft.p50
+    return [
+        Bar(3, "prompt tokens computed, of llama-server's", computed, 0.75),
+        Bar(3, "TTFT p50, of llama-server's", p50, 0.75),
+    ]

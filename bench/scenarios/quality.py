@@ -1,0 +1,255 @@
+"""Answer quality of the embedded model: does it answer as well when documents are moved, and history is not repeated?"""
+
+import argparse
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from ...models.demo import FILE as MODEL
+from ...models.demo.corpus import Corpus
+from ...models.training.curriculum import SHIPPED, held_out
+from ...models.training.world.conversation import Author, Conversation, Recipe
+from ...models.training.world.wording import UNKNOWN
+from ...models.training.world.words import Words
+from ...ordering.document import Document
+from ...ordering.stages import read_along
+from ..arms import Arm
+from ..client import Client, Request, Result
+from ..dialect import ChatDialect
+from ..error import BenchError
+from ..options import add_options
+from ..progress import Progress
+from ..report import Bar, Report, Table
+from ..server import ServerOptions, slotcache_command
+from ..stats import mean
+
+PATH = "/v1/chat/completions"
+MAX_TOKENS = 60
+STAGE = 0.02  # seconds that a stage of a search takes, time enough to read its documents
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """documents: in retrieval rank."""
+
+    documents: tuple[Document, ...]
+    question: str
+    answer: str
+
+
+Session = tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to put questions: fields of the request. reads_along: documents are sent while they are searched, too."""
+
+    name: str
+    fields: dict[str, Any]
+    reads_along: bool = False
+
+
+WAYS = (
+    Way("retrieval order", {"document_order": "retrieval"}),
+    Way("exact order", {"document_order": "auto", "order_hint": False}),
+    Way("exact order, order hint", {"document_order": "auto", "order_hint": True}),
+    Way("de-duplicated, location hint", {"document_order": "auto", "order_hint": True, "dedup": "auto"}),
+    Way("read while they are searched", {"document_order": "auto", "order_hint": True}, reads_along=True),
+    Way("cache off", {"document_order": "retrieval", "cache_prompt": False}),
+)
+
+
+@dataclass(slots=True)
+class Score:
+    """What came of questions: (right answer, answer given, the request's result)."""
+
+    answers: list[tuple[str, str, Result]] = field(default_factory=list)
+
+    @property
+    def exact_match(self) -> float:
+        return mean([float(right == given) for right, given, _ in self.answers])
+
+    @property
+    def f1(self) -> float:
+        return mean([f1(right, given) for right, given, _ in self.answers])
+
+    @property
+    def refused(self) -> float:
+        """The share of answers that say the documents do not say."""
+        return mean([float(given == UNKNOWN) for _, given, _ in self.answers])
+
+    @property
+    def reused(self) -> float:
+        """The share of prompt tokens that came from the cache."""
+        results = [result for _, _, result in self.answers]
+        return sum(one.cached_tokens for one in results) / max(sum(one.prompt_tokens for one in results), 1)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench quality`."""
+    add_options(parser)
+    parser.set_defaults(model=MODEL)
+    add = parser.add_argument
+    add("--count", type=int, default=100, help="generated conversations of each kind (default: %(default)s)")
+    add("--questions", type=int, default=100, help="of the bundled ones (default: %(default)s)")
+    add("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Every way of asking on two-turn conversations and the bundled questions; every kind of question in one way."""
+    options = ServerOptions(args.model, args.ctx_size, args.parallel, args.threads, args.flash_attn, args.repack)
+    arm = Arm(
+        "slotcache", ChatDialect(), None if args.url else lambda port: slotcache_command(options, port), args.url or ""
+    )
+    with arm.up() as url:
+        return asyncio.run(_measure(url, args))
+
+
+def f1(right: str, given: str) -> float:
+    """Of the words of both, as SQuAD counts it."""
+    left, other = right.lower().split(), given.lower().split()
+    common = (Counter(left) & Counter(other)).total()
+    return 2 * common / (len(left) + len(other)) if common else 0.0
+
+
+def generated(recipe: Recipe, count: int, seed: str) -> list[Session]:
+    """Conversations with names that no training has seen but by chance."""
+    words = Words.load()
+    author = Author(Random(f"held out {seed}"), words, frozenset(words["reserved"]))
+    return [_session(author.write(recipe)) for _ in range(count)]
+
+
+def bundled(count: int, turns: int) -> list[Session]:
+    """The first questions of the bundled corpus, so many of them in a conversation."""
+    corpus = Corpus.load()
+    asked = []
+    for one in corpus.questions[:count]:
+        found = (corpus.documents[name] for name in one.ranked)
+        documents = tuple(Document(page.id, page.text, page.title) for page in found)
+        asked.append(Turn(documents, one.question, one.answer))
+    return [tuple(asked[at : at + turns]) for at in range(0, len(asked), turns)]
+
+
+async def ask(client: Client, session: Session, way: Way, scope: str) -> list[tuple[str, str, Result]]:
+    """Right answer, answer and result of each turn, the answers given being the history of what follows."""
+    messages: list[dict[str, Any]] = []
+    answers: list[tuple[str, str, Result]] = []
+    for turn in session:
+        messages.append(message := _message(turn))
+        body: dict[str, Any] = {"messages": messages, "documents": message["documents"], "max_tokens": MAX_TOKENS}
+        body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        body |= {"cache_prompt": True, "cache_scope": scope, "dedup": "off"} | way.fields
+        last = {"role": "user", "content": message["content"]}
+        body["messages"] = [*messages[:-1], last]
+        if way.reads_along:
+            await _read_along(client, body)
+        result = await client.send(Request(PATH, json.dumps(body).encode()))
+        if result.error:
+            raise BenchError(f"{turn.question}: {result.error}")
+        answers.append((turn.answer, result.text, result))
+        messages.append({"role": "assistant", "content": result.text})
+    return answers
+
+
+async def _read_along(client: Client, body: dict[str, Any]) -> None:
+    """A search of two stages: first it holds all but the best document, the worst one first, then all in rank."""
+    failed: list[str] = []
+
+    async def post(path: str, body: dict[str, Any]) -> None:
+        async with client.http.post(path, json=body) as answer:
+            if answer.status != 200:
+                failed.append(f"{path}: {await answer.text()}")
+
+    async def stages() -> AsyncIterator[list[Any]]:
+        for found in (body["documents"][:0:-1], body["documents"]):
+            yield found
+            await asyncio.sleep(STAGE)
+
+    await read_along(post, {name: value for name, value in body.items() if name != "documents"}, stages())
+    if failed:
+        raise BenchError(failed[0])
+
+
+async def _measure(url: str, args: argparse.Namespace) -> Report:
+    recipes = held_out(SHIPPED)
+    talks = generated(recipes["repeated"], args.count, f"ways {args.seed}")
+    data: dict[str, Any] = {}
+    async with Client(url, ChatDialect()) as client:
+        rows, generated_ones = [], dict[str, Score]()
+        for way in WAYS:
+            scores = [await _score(client, sessions, way, way.name) for sessions in (talks, bundled(args.questions, 2))]
+            rows.append((way.name, *(figure for one in scores for figure in (one.exact_match, one.f1, one.reused))))
+            generated_ones[way.name] = scores[0]
+            data[way.name] = [[(right, given) for right, given, _ in one.answers] for one in scores]
+        kinds, answerable, unknown = [], Score(), Score()
+        for name, recipe in recipes.items():
+            sessions = generated(recipe, args.count, f"{name} {args.seed}")
+            score = await _score(client, sessions, WAYS[2], name, last=True)
+            kinds.append((name, score.exact_match, score.f1))
+            if name == "unknown":
+                unknown = score
+            else:
+                answerable.answers += [one for one in score.answers if one[0] != UNKNOWN]
+    columns = ("way", "two turns: EM", "F1", "reused", "bundled: EM", "F1", "reused")
+    tables = [
+        Table(f"quality: {args.count} conversations of two turns, and {args.questions} bundled questions", columns, rows),
+        Table(f"the last answers of {args.count} conversations of each kind, exact order and order hint",
+              ("kind", "EM", "F1"), kinds),
+    ]  # fmt: skip
+    found = {name: score for name, score, _ in kinds}
+    bars = [*_bars(found, rows[2][4], unknown, answerable), *_moved(generated_ones)]
+    return Report("quality", tables, bars, (), data)
+
+
+def _bars(kinds: dict[str, float], bundled: float, unknown: Score, answerable: Score) -> list[Bar]:
+    return [
+        Bar(1, "exact match, 5 documents", kinds["5 documents"], 0.95, at_least=True),
+        Bar(2, "exact match, two turns", kinds["two turns"], 0.90, at_least=True),
+        Bar(3, "unanswerable detected", unknown.refused, 0.85, at_least=True),
+        Bar(4, "wrong refusals", answerable.refused, 0.05),
+        Bar(5, "exact match, bundled questions", bundled, 0.85, at_least=True),
+    ]
+
+
+def _moved(scores: dict[str, Score]) -> list[Bar]:
+    """Of generated questions, which were put in every way: how far each way is from the first one."""
+    plain, *others = scores.items()
+    return [
+        Bar(
+            6,
+            f"exact match over {len(score.answers)} questions, {name}: moved by",
+            abs(score.exact_match - plain[1].exact_match),
+            0.01,
+        )
+        for name, score in others
+    ]
+
+
+async def _score(client: Client, sessions: Sequence[Session], way: Way, scope: str, last: bool = False) -> Score:
+    score = Score()
+    with Progress(scope, len(sessions)) as progress:
+        for session in sessions:
+            answers = await ask(client, session, way, scope)
+            score.answers += answers[-1:] if last else answers
+            progress.step(f"exact match {score.exact_match:.2f}")
+    return score
+
+
+def _session(conversation: Conversation) -> Session:
+    """Documents that a turn points to are shown again: pointing is for the way of asking to decide."""
+    pages = {page.id: page for turn in conversation.turns for page in turn.documents}
+    turns = []
+    for turn in conversation.turns:
+        names = turn.rank or [*(page.id for page in turn.documents), *turn.above]
+        documents = tuple(Document(name, pages[name].text, pages[name].title) for name in names)
+        turns.append(Turn(documents, turn.question, turn.answer))
+    return tuple(turns)
+
+
+def _message(turn: Turn) -> dict[str, Any]:
+    documents = [{"id": one.id, "text": one.text, "title": one.title} for one in turn.documents]
+    return {"role": "user", "content": turn.question, "documents": documents}

@@ -1,0 +1,153 @@
+"""A search in stages, with a server that reads along: TTFT after the final documents, against waiting for them."""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from ...ordering.stages import read_along
+from ..arms import arms_for
+from ..client import Client, Result
+from ..dialect import Body
+from ..error import BenchError
+from ..options import add_options, sampling
+from ..report import Bar, Report, Table
+from ..stats import Summary, median
+from ..text import prose, question
+from ..trace import Query
+
+WAYS = {
+    "waiting": "nothing is sent before the search is done",
+    "reading along": "every stage has the final documents",
+    "late": "the last stage but one has them, those before have others",
+    "wrong": "no stage but the last has any of them",
+}
+LOAD = 100  # tokens that each stream generates while others search
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question, the documents it ends up with, and others that a search may hold for them."""
+
+    query: Query
+    wrong: tuple[tuple[str, str], ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench speculation`."""
+    add_options(parser, max_tokens=4)
+    add = parser.add_argument
+    add("--turns", type=int, default=15, help="questions, each asked in every way (default: %(default)s)")
+    add("-k", type=int, default=5, help="documents of a turn (default: %(default)s)")
+    add("--words", type=int, default=60, help="of a document (default: %(default)s)")
+    add("--stages", type=int, default=4, help="of a search (default: %(default)s)")
+    add("--search", type=float, default=0.2, help="seconds that a search takes (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """All documents are new. The ways take turns, so that a machine that slows down slows none of them alone."""
+    (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
+
+    async def work(client: Client) -> tuple[dict[str, list[Result]], dict[str, list[float]]]:
+        results: dict[str, list[Result]] = {way: [] for way in WAYS}
+        for number in range(args.turns):
+            for way in list(WAYS)[:: 1 if number % 2 else -1]:
+                results[way].append(await _turn(client, args, way, _turn_of(args, f"{number} {way}")))
+        return results, await _under_load(client, args)
+
+    results, load = arm.measure(sampling(args), work)
+    ttft = {way: Summary.of(result.ttft for result in of) for way, of in results.items()}
+    rows = [_row(way, of, ttft[way], ttft["waiting"]) for way, of in results.items()]
+    title = f"speculation: {args.turns} turns of {args.k} documents, {args.stages} stages in {1000 * args.search:.0f} ms"
+    table = Table(title, ("way", "prompt tokens", "computed", "TTFT p50 ms", "mean", "of waiting"), rows)
+    speed = median(load["speculating"]) / median(load["alone"])
+    bars = [
+        Bar(5, "TTFT after the final set, reading along over waiting", ttft["reading along"].p50 / ttft["waiting"].p50, 0.5),
+        Bar(5, "the same with wrong provisional sets", ttft["wrong"].p50 / ttft["waiting"].p50, 1.05),
+        Bar(5, "tokens a second of others while somebody speculates, over without", speed, 0.98, at_least=True),
+    ]
+    notes = [f"{way}: {what}" for way, what in WAYS.items()]
+    requests = {way: [{"ttft": one.ttft, "cached_tokens": one.cached_tokens} for one in of] for way, of in results.items()}
+    return Report("speculation", [table], bars, notes, {"arm": arm.describe(), "requests": requests, "load": load})
+
+
+def _turn_of(args: argparse.Namespace, name: str) -> Turn:
+    right, wrong = (
+        tuple((f"{kind}-{number}", prose(f"{name} {kind} {number}", args.words)) for number in range(args.k))
+        for kind in ("right", "wrong")
+    )
+    return Turn(Query(name, 1, question(name), right), wrong)
+
+
+async def _turn(client: Client, args: argparse.Namespace, way: str, turn: Turn) -> Result:
+    """One turn: the search, with or without the server, then the question with the final documents."""
+    request = await client.prepare(turn.query)
+    if way == "waiting":
+        await asyncio.sleep(args.search)
+    else:
+        await _search(client, args, way, turn)
+    result = await client.send(request)
+    if result.error:
+        raise BenchError(f"{turn.query.session}: {result.error}")
+    return result
+
+
+async def _search(client: Client, args: argparse.Namespace, way: str, turn: Turn) -> None:
+    _, body = await client.dialect.prepare(client.http, turn.query, (), client.sampling)
+    right = body.pop("documents")
+    wrong = [{"id": name, "text": text} for name, text in turn.wrong]
+    first = {"reading along": 0, "late": args.stages - 2, "wrong": args.stages - 1}[way]
+    stages = [right if number >= first else wrong for number in range(args.stages)]
+
+    async def post(path: str, body: Body) -> None:
+        async with client.http.post(path, json=body) as answer:
+            if answer.status != 200:
+                raise BenchError(f"{path}: {await answer.text()}")
+
+    await read_along(post, body, _paced(stages[:-1], args.search / args.stages))
+    await asyncio.sleep(args.search / args.stages)
+
+
+async def _paced(stages: Sequence[list], seconds: float) -> AsyncIterator[list]:
+    """Each stage when the search has got so far."""
+    start = perf_counter()
+    for number, stage in enumerate(stages):
+        await asyncio.sleep(max(start + (number + 1) * seconds - perf_counter(), 0))
+        yield stage
+
+
+async def _under_load(client: Client, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Tokens a second of as many streams as there are lanes, with and without somebody who speculates all the time."""
+    speeds: dict[str, list[float]] = {"alone": [], "speculating": []}
+    for number in range(3):
+        for name in list(speeds)[:: 1 if number % 2 else -1]:
+            other = asyncio.create_task(_speculate_on(client, args)) if name == "speculating" else None
+            speeds[name].append(await _streams(client, args, f"{number} {name}"))
+            if other:
+                other.cancel()
+                await asyncio.gather(other, return_exceptions=True)
+    return speeds
+
+
+async def _streams(client: Client, args: argparse.Namespace, name: str) -> float:
+    long = replace(client.sampling, max_tokens=LOAD)
+    queries = [Query(f"stream {name} {number}", 1, question(f"{name} {number}")) for number in range(args.parallel)]
+    started = perf_counter()
+    results = await asyncio.gather(*(client.ask(query, sampling=long) for query in queries))
+    if failed := next((result.error for result in results if result.error), None):
+        raise BenchError(failed)
+    return args.parallel * LOAD / (perf_counter() - started)
+
+
+async def _speculate_on(client: Client, args: argparse.Namespace) -> None:
+    number = 0
+    while True:
+        await _search(client, args, "late", _turn_of(args, f"load {number}"))
+        number += 1
+
+
+def _row(way: str, results: Sequence[Result], ttft: Summary, waiting: Summary) -> tuple[str | int | float, ...]:
+    prompt = round(median([result.prompt_tokens for result in results]))
+    computed = round(median([result.computed_tokens for result in results]))
+    return way, prompt, computed, 1000 * ttft.p50, 1000 * ttft.mean, ttft.p50 / waiting.p50

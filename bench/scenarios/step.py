@@ -1,0 +1,76 @@
+"""What of a step is spent outside llama.cpp, by the length of the streams' context. Reads slotcache's own gauge."""
+
+import argparse
+import asyncio
+from dataclasses import replace
+
+from ..arms import arms_for
+from ..client import Client
+from ..error import BenchError
+from ..options import add_options, sampling
+from ..prompt import PromptSizer
+from ..report import Bar, Report, Table
+from ..stats import median
+
+HOST_SECONDS = "slotcache_step_host_seconds"
+GENERATED = "slotcache_generated_tokens_total"
+SAMPLES = 20
+PAUSE = 0.05
+"""Seconds between two readings."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench step`."""
+    add_options(parser, context=20000, lanes=8)
+    add = parser.add_argument
+    add("--contexts", default="4000,16000", help="tokens of each stream's prompt (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """All lanes generate behind one prompt, which they share, while the gauge is read."""
+    (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
+    lengths = [int(length) for length in args.contexts.split(",")]
+
+    async def work(client: Client) -> list[float]:
+        return [await _host_seconds(client, length, args.parallel) for length in lengths]
+
+    measured = arm.measure(sampling(args), work)
+    rows = [(length, args.parallel, 1000 * seconds) for length, seconds in zip(lengths, measured, strict=True)]
+    table = Table("step: time outside llama.cpp", ("context", "streams", "host ms a step"), rows)
+    bars = [
+        Bar(5, f"host ms a step at {lengths[0]} tokens of context", 1000 * measured[0], 1.0, unit=" ms"),
+        Bar(5, f"the same at {lengths[-1]} over that at {lengths[0]}", measured[-1] / measured[0], 1.1, unit="x"),
+    ]
+    data = {"arm": arm.describe(), "host_seconds": dict(zip(lengths, measured, strict=True))}
+    return Report("step", [table], bars, (), data)
+
+
+async def _host_seconds(client: Client, length: int, streams: int) -> float:
+    """The gauge's median over steps in which all streams generate."""
+    query = (await PromptSizer.of(client)).query(f"context {length}", length)
+    if (first := await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).error:
+        raise BenchError(first.error)
+    everyone = replace(client.sampling, max_tokens=1000)
+    tasks = [asyncio.create_task(client.ask(query, sampling=everyone)) for _ in range(streams)]
+    try:
+        readings: list[float] = []
+        start = await gauge(client, GENERATED)
+        while len(readings) < SAMPLES:
+            await asyncio.sleep(PAUSE)
+            if await gauge(client, GENERATED) > start + 4 * streams:  # all have started
+                readings.append(await gauge(client, HOST_SECONDS))
+        return median(readings)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gauge(client: Client, name: str) -> float:
+    """A value of slotcache's `/metrics`. Raises BenchError where there is none."""
+    async with client.http.get("/metrics") as answer:
+        text = await answer.text()
+    found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
+    if not found:
+        raise BenchError(f"/metrics has no {name}: this measures slotcache only")
+    return float(found[0])

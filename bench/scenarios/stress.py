@@ -1,0 +1,194 @@
+"""More clients than lanes, and prompts that do not fit the pool together: does every request end well, and memory stay?"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from ..arms import Arm, arms_for
+from ..client import Client, Result
+from ..error import BenchError
+from ..options import add_options, llama_lanes, sampling
+from ..prompt import PromptSizer
+from ..report import Bar, Report, Table
+from ..server import Server, free_port
+from ..stats import Summary
+from ..trace import Query
+from .step import gauge
+
+SHARED = 6  # long texts that several clients begin with
+SAMPLE = 5.0  # s between two looks at memory
+PAUSE = 1.0  # s after a request that failed: a server that has ended fails them all at once
+LEAVES = 0.1  # of requests, those whose client goes away in the middle
+GOES_ON = 0.3  # those that go on with the client's last answer
+SHORTEST = 200  # tokens of a prompt
+PREEMPTIONS = "slotcache_preemptions_total"
+OFFSETS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of requests, and the server's resident memory, MiB."""
+
+    finished: int = 0
+    left: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    results: list[Result] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    preemptions: float = float("nan")
+    seconds: float = 0.0
+
+    def data(self) -> dict[str, Any]:
+        """The tally as JSON values."""
+        figures = ("prompt_tokens", "cached_tokens", "completion_tokens", "ttft", "latency")
+        requests = [{name: getattr(one, name) for name in figures} for one in self.results]
+        counts = {"finished": self.finished, "left": self.left, "errors": dict(self.errors), "preemptions": self.preemptions}
+        return counts | {"seconds": self.seconds, "memory_mib": self.memory, "requests": requests}
+
+    @property
+    def share(self) -> float:
+        """Of the requests whose clients stayed, those that ended well."""
+        return self.finished / max(self.finished + self.errors.total(), 1)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench stress`."""
+    add_options(parser, context=8192)
+    add = parser.add_argument
+    add("--minutes", type=float, default=10.0, help="for slotcache (default: %(default)s)")
+    add("--peer-minutes", type=float, default=1.0, help="for llama-server (default: %(default)s)")
+    add("--clients", type=int, default=16, help="default: %(default)s")
+    add("--longest", type=int, default=5000, help="tokens of a prompt (default: %(default)s)")
+    add("--output", type=int, default=500, help="most tokens of an answer (default: %(default)s)")
+    add("--cache-ram", type=int, default=256, help="MiB for idle KV: full long before the end (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Prompts of every length: some new, some that begin like others', some that go on with the last answer.
+
+    One client in ten goes away in the middle. A request that fails on our side fails the bench.
+    """
+    budget = ("--cache-ram", str(args.cache_ram))
+    args.llama_args = " ".join([*budget, args.llama_args])
+    arms = arms_for(args, llama_lanes=llama_lanes(args), slotcache_flags=budget)
+    tallies = {arm.name: _stress(arm, args) for arm in arms}
+    own = next(iter(tallies.values()))
+    rows = [
+        (name, one.seconds, one.finished, one.left, one.errors.total(), 100 * one.share, *_rates(one), *_memory(one.memory))
+        for name, one in tallies.items()
+    ]
+    columns = ("arm", "seconds", "finished", "left", "failed", "finished %", "requests/s", "preemptions")
+    columns += tuple(f"MiB at {at:.0%}" for at in OFFSETS)
+    title = (
+        f"stress: {args.clients} clients, {args.parallel} lanes, {args.ctx_size:,} cells, prompts to {args.longest:,} tokens"
+    )
+    growth = own.memory[-1] / _memory(own.memory)[1] if own.memory else float("nan")
+    bars = [
+        Bar(3, "requests that finished correctly", 100 * own.share, 100, at_least=True, unit=" %"),
+        Bar(3, "memory at the end over that after a quarter", growth, 1.05),
+    ]
+    notes = [f"{name}: {count} x {what}" for name, one in tallies.items() for what, count in one.errors.most_common(5)]
+    for name, one in tallies.items():
+        ttft = Summary.of(result.ttft for result in one.results)
+        notes.append(f"{name}: TTFT p50 {ttft.p50:.2f} s, p95 {ttft.p95:.2f} s")
+    data = {name: one.data() for name, one in tallies.items()}
+    return Report("stress", [Table(title, columns, rows)], bars, notes, data, has_failed=own.share < 1)
+
+
+def _stress(arm: Arm, args: argparse.Namespace) -> Tally:
+    seconds = 60 * (args.peer_minutes if arm.name == "llama-server" else args.minutes)
+    tally = Tally()
+
+    async def work(client: Client, pid: int | None) -> None:
+        sizer, began = await PromptSizer.of(client), monotonic()
+        watching, end = asyncio.create_task(_watch(pid, tally)), began + seconds
+        await asyncio.gather(*(_client(client, sizer, args, number, end, tally) for number in range(args.clients)))
+        watching.cancel()
+        tally.seconds = monotonic() - began
+        with contextlib.suppress(BenchError, aiohttp.ClientError):  # another's server, or one that has ended
+            tally.preemptions = await gauge(client, PREEMPTIONS)
+
+    if arm.command is None:
+        asyncio.run(arm.work(arm.url, sampling(args), lambda client: work(client, None)))
+        return tally
+    port = free_port()
+    with Server(arm.command(port), port) as server:
+        asyncio.run(arm.work(server.url, sampling(args), lambda client: work(client, server.pid)))
+    return tally
+
+
+async def _client(
+    client: Client, sizer: PromptSizer, args: argparse.Namespace, number: int, end: float, tally: Tally
+) -> None:
+    """One question after the other until the time is over."""
+    rng = random.Random(f"client {number}")
+    history: list[tuple[Query, str]] = []
+    length = 0  # of that history, tokens
+    while monotonic() < end:
+        if rng.random() > GOES_ON or length + SHORTEST > args.longest:
+            history, length = [], 0
+        query = sizer.query(f"more {rng.random()}", SHORTEST) if history else _query(rng, sizer, args.longest)
+        asked = replace(client.sampling, max_tokens=rng.randint(1, args.output))
+        asking = asyncio.create_task(client.ask(query, tuple(history), sampling=asked))
+        if rng.random() < LEAVES:
+            await asyncio.wait({asking}, timeout=rng.uniform(0.1, 8.0))
+            if not asking.done():
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+                tally.left += 1
+                continue
+        result = await asking
+        if error := _problem(result, asked.max_tokens):
+            tally.errors[error] += 1
+            print(f"  failed: {error}", file=sys.stderr, flush=True)
+            await asyncio.sleep(PAUSE)
+        else:
+            tally.finished += 1
+            tally.results.append(result)
+            history.append((query, result.text))
+            length = result.prompt_tokens + result.completion_tokens
+
+
+def _problem(result: Result, wanted: int) -> str | None:
+    """What is wrong with an answer that should be `wanted` tokens long; more than one final event is an error already."""
+    if result.error is not None:
+        return result.error
+    if result.completion_tokens != wanted:
+        return f"{result.completion_tokens} tokens instead of {wanted}"
+    return None if result.finish_reason == "length" else f"finish reason {result.finish_reason} instead of length"
+
+
+def _query(rng: random.Random, sizer: PromptSizer, longest: int) -> Query:
+    """Of any length; one in two begins with a text that others begin with, too."""
+    length = round(SHORTEST * (longest / SHORTEST) ** rng.random())
+    if rng.random() < 0.5:
+        shared = sizer.query(f"shared {rng.randrange(SHARED)}", longest).question.split()
+        own = sizer.query(f"own {rng.random()}", SHORTEST).question
+        words = max(0, round((length - SHORTEST) / sizer.per_word))
+        return Query("stress", 1, " ".join([*shared[:words], own]))
+    return sizer.query(f"alone {rng.random()}", length)
+
+
+async def _watch(pid: int | None, tally: Tally) -> None:
+    page = os.sysconf("SC_PAGE_SIZE") / 2**20
+    while pid is not None and (status := Path(f"/proc/{pid}/statm")).exists():
+        tally.memory.append(int(status.read_text().split()[1]) * page)
+        print(f"  {tally.finished} finished, {tally.memory[-1]:.0f} MiB", file=sys.stderr, flush=True)
+        await asyncio.sleep(SAMPLE)
+
+
+def _rates(tally: Tally) -> tuple[float, float]:
+    return tally.finished / tally.seconds if tally.seconds else float("nan"), tally.preemptions
+
+
+def _memory(samples: list[float]) -> list[float]:
+    return [samples[round(at * (len(samples) - 1))] if samples else float("nan") for at in OFFSETS]

@@ -1,0 +1,60 @@
+"""A conversation as the server lays it out: ChatML, documents in front of the question, each piece tokenised alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ..vocabulary import IM_END, IM_START
+from .world.conversation import Conversation, Turn
+
+
+class Source(Enum):
+    """Where a piece comes from. Only the template's pieces hold special tokens."""
+
+    TEMPLATE = 0
+    CONTENT = 1
+    ANSWER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that is tokenised on its own. sort: of an answer, what kind of question it answers."""
+
+    text: str
+    source: Source
+    sort: str = ""
+
+
+def pieces(conversation: Conversation) -> Iterator[Piece]:
+    """The conversation in order. A test holds this against what the server builds, token by token."""
+    start = IM_START
+    if conversation.system:
+        yield Piece(f"{IM_START}system\n", Source.TEMPLATE)
+        yield Piece(conversation.system, Source.CONTENT)
+        start = f"{IM_END}\n{IM_START}"
+    for turn in conversation.turns:
+        yield Piece(f"{start}user\n", Source.TEMPLATE)
+        for text in _contents(turn):
+            yield Piece(text, Source.CONTENT)
+        yield Piece(f"{IM_END}\n{IM_START}assistant\n", Source.TEMPLATE)
+        yield Piece(turn.answer, Source.ANSWER, "located" if turn.located and turn.sort == "plain" else turn.sort)
+        start = f"{IM_END}\n{IM_START}"
+
+
+def _contents(turn: Turn) -> Iterator[str]:
+    for page in turn.documents:
+        title = f" {page.title}" if page.title else ""
+        yield f"[{page.id}]{title}\n{page.text}\n\n"
+    if turn.above:
+        yield "".join(f"See [{name}] above.\n" for name in turn.above) + "\n"
+    if turn.rank and (hint := _order_hint([page.id for page in turn.documents], turn.rank)):
+        yield hint
+    yield turn.question
+
+
+def _order_hint(order: Sequence[str], rank: Sequence[str]) -> str:
+    """As many of the ranking's first ids as it takes to tell it, for documents that stand in this order."""
+    named = next(n for n in range(len(rank) + 1) if [name for name in order if name not in rank[:n]] == list(rank[n:]))
+    return f"Most relevant: {' > '.join(rank[:named])}\n\n" if named else ""

@@ -1,0 +1,240 @@
+"""From the messages of a request to the parts of a prompt."""
+
+from __future__ import annotations
+
+import itertools
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...models.chat import ChatTemplate, Piece, TemplateError
+from ...models.model import Model
+from ...ordering.document import Document, DocumentError, parse_documents
+from ...ordering.prompt import document_text, location_hint
+from ...slots.radix import NO_TOKENS
+from ..errors import RequestError, too_long
+from ..wire import ChatRequest, Options
+from .conversations import Origin
+from .history import Chat, Entry, History, go_on
+from .parts import DocumentSet, Fixed
+from .prompt import ChatPrompt
+from .threads import PromptThreads
+from .tokens import AnswerMemory, TokenCache
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+NEXT_TURN = {"role": "user", "content": "?"}  # stands for whatever a user will say
+
+
+class PromptBuilder:
+    """Renders, cuts and tokenises. Safe from several threads; `threads` are there for it.
+
+    text_threads: for texts of any length that become no prompt.
+
+    limit: tokens that a prompt and its answer may have. order, hint, dedup: what a request that does not say gets.
+    room: bytes of requests that may wait for each of the threads.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        template: ChatTemplate,
+        answers: AnswerMemory,
+        limit: int,
+        order: str,
+        hint: bool,
+        dedup: str,
+        room: int,
+    ) -> None:
+        self._model, self._template, self._answers, self._limit = model, template, answers, limit
+        self._order, self._hint, self._dedup = order, hint, dedup
+        self._tokens = TokenCache(model.tokenize)
+        self.threads, self.text_threads = PromptThreads(room), PromptThreads(room)
+
+    def close(self) -> None:
+        self.threads.close()
+        self.text_threads.close()
+
+    def text(self, prompt: str | list[Any]) -> ChatPrompt:
+        """A prompt that is text, control tokens included, or token ids. Raises RequestError."""
+        if isinstance(prompt, list):
+            return ChatPrompt([Fixed(self._ids(prompt), "the prompt")])
+        self._check_size([prompt])
+        return ChatPrompt([Fixed(self._model.tokenize(prompt, special=True, begin=True), "the prompt")])
+
+    def chat(self, request: ChatRequest, origin: Origin | None = None, open_turn: bool = False) -> Chat:
+        """A chat with documents. Raises RequestError.
+
+        origin: what it goes on from. open_turn: documents of the last message, a user's, are still to come, so what
+        follows them is left out.
+        """
+        remembered, kind = (origin.entries, origin.kind) if origin else ((), "whole")
+        history = go_on(request.messages, _documents(request), remembered, kind)
+        try:
+            return self._chat(history, request, open_turn)
+        except TemplateError as error:
+            raise RequestError(str(error), param="messages") from None
+
+    def ahead(self, request: ChatRequest, entries: Sequence[Entry]) -> ChatPrompt | None:
+        """What any next turn after `entries` begins with, up to its user's message; None where that cannot be said."""
+        messages = [*(entry.message for entry in entries), NEXT_TURN]
+        try:
+            parts = self._chat(History(messages, {}, entries), request).prompt.parts
+        except (TemplateError, RequestError):
+            return None
+        next_turn = _label(len(entries), NEXT_TURN)
+        known = list(itertools.takewhile(lambda part: not isinstance(part, Fixed) or part.label != next_turn, parts))
+        return ChatPrompt(known) if len(known) < len(parts) else None
+
+    def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> Chat:
+        """Raises TemplateError, and RequestError for documents that the template leaves out."""
+        messages = history.messages
+        if "tools" in request.chat_template_kwargs:
+            where = "chat_template_kwargs.tools"
+            raise RequestError(f"{where}: tools are a field of the request itself", param=where)
+        pieces = self._template.pieces(messages, tools=request.tools, **request.chat_template_kwargs)
+        self._check_size(piece.text for piece in pieces)
+        sets = self._document_sets(history, request)
+        entries = [
+            *history.kept,
+            *(
+                Entry.of(messages[at], tuple(document.key for document in history.documents.get(at, ())), sets.get(at))
+                for at in range(len(history.kept), len(messages))
+            ),
+        ]
+        parts: list[Fixed | DocumentSet] = []
+        if len(begin := self._model.tokenizer.begin) and not _begins(pieces):
+            parts.append(Fixed(begin, "the chat template", ends=False))
+        end = len(messages) - 1 if open_turn else None
+        for piece in pieces:
+            if piece.message is not None and piece.message == end:
+                break
+            if piece.message is None:
+                parts.append(self._template_text(piece, request.cache_scope, first=not parts))
+                continue
+            if shown := sets.pop(piece.message, None):
+                parts.append(shown)
+            parts.append(self._content(piece, messages[piece.message], entries[piece.message].sampled, request.cache_scope))
+        if sets:
+            at = next(iter(sets)) - history.shift
+            raise RequestError(
+                f"the chat template leaves out messages[{at}], which has documents", param=f"messages[{at}].documents"
+            )
+        return Chat(self._fitting(parts), tuple(entries), len(history.kept))
+
+    def _fitting(self, parts: Sequence[Fixed | DocumentSet]) -> ChatPrompt:
+        """The prompt; without hints of a ranking where it has no room for them."""
+        prompt = ChatPrompt(parts)
+        if prompt.num_tokens < self._limit:
+            return prompt
+        return ChatPrompt([part.without_hint() if isinstance(part, DocumentSet) else part for part in parts])
+
+    def _check_size(self, texts: Iterable[str]) -> None:
+        """Refuse what is too long even if all its tokens are the longest there are, before it is tokenised."""
+        least = sum(len(text.encode("utf-8", "replace")) for text in texts) // self._model.tokenizer.longest
+        if least >= self._limit:
+            raise too_long(least, self._limit, at_least=True)
+
+    def _ids(self, prompt: list[Any]) -> np.ndarray:
+        most = self._model.num_vocab - 1
+        for at, token in enumerate(prompt):
+            if type(token) is not int or not 0 <= token <= most:
+                raise RequestError(
+                    f"prompt[{at}] is {reprlib.repr(token)}: expected a token id from 0 to {most}", param=f"prompt[{at}]"
+                )
+        return np.array(prompt, np.int32)
+
+    def _template_text(self, piece: Piece, scope: str, first: bool) -> Fixed:
+        if piece.is_plain:
+            return Fixed(self._tokens(scope, piece.text), "the chat template", ends=False)
+        begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
+        return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
+
+    def _content(self, piece: Piece, message: Mapping[str, Any], sampled: np.ndarray | None, scope: str) -> Fixed:
+        """A message's text; an answer of ours as it was sampled. Control tokens in it are just text."""
+        tokens = None
+        if message["role"] == "assistant":
+            # The template may have changed the text: the ids that were sampled spell all of it or nothing.
+            is_whole = sampled is not None and piece.text == message["content"]
+            tokens = sampled if is_whole else self._answers.recall(scope, piece.text)
+        assert piece.message is not None
+        return Fixed(self._tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, message))
+
+    def _document_sets(self, history: History, options: Options) -> dict[int, DocumentSet]:
+        """The documents of each message that has some: of those that are kept as they stood, of the others new."""
+        sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
+        held: set[str] | None = None
+        if (options.dedup or self._dedup) == "auto":
+            held = {key for shown in sets.values() for key in shown.keys}
+        new = {at: self._document_set(given, options, held) for at, given in sorted(history.documents.items()) if given}
+        return sets | new
+
+    def _document_set(self, given: tuple[Document, ...], options: Options, held: set[str] | None) -> DocumentSet:
+        """held: keys of the documents of earlier turns, which are not shown again (RAGBoost, 5.4); None to show all."""
+        hint = self._hint if options.order_hint is None else options.order_hint
+        tokenize = partial(self._tokens, options.cache_scope)
+        repeated = tuple(document.id for document in given if held and document.key in held)
+        documents = tuple(document for document in given if not held or document.key not in held)
+        if held is not None:
+            held.update(document.key for document in documents)
+        texts = list(map(document_text, documents))
+        self._check_size(texts)
+        return DocumentSet(
+            documents,
+            tuple(map(tokenize, texts)),
+            options.document_order or self._order,
+            tokenize if hint else None,
+            repeated,
+            tokenize(location_hint(repeated)) if repeated else NO_TOKENS,
+            keep_first=options.keep_first,
+            keep_last=options.keep_last,
+        )
+
+
+def _documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
+    """The documents of each message that says which it has; also checks the messages themselves. Raises RequestError."""
+    if not request.messages:
+        raise RequestError("messages is empty: expected at least one", param="messages")
+    found: dict[int, tuple[Document, ...]] = {}
+    for at, message in enumerate(request.messages):
+        where = f"messages[{at}]"
+        if message.get("role") not in ROLES:
+            expected, got = ", ".join(ROLES), reprlib.repr(message.get("role"))
+            raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
+        if not isinstance(message.get("content"), str | list | None):
+            raise RequestError(f"{where}.content: expected a text or a list of parts", param=f"{where}.content")
+        given = message.get("documents")
+        if given and message["role"] != "user":
+            raise RequestError(f"{where}.documents: only user messages have documents", param=f"{where}.documents")
+        if given is not None:
+            found[at] = _parsed(given, f"{where}.documents")
+    if request.documents is None:
+        return found
+    last = max((at for at, message in enumerate(request.messages) if message["role"] == "user"), default=None)
+    if last is None and request.documents:
+        raise RequestError("documents belong to the last user message, and there is none", param="documents")
+    if last is not None:
+        if found.get(last) and request.documents:
+            raise RequestError(f"documents and messages[{last}].documents: give one of them", param="documents")
+        found[last] = found.get(last) or _parsed(request.documents, "documents")
+    return found
+
+
+def _begins(pieces: Sequence[Piece]) -> bool:
+    """Whether what comes first is the template's, and so brings BOS or has it put in front."""
+    return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
+
+
+def _label(at: int, message: Mapping[str, Any]) -> str:
+    return f"message {at} ({message['role']})"
+
+
+def _parsed(values: Any, where: str) -> tuple[Document, ...]:
+    if not isinstance(values, list):
+        raise RequestError(f"{where}: expected a list", param=where)
+    try:
+        return parse_documents(values, where)
+    except DocumentError as error:
+        raise RequestError(str(error), param=error.where) from None

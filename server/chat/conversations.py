@@ -1,0 +1,217 @@
+"""Conversations that are remembered, so that a client need only send what is new: bounded in number, bytes and age.
+
+A conversation is all answers that go on from each other; one that two requests go on from branches. What it holds of an
+answer is its whole history, which branches share. Scopes never meet.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from sys import getsizeof
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+from ...slots.scope import MAX_NAME
+from ..errors import RequestError
+from ..wire import ChatRequest
+from .history import Entry
+
+logger = logging.getLogger("slotcache.conversations")
+OVERHEAD = 1000  # bytes that a conversation takes beside its answers, about
+ANSWER = 300  # and an answer, beside its history
+SHARE = 50  # and a message, beside itself: that it is counted once
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Conversation:
+    """One conversation, from its first request on. answers: the history up to and with each, by its id; none before the
+    first has ended, and none when the store has let go of it. head: the answer that `conversation` goes on from. used:
+    when, on the store's clock. num_bytes: of memory."""
+
+    scope: str
+    id: str
+    created: float = field(default_factory=time.time)
+    used: float = 0.0
+    answers: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
+    head: str = ""
+    num_bytes: int = 0
+    forgotten: bool = False
+    _entries: set[Entry] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def add(self, answer: str, entries: tuple[Entry, ...], is_head: bool) -> None:
+        """Take over a finished answer."""
+        new = [entry for entry in entries if entry not in self._entries]
+        self._entries.update(new)
+        self.num_bytes += ANSWER + getsizeof(entries) + sum(SHARE + entry.num_bytes for entry in new)
+        self.answers[answer] = entries
+        if is_head or not self.head:
+            self.head = answer
+
+    def clear(self) -> None:
+        """Let go of all answers."""
+        self.answers, self._entries, self.head = {}, set(), ""
+        self.num_bytes = OVERHEAD + getsizeof(self.scope) + getsizeof(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a request goes on from, as it was when the request came.
+
+    answer: that it goes on from, empty where the conversation is new. branches: it was named by that answer, and not by
+    the conversation. stores: whether the new answer shall be remembered.
+    """
+
+    conversation: Conversation
+    kind: Literal["auto", "whole", "new"] = "auto"
+    answer: str = ""
+    entries: tuple[Entry, ...] = ()
+    branches: bool = False
+    stores: bool = False
+
+    @property
+    def id(self) -> str:
+        """Of the conversation."""
+        return self.conversation.id
+
+
+class Conversations:
+    """The store. Not thread-safe: the event loop's. max_age: seconds since the last use; 0 for no end. clock: in seconds."""
+
+    def __init__(self, max_number: int, max_bytes: int, max_age: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_bytes = 0
+        self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
+        self._held: OrderedDict[tuple[str, str], Conversation] = OrderedDict()  # the least recently used first
+        self._known: WeakValueDictionary[tuple[str, str], Conversation] = WeakValueDictionary()  # and those under way
+        self._by_answer: dict[tuple[str, str], Conversation] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    # ---- ask -------------------------------------------------------------------------------------------------------
+
+    def find(self, scope: str, id: str) -> Conversation | None:
+        """A conversation that is remembered, by its id."""
+        self._expire()
+        return self._held.get((scope, id))
+
+    # ---- act -------------------------------------------------------------------------------------------------------
+
+    def origin(self, asked: ChatRequest, caches: bool) -> Origin | None:
+        """What a chat goes on from; None for one that has nothing to do with conversations.
+
+        caches: whether it may leave anything behind. Raises RequestError: 404 for an answer that is not remembered.
+        """
+        scope, stores = asked.cache_scope, caches and asked.store is not False
+        if asked.previous_response_id is not None:
+            if asked.conversation is not None:
+                raise RequestError("conversation and previous_response_id: give one of them", param="previous_response_id")
+            return self._after_answer(scope, asked.previous_response_id, stores)
+        if asked.conversation is None:
+            new = f"conv-{secrets.token_hex(12)}"
+            return Origin(self._begin(scope, new), stores=True) if asked.store and stores else None
+        name, kind = _named(asked)
+        conversation = self.find(scope, name)
+        if conversation is None:
+            return Origin(self._begin(scope, name), kind, stores=stores)
+        self._use(conversation)
+        head = conversation.head
+        return Origin(conversation, kind, head, conversation.answers[head], False, stores)
+
+    def remember(self, origin: Origin, answer: str, entries: tuple[Entry, ...]) -> bool:
+        """An answer is whole; whether it is remembered now.
+
+        By `conversation` the one that ends last is gone on from. By `previous_response_id` it is only where the answer
+        that it goes on from was; else it is a branch, which its own id finds.
+        """
+        conversation = origin.conversation
+        if not origin.stores or conversation.forgotten:
+            return False
+        key = (conversation.scope, conversation.id)
+        before = conversation.num_bytes if key in self._held else 0
+        conversation.add(answer, entries, not origin.branches or conversation.head == origin.answer)
+        self._held[key] = conversation
+        self.num_bytes += conversation.num_bytes - before
+        self._by_answer[conversation.scope, answer] = conversation
+        self._use(conversation)
+        logger.debug(
+            "conversation %r: %s goes on from %s, %d messages, %d bytes",
+            conversation.id,
+            answer,
+            origin.answer or "nothing",
+            len(entries),
+            conversation.num_bytes,
+        )
+        self._expire()
+        if conversation.num_bytes > self._max_bytes:
+            self._leave(conversation, "alone it takes more than there is room for")
+        while self._held and (len(self._held) > self._max_number or self.num_bytes > self._max_bytes):
+            self._leave(next(iter(self._held.values())), "there is no room")
+        return key in self._held
+
+    def forget(self, scope: str, id: str) -> Conversation | None:
+        """Forget a conversation with all its answers; those under way will not be remembered. None: there was none."""
+        self._expire()
+        conversation = self._known.pop((scope, id), None)
+        if conversation is not None:
+            conversation.forgotten = True
+            if (scope, id) in self._held:
+                self._leave(conversation, "it was deleted")
+        return conversation
+
+    def _begin(self, scope: str, id: str) -> Conversation:
+        """The conversation of this id that requests have begun and that is not remembered yet, or no more."""
+        key = (scope, id)
+        if (begun := self._known.get(key)) is None:
+            begun = self._known[key] = Conversation(scope, id)
+        return begun
+
+    def _after_answer(self, scope: str, answer: str, stores: bool) -> Origin:
+        self._expire()
+        conversation = self._by_answer.get((scope, answer))
+        if conversation is None:
+            raise RequestError(
+                f"no answer {answer[:MAX_NAME]!r} is remembered in this cache_scope: send the whole history without "
+                "previous_response_id. Answers to requests with cache_prompt and conversation, previous_response_id or "
+                "store are remembered, until they are too old or too many",
+                status=404,
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        self._use(conversation)
+        return Origin(conversation, "auto", answer, conversation.answers[answer], True, stores)
+
+    def _use(self, conversation: Conversation) -> None:
+        conversation.used = self._clock()
+        self._held.move_to_end((conversation.scope, conversation.id))
+
+    def _expire(self) -> None:
+        oldest = self._clock() - self._max_age
+        while self._max_age and self._held and (first := next(iter(self._held.values()))).used < oldest:
+            self._leave(first, "it is too old")
+
+    def _leave(self, conversation: Conversation, why: str) -> None:
+        del self._held[conversation.scope, conversation.id]
+        for answer in conversation.answers:
+            del self._by_answer[conversation.scope, answer]
+        self.num_bytes -= conversation.num_bytes
+        logger.info("conversation %r leaves with %d answers: %s", conversation.id, len(conversation.answers), why)
+        conversation.clear()
+
+
+def _named(asked: ChatRequest) -> tuple[str, Any]:
+    """The conversation that a request names, and what its messages are. Raises RequestError."""
+    named = asked.conversation
+    id, kind = (named, "auto") if isinstance(named, str) else (named.id, named.history) if named else ("", "auto")
+    if not 0 < len(id) <= MAX_NAME:
+        raise RequestError(
+            f"the conversation's id has {len(id):,} characters: expected 1 to {MAX_NAME}", param="conversation"
+        )
+    return id, kind

@@ -1,0 +1,115 @@
+"""A prompt as parts, and its layout once its documents have an order.
+
+The order is chosen against the prefix tree as it is at that moment, over the whole conversation: an earlier turn's
+documents are placed as they were read then, because all that follows them is cached behind that order only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from ...ordering.document import Document
+from ...slots.node import Node
+from ...slots.request import Layout, PlacedDocument, Prompt
+from ...slots.scope import Scope
+from ...slots.tree import PrefixTree
+from .cached import CachedPrompt
+from .parts import DocumentSet, Fixed, Part
+
+
+class ChatPrompt:
+    """The parts of a prompt, in order. Satisfies `slots.request.Prompt`."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        self.num_tokens = sum(part.num_tokens for part in parts)
+        self._first_set = next((at for at, part in enumerate(parts) if isinstance(part, DocumentSet)), len(parts))
+
+    def arrange(self, tree: PrefixTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+        """Fix the order of every set of documents by what the tree holds and what waits, and join everything."""
+        layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
+        node = tree.roots.get(scope)
+        before: list[np.ndarray] = []  # tokens in front of the first set
+        previous: int | None = None  # the set before
+        order: Sequence[int] = ()
+        for index, part in enumerate(self.parts):
+            if isinstance(part, Fixed):
+                layout.add(part.tokens, part.label, part.ends)
+                before.append(part.tokens)
+                continue
+            if node and previous is not None:
+                node, _ = cached.end(previous, node, order)
+            elif node:
+                node = _follow(tree, node, before)
+            order = cached.order(index, node, self._sharing(waiting, index)) if part.order is None else part.order
+            for at in order:
+                layout.add_document(part.documents[at], part.tokens[at])
+                node = node and node.documents.get(part.keys[at])
+            hint = part.hint_tokens(order)
+            layout.add(hint, "the hints", ends=False)
+            layout.repeat(part.repeated)
+            previous = index
+        return layout.build()
+
+    def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
+        """Keys of the documents that other prompts have where this one has part `index`, if all before it is the same.
+
+        Only the first documents of a prompt can stand behind the same tokens whatever their order.
+        """
+        if index != self._first_set:
+            return []
+        alike = (prompt for prompt in waiting if isinstance(prompt, ChatPrompt) and prompt._first_set == index)
+        others = (other for other in alike if index < len(other.parts))
+        same = (other.parts[index] for other in others if all(map(_is_same_text, self.parts[:index], other.parts[:index])))
+        return [part.key_set for part in same if isinstance(part, DocumentSet)]
+
+
+def _follow(tree: PrefixTree, node: Node, runs: Sequence[np.ndarray]) -> Node | None:
+    """The node that ends exactly where `runs` end behind `node`, if there is one."""
+    if not runs:
+        return node
+    return tree.match_from(node, np.concatenate(runs)).exact_end
+
+
+def _is_same_text(one: Part, other: Part) -> bool:
+    return isinstance(one, Fixed) and isinstance(other, Fixed) and np.array_equal(one.tokens, other.tokens)
+
+
+class _LayoutBuilder:
+    """Joins parts and keeps count of where they stand."""
+
+    def __init__(self) -> None:
+        self._tokens: list[np.ndarray] = []
+        self._stops: list[int] = []
+        self._documents: list[PlacedDocument] = []
+        self._segments: list[tuple[int, str]] = []
+        self._repeated: list[str] = []
+        self._length = 0
+
+    def add(self, tokens: np.ndarray, label: str, ends: bool) -> None:
+        if not len(tokens):
+            return
+        self._tokens.append(tokens)
+        self._length += len(tokens)
+        self._segments.append((self._length, label))
+        if ends:
+            self._stops.append(self._length)
+
+    def add_document(self, document: Document, tokens: np.ndarray) -> None:
+        start = self._length
+        self.add(tokens, f"document {document.id}", ends=True)
+        self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
+
+    def repeat(self, ids: Sequence[str]) -> None:
+        self._repeated += ids
+
+    def build(self) -> Layout:
+        return Layout(
+            np.concatenate(self._tokens),
+            tuple(self._stops),
+            tuple(self._documents),
+            tuple(self._segments),
+            tuple(self._repeated),
+        )

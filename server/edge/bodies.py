@@ -1,0 +1,66 @@
+"""The bodies of requests on their way in: how long each may be, how fast it must be, and what all may take together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from ..errors import RequestError
+
+FREE = 64 << 10  # bytes of each body that are not counted: uvicorn holds as many for a connection anyway
+LARGEST = 4  # bodies of the largest size that may be unfinished at a time
+
+
+@dataclass(slots=True)
+class Bodies:
+    """Reads bodies. Not thread-safe: the event loop's.
+
+    most: bytes of one. room: bytes that unfinished ones may still take. patience: seconds that may pass without a byte.
+    rate: bytes a second that must come, once `patience` has passed.
+    """
+
+    most: int
+    room: int
+    patience: float = 30.0
+    rate: float = 10_000.0
+
+    @classmethod
+    def up_to(cls, most: int) -> Bodies:
+        """Bodies of at most so many bytes each."""
+        return cls(most, LARGEST * most)
+
+    async def read(self, request: Request) -> bytes:
+        """A whole body. Raises RequestError: 408 too slow, 413 too long, 503 too much at a time; ClientDisconnect."""
+        body, counted = bytearray(), 0
+        try:
+            async for chunk in self._chunks(request):
+                body += chunk
+                more = max(len(body) - FREE, 0) - counted
+                if len(body) > self.most:
+                    raise RequestError(f"the body is larger than {self.most:,} bytes, the server's --max-body", status=413)
+                if more > self.room:
+                    raise RequestError("too many large bodies are on their way: try again", status=503, retry_after=1)
+                self.room -= more
+                counted += more
+            return bytes(body)
+        finally:
+            self.room += counted
+
+    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
+        """A body piece by piece, each in time."""
+        chunks, clock, length = request.stream(), asyncio.get_running_loop().time, 0
+        began = clock()
+        while True:
+            try:
+                async with asyncio.timeout_at(self.patience + min(clock(), began + length / self.rate)):
+                    chunk = await anext(chunks)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                late = f"the body did not arrive: {length:,} bytes came in {clock() - began:.0f} s"
+                raise RequestError(late, status=408, headers={"Connection": "close"}) from None
+            length += len(chunk)
+            yield chunk

@@ -1,0 +1,117 @@
+"""Who may ask: with the key, by a name that is this server's, and from which web pages.
+
+The key is for people. The two others are for browsers, in which any page may send requests to localhost: by a name of its
+own that suddenly means this machine (DNS rebinding), which `Host` shows, or across origins, which `Origin` shows. Programs
+send no Origin and are not asked for one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import RequestError
+from ..routes.http import refusal
+from ..settings import Settings
+
+OPEN_PATHS = ("/health", "/v1/health")  # for everyone: they tell nothing, and probes come by any address
+ANY, JSON = "*", "application/json"
+
+
+class Gate:
+    """Answers 401, 403 and 415 in front of all routes but those of OPEN_PATHS."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app, self._key = app, settings.api_key
+        self._names = names(settings.host) | listed(settings.allowed_hosts)
+        self._any_address = _is_wildcard(settings.host)
+        self._origins = listed(settings.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                self._check(scope["method"], Headers(scope=scope))
+            except RequestError as error:
+                await refusal(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, method: str, headers: Headers) -> None:
+        """Raises RequestError."""
+        host = headers.get("host", "").lower()
+        if host and not self._is_ours(host):
+            raise RequestError(
+                f"this server is not called {host[:80]!r}: --allowed-hosts names hosts that it is", status=403
+            )
+        self._check_page(method, headers, host)
+        if self._key and not secrets.compare_digest(_bearer(headers), self._key.encode()):
+            raise RequestError(
+                "expected `Authorization: Bearer <key>` with the server's --api-key",
+                status=401,
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _is_ours(self, host: str) -> bool:
+        if ANY in self._names or (name := _name(host)) in self._names:
+            return True
+        try:
+            address = ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or self._any_address
+
+    def _check_page(self, method: str, headers: Headers, host: str) -> None:
+        """Refuse what a page of another origin sent. What it may only send to look at (GET) does no harm, unread."""
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin is None:
+            foreign = site == "cross-site" and method not in ("GET", "HEAD")
+        else:
+            foreign = not self._may_ask(origin.lower(), host)
+        if foreign:
+            page = "other sites" if origin is None else origin[:80]
+            raise RequestError(f"pages of {page} may not ask: --cors-origins names origins that may", status=403)
+        # Browsers ask leave (a preflight) before a page sends JSON elsewhere, not before text or a form: so from a page it
+        # must be JSON. `curl -d` says that it sends a form, and means JSON: a program is taken at its body.
+        kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        if (origin or site) and kind != JSON and not kind.endswith("+json"):
+            raise RequestError(f"the body is {kind[:80]}: expected {JSON} from a page", status=415)
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        own = bool(host) and origin.partition("://")[2] == host
+        return own or not self._origins.isdisjoint({origin, ANY})
+
+
+def names(host: str) -> frozenset[str]:
+    """The names of a server that listens on `host`."""
+    usual = {"localhost", host.strip("[]").lower()}
+    return frozenset(usual | {socket.gethostname().lower()} if _is_wildcard(host) else usual)
+
+
+def listed(setting: str) -> frozenset[str]:
+    """A setting that holds several values, with commas between them."""
+    return frozenset(filter(None, (value.strip().lower().rstrip("/") for value in setting.split(","))))
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return not host
+
+
+def _name(host: str) -> str:
+    """A Host header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdecimal() else host).rstrip(".")
+
+
+def _bearer(headers: Headers) -> bytes:
+    """The key that a request carries, as it was sent."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""

@@ -1,0 +1,54 @@
+"""The routes that show and forget a conversation that is remembered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..chat.conversations import Conversation
+from ..errors import RequestError
+from .http import Json, scope_of, service_of
+
+
+async def show(request: Request) -> Response:
+    """A conversation (`?scope=`) up to the answer that it goes on from, and the ids of all its answers."""
+    id, scope = request.path_params["id"], scope_of(request)
+    conversation = service_of(request).conversations.find(scope, id)
+    if conversation is None:
+        raise _unknown(id)
+    return Json(_shown(conversation))
+
+
+async def forget(request: Request) -> Response:
+    """Forget a conversation with all its answers."""
+    id, scope = request.path_params["id"], scope_of(request)
+    if service_of(request).conversations.forget(scope, id) is None:
+        raise _unknown(id)
+    return Json({"id": id, "object": "conversation.deleted", "deleted": True, "scope": scope})
+
+
+def _unknown(id: str) -> RequestError:
+    return RequestError(
+        f"no conversation {id!r} is remembered in this scope: expected the id of one that has an answer, and ?scope= as its "
+        "cache_scope",
+        status=404,
+        param="id",
+        code="conversation_not_found",
+    )
+
+
+def _shown(conversation: Conversation) -> dict[str, Any]:
+    entries = conversation.answers[conversation.head]
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": int(conversation.created),
+        "scope": conversation.scope,
+        "bytes": conversation.num_bytes,
+        "turns": sum(entry.role == "user" for entry in entries),
+        "last_response_id": conversation.head,
+        "response_ids": list(conversation.answers),
+        "messages": [entry.public() for entry in entries],
+    }

@@ -1,0 +1,87 @@
+"""`GET /openapi.json`: the routes with the bodies they take, made from the app's routes and the wire's structs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...slots.scope import MAX_NAME
+from ..wire import ChatRequest, CompletionRequest, OrderRequest, SpeculateRequest, WarmRequest
+from .http import Json
+from .slots import ACTIONS, FileName
+from .tokenize import DetokenizeRequest, TokenizeRequest
+
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/completion": CompletionRequest,
+    "/completions": CompletionRequest,
+    "/v1/cache/warm": WarmRequest,
+    "/v1/documents/order": OrderRequest,
+    "/v1/speculate": SpeculateRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+    "/apply-template": ChatRequest,
+    "/slots/{id}": FileName,
+}
+NAME = {"type": "string", "maxLength": MAX_NAME}
+QUERIES: dict[tuple[str, str], dict[str, Any]] = {
+    ("GET", "/v1/cache"): {"scope": NAME},
+    ("DELETE", "/v1/cache"): {"scope": NAME},
+    ("GET", "/v1/conversations/{id}"): {"scope": NAME},
+    ("DELETE", "/v1/conversations/{id}"): {"scope": NAME},
+    ("DELETE", "/v1/speculate"): {"scope": NAME, "id": NAME},
+    ("POST", "/slots/{id}"): {"action": {"type": "string", "enum": ACTIONS}},
+}
+
+
+async def show(request: Request) -> Response:
+    """The document, as this server's routes are."""
+    return Json(document(route for route in request.app.routes if isinstance(route, Route)))
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """OpenAPI 3.1 of some routes."""
+    _, components = msgspec.json.schema_components(set(BODIES.values()), ref_template="#/components/schemas/{name}")
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = route.path.replace(":path}", "}")
+        for method in (route.methods or set()) - {"HEAD"}:
+            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "slotcache", "version": _version()},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
+    said = (route.endpoint.__doc__ or route.name.replace("_", " ")).strip().splitlines()[0]
+    places = [("path", name, {"type": "string"}) for name in route.param_convertors]
+    places += [("query", name, schema) for name, schema in QUERIES.get((method, path), {}).items()]
+    operation: dict[str, Any] = {
+        "summary": said,
+        "parameters": [
+            {"in": place, "name": name, "schema": schema, "required": place == "path"} for place, name, schema in places
+        ],
+        "responses": {"200": {"description": "what was asked"}, "default": {"description": "an error, in OpenAI's shape"}},
+    }
+    if method == "POST":
+        reference = {"$ref": f"#/components/schemas/{BODIES[path].__name__}"}
+        operation["requestBody"] = {"content": {"application/json": {"schema": reference}}, "required": True}
+    return operation
+
+
+def _version() -> str:
+    try:
+        return version("slotcache")
+    except PackageNotFoundError:
+        return "0"

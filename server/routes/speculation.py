@@ -1,0 +1,50 @@
+"""Turns that are opened before their search is done (RAGCache, section 5.3: dynamic speculative pipelining).
+
+Whoever searches in stages sends the messages at once and the documents of each stage; the server computes what it would
+need for them while it has nothing else to do. A later stage takes the place of the one before, and what both begin with
+stays. The chat completion with the final documents finds in the cache what was right; what was wrong is in nobody's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...slots.scope import MAX_NAME
+from ..errors import RequestError
+from ..wire import SpeculateRequest
+from .chat import built
+from .http import Json, asked_of, scope_of, service_of
+
+
+async def speculate(request: Request) -> Response:
+    """Compute the system prompt, the history and the documents so far, if the server is idle."""
+    service = service_of(request)
+    asked = await asked_of(request, SpeculateRequest)
+    if service.open:
+        return _answer(asked, "skipped")
+    asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
+    last = asked.messages[-1] if asked.messages else {}
+    is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
+    chat = await built(request, service, service.builder.chat, asked, service.origin(asked), is_open)
+    started = await asyncio.wrap_future(service.ahead(("speculation", asked.id), chat.prompt, asked))
+    if not started:
+        service.go_on_idly()
+    return _answer(asked, "started" if started else "skipped")
+
+
+async def forget(request: Request) -> Response:
+    """Stop: the turn will not come (`?id=`, `?scope=`)."""
+    service, query = service_of(request), request.query_params
+    scope, name = scope_of(request), query.get("id", "default")
+    if len(name) > MAX_NAME:
+        raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_NAME}", param="id")
+    dropped = await asyncio.wrap_future(service.engine.drop_background((scope, ("speculation", name))))
+    service.go_on_idly()
+    return Json({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
+
+
+def _answer(asked: SpeculateRequest, state: str) -> Response:
+    return Json({"object": "speculation", "id": asked.id, "state": state})

@@ -1,0 +1,76 @@
+"""The routes between text and tokens, as llama-server has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...models.model import Model
+from ...slots.scope import Scope
+from ..errors import RequestError
+from ..wire import ChatRequest
+from .chat import built, in_threads
+from .http import Json, asked_of, service_of
+from .reply import encode
+
+PIECE = 50_000  # tokens
+
+
+class TokenizeRequest(msgspec.Struct):
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class DetokenizeRequest(msgspec.Struct):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+
+
+async def tokenize(request: Request) -> Response:
+    service = service_of(request)
+    asked = await asked_of(request, TokenizeRequest)
+    wanted = (asked.content, asked.parse_special, asked.add_special)
+    tokens = await in_threads(request, service.builder.text_threads, service.model.tokenize, *wanted)
+    return Json(await asyncio.to_thread(_listed, tokens))
+
+
+async def detokenize(request: Request) -> Response:
+    service = service_of(request)
+    asked = await asked_of(request, DetokenizeRequest)
+    return Json(await in_threads(request, service.builder.text_threads, _text, service.model, asked.tokens))
+
+
+async def apply_template(request: Request) -> Response:
+    """What a chat would be as one prompt, its documents in the order they would have now."""
+    service = service_of(request)
+    asked = await asked_of(request, ChatRequest)
+    chat = await built(request, service, service.builder.chat, asked, service.origin(asked))
+    tree = service.engine.scheduler.tree
+    scope = Scope.shared(asked.cache_scope)
+    layout = await asyncio.wrap_future(service.engine.ask(lambda: chat.prompt.arrange(tree, scope)))
+    return Json(await built(request, service, _prompt, service.model, layout.tokens))
+
+
+# ---- answers, which may be as long as a body: made in a thread ----------------------------------------------------------
+
+
+def _listed(tokens: np.ndarray) -> bytes:
+    """Piece by piece: while one is encoded, every other thread waits."""
+    pieces = (encode(tokens[at : at + PIECE].tolist())[1:-1] for at in range(0, len(tokens), PIECE))
+    return b'{"tokens":[' + b",".join(pieces) + b"]}"
+
+
+def _text(model: Model, tokens: list[int]) -> bytes:
+    """Raises RequestError for a token that there is not."""
+    if unknown := next((token for token in tokens if token >= model.num_vocab), None):
+        raise RequestError(f"tokens: {unknown} is not below {model.num_vocab}", param="tokens")
+    return encode({"content": model.detokenize(np.array(tokens, np.int32))})
+
+
+def _prompt(model: Model, tokens: np.ndarray) -> bytes:
+    return encode({"prompt": model.detokenize(tokens, special=True), "n_tokens": len(tokens)})

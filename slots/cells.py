@@ -1,0 +1,76 @@
+"""The cells of the pool: free, promised to those that run, to be had from idle KV, or lent to a step for its time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .request import Request
+from .swap import Moves, resident, set_aside
+from .tree import PrefixTree
+
+RUN = 50  # cells that take as long to move as it takes to move one run more
+
+
+class Room:
+    """Says whether a prompt fits, and makes room for it.
+
+    running: who runs, as the scheduler keeps it. idle_cells: most cells that may hold what nobody who runs needs.
+    aside_from: tokens that a step must compute to pay for moving all cells in use, if it sees none of them.
+    """
+
+    def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int, aside_from: float) -> None:
+        self._tree, self._running, self._idle_cells, self._aside_from = tree, running, idle_cells, aside_from
+        self.num_set_aside = 0  # tokens of others whose KV left the device for a step, ever
+        self._in_front: list[int] = []  # requests that got the first cells in the last such step
+
+    @property
+    def num_used(self) -> int:
+        """Cells in use: everything in the tree, and what is being generated."""
+        return self._tree.num_ready + sum(request.num_tail for request in self._running)
+
+    @property
+    def num_free(self) -> int:
+        return self._tree.num_cells - self.num_used
+
+    def fits(self, request: Request) -> bool:
+        """Whether a prompt fits beside what is running and has been promised. Alone, every accepted prompt fits."""
+        if not self._running:
+            return True
+        tree = self._tree
+        match = tree.match(request.scope, request.tokens[: request.num_tokens])
+        reclaimable = tree.num_reclaimable - match.evictable
+        promised = tree.num_pending + len(self._running) + tree.rest - 1  # it computes what is cached of its rest twice
+        return request.num_tokens - match.covered + promised < self.num_free + reclaimable
+
+    def reserve(self, num_cells: int) -> bool:
+        """Make room for so many more tokens by evicting what nobody is using."""
+        while self.num_free < num_cells:
+            if not self._tree.evict():
+                return False
+        return True
+
+    def spill_idle(self) -> None:
+        """Move idle KV to host memory until no more of it than is allowed slows the others."""
+        while self._tree.host.max_tokens and self._tree.num_reclaimable > self._idle_cells:
+            if not self._tree.evict():
+                return
+
+    def operations(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
+        """What is carried out before a step of so many tokens, and behind it: what the tree has decided, and the moves of
+        `set_aside` where they cost less than they save. computing: whom the step is for."""
+        moves, afterwards = self._set_aside(num_tokens, computing)
+        return self._tree.take_operations() + moves, afterwards  # in this order: copies for the host tier are among them
+
+    def _set_aside(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
+        tree, used = self._tree, self.num_used
+        background = all(request.background for request in computing)  # it must be possible to end it early
+        if background or num_tokens <= self._aside_from or used > tree.host.max_tokens:
+            return (), ()
+        runs, needed = list(resident(tree, self._running)), {request.sequence for request in computing}
+        foreign = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
+        foreign += sum(request.num_tail for request in self._running if request.sequence not in needed)
+        if foreign * num_tokens <= self._aside_from * (used + RUN * len(runs)):
+            return (), ()
+        self.num_set_aside += foreign
+        before, self._in_front = self._in_front, [request.id for request in computing]
+        return set_aside(tree, runs, self._running, computing, in_place=self._in_front == before)

@@ -1,0 +1,299 @@
+"""The disk tier: what the host tier holds, written behind, and found again when the server starts.
+
+A file is one record (see `slots.archive`), written aside and renamed, with checksums, so that a torn one is noticed. Files
+lie in a folder of the model and of every setting that changes the KV; all folders together stay within one bound. All of it
+runs in threads of its own: the engine only hands records over, and takes them. Two servers may share a folder: each looks at
+what the other has written and deleted before it writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..archive import Record
+from .fileindex import Entry, FileIndex
+from .folder import own_folder
+from .neighbours import Neighbours, changed_at, names, stock
+from .provenance import Provenance
+from .record import Torn, encode, file_name, open_file, read, read_path
+
+logger = logging.getLogger("slotcache.disk")
+MOST_PENDING = 512 << 20  # bytes that may wait to be written; what comes on top is not written
+STALE = 3600  # seconds after which a file that was never finished has no writer any more
+
+
+class DiskTier:
+    """Records in `root`, at most `max_bytes` of them. Raises FolderError if the folder cannot be used."""
+
+    def __init__(self, root: Path, max_bytes: int, made_by: Provenance) -> None:
+        self.folder = own_folder(own_folder(root, "--cache-dir") / made_by.folder, "--cache-dir")
+        self.max_bytes = max_bytes
+        self.num_written = self.num_refused = 0  # records; files
+        self._made_by = made_by
+        self._index, self._neighbours = FileIndex(), Neighbours(root, self.folder)
+        self._indexing = threading.Lock()  # guards the index: the writer changes it, and so does who finds a damaged file
+        self._seen = -1  # when the folder had changed last, as far as it was looked at
+        self._pending: list[Record] = []
+        self._dropped: list[str] = []  # scopes
+        self._pending_bytes = 0
+        self._writing: Record | None = None
+        self._changed = threading.Condition()  # guards what is handed over; never held while files are read or written
+        self._closing = self._failing = self._ready = False
+        self._thread = threading.Thread(target=self._write_behind, name="disk", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files under the bound."""
+        return self._index.num_bytes + self._neighbours.num_bytes
+
+    def write(self, record: Record) -> None:
+        """Write a record some time soon. From any thread."""
+        with self._changed:
+            if self._pending_bytes + len(record.data) > MOST_PENDING:
+                logger.debug("%d tokens are not written: the disk is too slow", len(record.tokens) - record.start)
+                return
+            self._pending.append(record)
+            self._pending_bytes += len(record.data)
+            self._changed.notify_all()
+
+    def drop(self, scope: str, seconds: float = 10.0) -> bool:
+        """Delete a scope's files in all folders, those of other servers too; whether it is done in time. From any thread."""
+        with self._changed:
+            self._pending = [record for record in self._pending if record.scope.name != scope]
+            self._pending_bytes = sum(len(record.data) for record in self._pending)
+            self._dropped.append(scope)
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: scope not in self._dropped, seconds)
+
+    def load(self, num_bytes: int, adopt: Callable[[Record, Callable[[], bool]], bool]) -> int:
+        """Give `adopt` the newest records, as many as take `num_bytes`, beginnings first; how many it took.
+
+        With each record comes a function that says whether it still is on disk: what was dropped since must not come back.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready)
+        chosen: list[Entry] = []
+        with self._indexing:
+            newest = self._index.newest_first()
+        for entry in newest:
+            num_bytes -= entry.size
+            if num_bytes < 0:
+                break
+            chosen.append(entry)
+        count = 0
+        for entry, record in self._records(sorted(chosen, key=lambda entry: (entry.start, entry.used))):
+            try:
+                count += adopt(record, lambda entry=entry: self._holds(entry))
+            except TimeoutError:
+                raise
+            except Exception:  # one record must not keep the others from coming back
+                logger.exception("%s is not used", entry.path.name)
+        return count
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was handed over is written."""
+        with self._changed:
+            return self._ready and not self._pending and not self._dropped and self._writing is None
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Write what is pending, for so long at most."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(seconds)
+
+    # ---- the writer's thread -----------------------------------------------------------------------------------------
+
+    def _write_behind(self) -> None:
+        self._guarded(self._begin)
+        with self._changed:
+            self._ready = True
+            self._changed.notify_all()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._dropped or self._closing)
+                dropped = list(self._dropped)
+                record = self._writing = self._next()
+                self._pending_bytes -= len(record.data) if record else 0
+                if record is None and not dropped:
+                    return
+            if dropped:
+                self._guarded(lambda scopes=set(dropped): self._forget(scopes))
+            if record is not None:
+                self._guarded(lambda record=record: self._write(record))
+            self._count_own_changes()
+            with self._changed:
+                self._writing = None
+                self._dropped = self._dropped[len(dropped) :]  # a scope dropped again meanwhile stays in it
+                self._changed.notify_all()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # a thread that ends would never write again
+            logger.exception("the disk tier failed; it goes on with what comes next")
+
+    def _next(self) -> Record | None:
+        """What to write now: beginnings first, since a run is of no use without what stands before it."""
+        if not self._pending:
+            return None
+        record = min(self._pending, key=lambda record: record.start)
+        self._pending.remove(record)
+        return record
+
+    def _begin(self) -> None:
+        os.utime(self.folder)
+        self._look()
+        self._make_room(0)
+
+    def _forget(self, scopes: set[str]) -> None:
+        self._seen = -1  # the clock of a file system is too coarse for a promise
+        self._look()
+        self._remove([entry for entry in self._index.newest_first()[::-1] if entry.scope in scopes])
+        self._neighbours.drop(scopes)
+
+    def _write(self, record: Record) -> None:
+        self._look()
+        path, scope, now = self.folder / file_name(record), record.scope.name, time.time_ns()
+        if path in self._index.entries:
+            return
+        parts = encode(record, self._made_by)
+        size = sum(map(len, parts))
+        if size > self.max_bytes:
+            return
+        self._use(scope, record.start, record.tokens, now)
+        is_whole = self._has_beginnings(record)
+        if not is_whole and self.num_bytes + size > self.max_bytes:
+            return  # of no use as it is, so nothing leaves for it
+        self._make_room(size)
+        if is_whole and not self._has_beginnings(record):
+            return  # there is no room for both
+        if self._put(path, parts, now):
+            self.num_written += 1
+            with self._indexing:
+                self._index.add(path, scope, record.start, record.tokens, size, now)
+
+    def _put(self, path: Path, parts: list[bytes | memoryview], now: int) -> bool:
+        """Write a file aside and rename it."""
+        aside = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # two servers may write the same run
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)  # another server may have removed it when it was empty
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            os.utime(aside, ns=(now, now))
+            os.replace(aside, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            if not self._failing:
+                logger.warning("cannot write to %s: %s; the cache goes on without", self.folder, error.strerror or error)
+            self._failing = True
+            return False
+        if self._failing:
+            logger.warning("can write to %s again", self.folder)
+        self._failing = False
+        return True
+
+    def _use(self, scope: str, start: int, tokens: np.ndarray, now: int) -> None:
+        """What a new run stands on is used a moment after it; the files say so to other servers, and to the next start."""
+        with self._indexing:
+            used = self._index.use(self._index.beginnings(scope, start, tokens), now)
+        for entry in used:
+            with contextlib.suppress(OSError):
+                os.utime(entry.path, ns=(entry.used, entry.used))
+
+    def _has_beginnings(self, record: Record) -> bool:
+        with self._indexing:
+            return self._index.stands_on_files(record.scope.name, record.start, record.tokens)
+
+    def _make_room(self, size: int) -> None:
+        """Delete what was used least recently: other folders' files first, then those of ours that nothing stands on."""
+        self._neighbours.free(self.num_bytes + size - self.max_bytes)
+        while self.num_bytes + size > self.max_bytes and (oldest := self._index.oldest()):
+            self._remove([oldest])
+
+    def _remove(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            with self._indexing:
+                if self._index.entries.get(entry.path) is entry:
+                    self._index.remove(entry)
+            with contextlib.suppress(OSError):
+                entry.path.unlink(missing_ok=True)
+
+    # ---- what is there -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Take stock: other servers write to this folder and delete from it, and from those beside it."""
+        self._neighbours.look()
+        seen = changed_at(self.folder)
+        if seen == self._seen:
+            return
+        self._seen, found = seen, stock(self.folder)
+        with self._indexing:
+            for entry in [entry for path, entry in self._index.entries.items() if path not in found]:
+                self._index.remove(entry)
+        unknown = [path for path in found if path not in self._index.entries]
+        for path in unknown:
+            self._note(path, *found[path])
+        if unknown:
+            with self._indexing:
+                self._index.settle()
+        for left in self.folder.glob("*.tmp"):
+            with contextlib.suppress(OSError):
+                if left.stat().st_mtime < time.time() - STALE:
+                    left.unlink()
+
+    def _count_own_changes(self) -> None:
+        """What this thread has changed in the folder is no news, unless another server was at it meanwhile."""
+        seen = changed_at(self.folder)
+        if names(self.folder) == {path.name for path in self._index.entries}:
+            self._seen = seen
+
+    def _note(self, path: Path, size: int, used: int) -> None:
+        try:
+            with open_file(path) as file:
+                head, tokens = read_path(file, size, self._made_by)
+        except (OSError, Torn) as error:
+            self._refuse(path, error)
+            return
+        with self._indexing:
+            self._index.add(path, head.scope, head.start, tokens, size, used)
+
+    def _records(self, entries: list[Entry]) -> Iterator[tuple[Entry, Record]]:
+        for entry in entries:
+            if not self._holds(entry):
+                continue
+            try:
+                with open_file(entry.path) as file:
+                    record = read(file, os.fstat(file.fileno()).st_size, self._made_by)
+            except (OSError, Torn) as error:
+                self._refuse(entry.path, error)
+                self._remove([entry])
+                continue
+            yield entry, record
+
+    def _holds(self, entry: Entry) -> bool:
+        """Whether it still is there, and is not about to be deleted."""
+        with self._changed:
+            return self._index.entries.get(entry.path) is entry and entry.scope not in self._dropped
+
+    def _refuse(self, path: Path, error: Exception) -> None:
+        if isinstance(error, FileNotFoundError):
+            return  # another server has deleted it
+        self.num_refused += 1
+        logger.warning("%s is not used: %s", path.name, error)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

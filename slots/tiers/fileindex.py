@@ -1,0 +1,125 @@
+"""Which file holds which run, which files stand on which, and which one leaves first.
+
+A run is of no use without all that stands before it. So a file counts as used a moment after every file that stands on it:
+the least recently used file is then always one that nothing stands on. The order lives in the files' times, and outlives the
+server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..node import Node
+from ..radix import RadixTree, path
+from ..scope import Scope
+
+MOMENT = 1000  # ns: what file systems tell apart
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A file with the run at positions [start, stop). used: ns. node: the index's node that ends where the run does."""
+
+    path: Path
+    scope: str
+    start: int
+    stop: int
+    size: int
+    used: int
+    node: Node
+
+
+class FileIndex(RadixTree):
+    """All files of one folder. Each node knows the files whose runs cover it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: dict[Path, Entry] = {}
+        self.num_bytes = 0
+        self._covers: dict[Node, list[Entry]] = {}
+
+    def add(self, file: Path, scope: str, start: int, tokens: np.ndarray, size: int, used: int) -> Entry:
+        """Note a file that holds the KV of `tokens` (int32) from `start` on."""
+        node = self.insert(self.root(Scope.shared(scope)), tokens, (start,))[len(tokens)]
+        entry = self.entries[file] = Entry(file, scope, start, len(tokens), size, used, node)
+        for covered in self._run(entry):
+            self._covers.setdefault(covered, []).append(entry)
+        self.num_bytes += size
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """Forget a file."""
+        del self.entries[entry.path]
+        self.num_bytes -= entry.size
+        for covered in self._run(entry):
+            self._covers[covered].remove(entry)
+        for node in path(entry.node):
+            if node.children or self._covers.get(node):
+                break
+            self._covers.pop(node, None)
+            self._unlink(node)
+
+    def stands_on_files(self, scope: str, start: int, tokens: np.ndarray) -> bool:
+        """Whether all that stands before the run from `start` on is in files."""
+        match = self.match(Scope.shared(scope), tokens[:start])
+        return match.length == start and all(self._covers.get(node) for node in path(match.node))
+
+    def beginnings(self, scope: str, start: int, tokens: np.ndarray) -> list[Entry]:
+        """The files that a run from `start` on stands on, and shorter ones from there on, the deepest first."""
+        match = self.match(Scope.shared(scope), tokens)
+        nodes = list(path(match.node))
+        on_path = {node for node in nodes if node.end <= match.length}
+        found: set[Entry] = set()
+        for node in nodes:
+            for entry in self._covers.get(node, ()):
+                is_needed = node.start < start and entry.start < start
+                is_shorter = entry.start == start and entry.stop < len(tokens) and entry.node in on_path  # a state, say
+                if is_needed or is_shorter:
+                    found.add(entry)
+        return sorted(found, key=lambda entry: (entry.start, entry.stop), reverse=True)
+
+    def use(self, entries: list[Entry], now: int) -> list[Entry]:
+        """Count these files, the deepest first, as used one after the other from `now` on; those whose time has changed."""
+        changed: list[Entry] = []
+        for entry in entries:
+            now += MOMENT
+            if entry.used < now:
+                entry.used = now
+                changed.append(entry)
+            now = entry.used
+        return changed
+
+    def settle(self) -> None:
+        """Put the times of files in order that came from elsewhere: each after those that stand on it."""
+        for entry in sorted(self.entries.values(), key=lambda entry: entry.used):
+            self.use(self.beginnings(entry.scope, entry.start, self._tokens(entry)), entry.used)
+
+    def newest_first(self) -> list[Entry]:
+        """By their last use; each stands before all that stand on it."""
+        return sorted(self.entries.values(), key=_use, reverse=True)
+
+    def oldest(self) -> Entry | None:
+        """The file that leaves next: nothing stands on it."""
+        return min(self.entries.values(), key=_use, default=None)
+
+    def _run(self, entry: Entry) -> Iterator[Node]:
+        for node in path(entry.node):
+            if node.end <= entry.start:
+                return
+            yield node
+
+    def _tokens(self, entry: Entry) -> np.ndarray:
+        return np.concatenate([node.tokens for node in path(entry.node)][::-1])
+
+    def _split(self, lower: Node, at: int) -> Node:
+        upper = super()._split(lower, at)
+        self._covers[upper] = list(self._covers.get(lower, ()))
+        return upper
+
+
+def _use(entry: Entry) -> tuple[int, int]:
+    return entry.used, -entry.start

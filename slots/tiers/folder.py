@@ -1,0 +1,31 @@
+"""Folders that keep KV. Who can write to one can change answers, so only its owner may."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class FolderError(Exception):
+    """A folder that must not or cannot hold KV. The message says which, why, and what would be right."""
+
+
+def own_folder(path: Path, flag: str) -> Path:
+    """The folder, made if it is not there, and checked. flag: the setting that names it. Raises FolderError."""
+    try:
+        if not path.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+        about = path.stat()
+    except OSError as error:
+        raise FolderError(f"{flag} {path}: {error.strerror or error}: expected a folder to write to") from None
+    if about.st_uid != os.geteuid():
+        raise FolderError(f"{flag} {path}: it belongs to user {about.st_uid}: expected one of the server's own user")
+    if about.st_mode & 0o022:
+        raise FolderError(
+            f"{flag} {path}: other users may write to it (mode {about.st_mode & 0o777:o}), and so change answers: "
+            f"expected a folder that only its owner can write to (chmod go-w)"
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise FolderError(f"{flag} {path}: Permission denied: expected a folder to write to")
+    return path

@@ -1,0 +1,107 @@
+"""The host tier: KV that has left the device and waits in host memory, run by run of the prefix tree.
+
+Saved once (RAGCache, section 5.1, swap-out-only-once): a run keeps its copy when it is restored, so it can leave the device
+again for nothing. When the budget is spent the leaf of the lowest priority goes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+from ..eviction import Replacement
+from ..node import Blob, Node
+
+
+class HostTier:
+    """Which runs have a copy, and the ledger of the budget. max_tokens 0: there is no host tier."""
+
+    def __init__(self, max_tokens: int = 0, replacement: Replacement | None = None) -> None:
+        self.max_tokens = max_tokens
+        self.num_tokens = 0  # tokens that all blobs hold
+        self.num_saved = 0  # tokens saved, ever
+        self.num_restored = 0  # tokens restored, ever
+        self.nodes: set[Node] = set()
+        self.news: list[Node] | None = None  # those saved lately, where somebody writes them behind
+        self._replacement = replacement or Replacement()
+        self._heap: list[tuple[float, int, Node]] = []  # may leave; entries that are no longer true are passed over
+        self._count = itertools.count()
+
+    def clear(self) -> None:
+        """Forget all copies."""
+        self.nodes, self._heap, self.num_tokens = set(), [], 0
+        self.news = None if self.news is None else []
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether so many tokens more fit, and nothing has to leave for them."""
+        return self.num_tokens + num_tokens <= self.max_tokens
+
+    def save(self, node: Node) -> Blob:
+        """A new, empty blob for a node's run; whoever asks has made room."""
+        self.num_saved += len(node.tokens)
+        if self.news is not None:
+            self.news.append(node)
+        return self.keep(node, Blob(node.start, node.end))
+
+    def keep(self, node: Node, blob: Blob) -> Blob:
+        """A node has a copy of its own now."""
+        node.blob = blob
+        self.nodes.add(node)
+        self.num_tokens += len(blob)
+        self.touch(node)
+        return blob
+
+    def touch(self, node: Node) -> None:
+        """A node is used or comes here: its priority, as of now."""
+        node.host_priority = self._replacement.priority(node)
+        self.offer(node)
+
+    def offer(self, node: Node) -> None:
+        """A node's copy may have become one that can leave: nobody needs it, or nothing stands behind it any more."""
+        if node.blob is None:
+            return
+        heapq.heappush(self._heap, (node.host_priority, next(self._count), node))
+        if len(self._heap) > 4 * len(self.nodes) + 64:
+            self._heap = [(node.host_priority, next(self._count), node) for node in self.nodes]
+            heapq.heapify(self._heap)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """A run was cut in two: both parts use its blob."""
+        if lower.blob is not None:
+            upper.blob = lower.blob
+            upper.blob.users += 1
+            self.nodes.add(upper)
+            self.offer(upper)
+            if self.news is not None and lower in self.news:
+                self.news.append(upper)
+
+    def drop(self, node: Node) -> None:
+        """Forget a node's copy, if it has one."""
+        if node.blob is None:
+            return
+        node.blob.users -= 1
+        self.num_tokens -= 0 if node.blob.users else len(node.blob)
+        node.blob = None
+        self.nodes.discard(node)
+        if node.parent is not None:
+            self.offer(node.parent)
+
+    def least(self) -> Node | None:
+        """The copy of the lowest priority that no other copy stands behind and no running request has claimed; it is
+        about to leave."""
+        while self._heap:
+            priority, _, node = heapq.heappop(self._heap)
+            if priority == node.host_priority and self.may_leave(node):
+                self._replacement.left(priority)
+                return node
+        return None
+
+    @property
+    def can_leave(self) -> set[Node]:
+        """Nodes that `least` would find, sooner or later."""
+        return {node for priority, _, node in self._heap if priority == node.host_priority}
+
+    def may_leave(self, node: Node) -> bool:
+        """Whether no other copy stands behind it and no running request has claimed it."""
+        claimed = node.pins and not node.ready
+        return node in self.nodes and not claimed and all(child.blob is None for child in node.children.values())

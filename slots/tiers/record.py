@@ -1,0 +1,154 @@
+"""Records as files: what a run of the prefix tree looks like on disk, and how a damaged or foreign one is noticed.
+
+    magic | length of the head | its digest | head (JSON) | tokens | KV
+
+The head has the sizes and digests of what follows. Digests tell damage, not forgery: anyone can compute them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from ..archive import Record
+from ..scope import MAX_NAME, Scope
+from .provenance import Provenance
+
+MAGIC = b"slotcache KV 2\n"
+SUFFIX = ".kv"
+MOST_HEAD = 1 << 20  # bytes
+LENGTH, DIGEST = 4, 16  # bytes of the two numbers in front of the head
+
+HexDigest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Position = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Large = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
+
+
+class Torn(ValueError):
+    """A file that is not what was written."""
+
+
+class Foreign(Torn):
+    """A file of another model, or of other settings."""
+
+
+class Head(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file says of itself. tokens: how many it has; size: bytes of KV; path, data: the digests of both."""
+
+    model: HexDigest
+    settings: HexDigest
+    scope: Annotated[str, Meta(max_length=MAX_NAME)]
+    start: Position
+    tokens: Position
+    size: Large
+    documents: tuple[tuple[str, Position], ...]
+    frequency: Large
+    token_cost: Seconds
+    path: HexDigest
+    data: HexDigest
+
+    def check(self, made_by: Provenance) -> None:
+        """Raises Torn and Foreign."""
+        if self.start >= self.tokens or any(at > self.start for _, at in self.documents):
+            raise Torn("its positions contradict each other")
+        if self.model != made_by.model:
+            raise Foreign("it is of another model")
+        if self.settings != made_by.settings:
+            raise Foreign("it was computed with other settings")
+
+
+def file_name(record: Record) -> str:
+    """The same for the same run of the same scope; tells nothing of either."""
+    digest = hashlib.blake2b(json.dumps([record.scope.name, record.start]).encode(), digest_size=16)
+    digest.update(record.tokens.tobytes())
+    return digest.hexdigest() + SUFFIX
+
+
+def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
+    """A record's file, in parts."""
+    tokens, data = record.tokens.astype("<i4").tobytes(), record.data.data
+    head = Head(
+        made_by.model,
+        made_by.settings,
+        record.scope.name,
+        record.start,
+        len(record.tokens),
+        len(record.data),
+        record.documents,
+        record.frequency,
+        record.token_cost,
+        _digest(tokens),
+        _digest(data),
+    )
+    text = msgspec.json.encode(head)
+    if len(text) > MOST_HEAD:  # the names of documents only help to order them
+        text = msgspec.json.encode(msgspec.structs.replace(head, documents=()))
+    return [MAGIC, len(text).to_bytes(LENGTH, "little"), bytes.fromhex(_digest(text)), text, tokens, data]
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[BufferedIOBase]:
+    """Open a regular file; a pipe of that name would block for ever. Raises OSError and Torn."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise Torn("it is not a file")
+        yield file
+
+
+def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
+    """The record in the next `size` bytes of a file. Raises Torn, Foreign and OSError."""
+    head, tokens = read_path(file, size, made_by)
+    data = _read(file, head.size, head.data, "its checksum is wrong")
+    return Record(Scope.shared(head.scope), tokens, head.start, data, head.documents, head.frequency, head.token_cost)
+
+
+def read_path(file: BufferedIOBase, size: int, made_by: Provenance) -> tuple[Head, np.ndarray]:
+    """The head and the tokens (int32) of the record in the next `size` bytes. Raises Torn, Foreign and OSError."""
+    head, length = read_head(file)
+    expected = length + 4 * head.tokens + head.size
+    if size != expected:  # seen before room is made for what the head claims
+        raise Torn(f"it has {size:,} bytes and should have {expected:,}")
+    head.check(made_by)
+    tokens = _read(file, 4 * head.tokens, head.path, "its tokens are damaged")
+    return head, tokens.view("<i4").astype(np.int32)
+
+
+def read_head(file: BufferedIOBase) -> tuple[Head, int]:
+    """What a file says of itself, and how many bytes that takes. Raises Torn and OSError."""
+    if file.read(len(MAGIC)) != MAGIC:
+        raise Torn("it is not one of this server's files")
+    length = int.from_bytes(file.read(LENGTH), "little")
+    if length > MOST_HEAD:
+        raise Torn("its head is too long")
+    summed, text = file.read(DIGEST), file.read(length)
+    if bytes.fromhex(_digest(text)) != summed:
+        raise Torn("its head is damaged")
+    try:
+        head = msgspec.json.decode(text, type=Head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Torn(f"its head is not as expected: {error}") from None
+    return head, len(MAGIC) + LENGTH + DIGEST + length
+
+
+def _read(file: BufferedIOBase, size: int, digest: str, complaint: str) -> np.ndarray:
+    """The next bytes (uint8) of a file, if they have this digest."""
+    data = np.empty(size, np.uint8)
+    if file.readinto(data.data) != size or _digest(data.data) != digest:
+        raise Torn(complaint)
+    return data
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,197 @@
+"""A generation is open until the engine has ended it, however slowly its client reads."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import socket
+import threading
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from slotcache.server.app import make_app
+from slotcache.server.errors import RequestError
+from slotcache.server.wire import ChatRequest, CompletionRequest
+
+from server.conftest import DEADLINE, running, until
+
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "What is it?"}]
+LONG = {"messages": USER, "max_tokens": 400, "ignore_eos": True, "temperature": 0, "cache_prompt": True}
+NAME = "m" * 20_000  # of the model, in every chunk: an answer that no socket's buffer takes whole
+
+
+@contextmanager
+def held_up(server):
+    """The engine stands still in its next step meanwhile."""
+    runner, inside, gate = server.service.engine._runner, threading.Event(), threading.Event()
+    step = runner.run
+
+    def run(plan):
+        inside.set()
+        gate.wait(DEADLINE)
+        return step(plan)
+
+    runner.run = run
+    try:
+        assert inside.wait(DEADLINE)
+        yield
+    finally:
+        runner.run = step
+        gate.set()
+
+
+@contextmanager
+def stalled(server, **fields):
+    """A client of a stream that reads nothing of it; the connection."""
+    body = json.dumps(LONG | {"stream": True} | fields).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        yield connection
+
+
+def rest(connection):
+    """All that a stalled client had to read: the text of the answer, and its last event."""
+    received = bytearray()
+    while some := connection.recv(1 << 20):
+        received += some
+    lines = [line[6:] for line in received.decode().replace("\r", "").split("\n") if line.startswith("data: {")]
+    chunks = [json.loads(line) for line in lines]
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks), chunks[-1]
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny):
+    """A server with room for one request."""
+    with running(tiny, parallel=1, max_queue=0, alias=NAME, idle_prefill=True) as up:
+        yield up
+
+
+def test_a_client_that_does_not_read_keeps_nobody_out(narrow):
+    whole = narrow.http.post(CHAT, json=LONG).json()["choices"][0]["message"]["content"]
+    ended = narrow.metric("slotcache_requests_total", end="length")
+    with stalled(narrow, conversation="stalled") as connection:
+        until(lambda: narrow.metric("slotcache_requests_total", end="length") == ended + 1)
+        assert narrow.metric("slotcache_requests_open") == 0
+        assert narrow.http.post(CHAT, json=LONG).status_code == 200
+        assert narrow.http.get("/v1/conversations/stalled").json()["turns"] == 1
+        speculated = narrow.http.post("/v1/speculate", json={"messages": [{"role": "user", "content": "Else?"}]})
+        assert speculated.json()["state"] == "started"
+        until(lambda: narrow.service.idle.done)
+        text, last = rest(connection)
+    assert text == whole
+    assert last["slotcache"]["conversation"]["remembered"] is True
+
+
+def test_idle_work_goes_on_beside_a_client_that_does_not_read(narrow):
+    until(lambda: narrow.service.idle.done)
+    before = narrow.metric("slotcache_idle_prompt_tokens_total")
+    with stalled(narrow, cache_scope="idle beside"):
+        until(lambda: narrow.metric("slotcache_idle_prompt_tokens_total") > before)
+
+
+def test_what_waits_for_a_client_that_does_not_read_is_its_text_and_no_more(narrow):
+    ended = narrow.metric("slotcache_requests_total", end="length")
+    held = []
+    submit = narrow.service.engine.submit
+    narrow.service.engine.submit = lambda generation: (held.append(generation), submit(generation))[1]
+    try:
+        with stalled(narrow, return_progress=True):
+            until(lambda: narrow.metric("slotcache_requests_total", end="length") == ended + 1)
+    finally:
+        narrow.service.engine.submit = submit
+    (generation,) = held
+    assert generation.turn is None  # what was asked is not kept for it
+
+    async def read():
+        return [await generation.events.get() for _ in range(generation.events.qsize())]
+
+    assert len(asyncio.run(read())) <= 3  # some progress, some text, the end
+
+
+def test_a_client_that_went_before_it_read_the_end_was_answered(narrow):
+    """Its turn is remembered: the engine ended it before the client went."""
+    counts = {end: narrow.metric("slotcache_requests_total", end=end) for end in ("length", "cancelled")}
+    with stalled(narrow, conversation="gone"):
+        until(lambda: narrow.metric("slotcache_requests_total", end="length") == counts["length"] + 1)
+    assert narrow.http.get("/v1/conversations/gone").json()["turns"] == 1
+    assert narrow.http.post(CHAT, json=LONG | {"max_tokens": 1}).status_code == 200
+    assert narrow.metric("slotcache_requests_total", end="cancelled") == counts["cancelled"]
+
+
+def test_a_place_is_kept_until_the_engine_has_let_go(tiny):
+    """A request whose client has gone counts as long as the engine has it: at most to the end of a step."""
+    with running(tiny, parallel=1, max_queue=0) as server:
+        with contextlib.ExitStack() as held:
+            body = LONG | {"stream": True, "max_tokens": 4000}
+            with httpx.stream("POST", server.url + CHAT, json=body, timeout=60) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                held.enter_context(held_up(server))
+            until(lambda: any(generation.abandoned for generation in server.service.open))
+            assert server.http.post(CHAT, json=LONG).status_code == 429
+        until(lambda: not server.service.open)
+        assert server.metric("slotcache_requests_total", end="cancelled") == 1
+        assert server.chat()["usage"]["completion_tokens"] == 4
+
+
+def test_a_client_that_goes_before_the_first_byte_of_its_stream_cancels_it(tiny):
+    with running(tiny) as server:
+        body = json.dumps(LONG | {"stream": True, "max_tokens": 7000}).encode()
+        head = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "asgi": {}}
+
+        received = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive():
+            return next(received, None) or await asyncio.Event().wait()
+
+        async def send(message):
+            raise ConnectionResetError
+
+        answering = make_app(server.host)(head, receive, send)
+        with pytest.raises((OSError, ExceptionGroup)):
+            asyncio.run_coroutine_threadsafe(answering, server.service.engine._outbox.loop).result(DEADLINE)
+        until(lambda: not server.service.open)
+        assert server.metric("slotcache_requests_total", end="cancelled") == 1
+
+
+@pytest.mark.parametrize("route", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_asked_is_not_kept_while_it_is_answered(server, route, stream):
+    """Decoded, a body takes 20 times its size; the prompt has all that is needed of it."""
+    junk = {"messages": [USER[0] | {"more": [[]] * 1000}]} if route == CHAT else {"prompt": list(range(400, 480))}
+    thread = threading.Thread(target=lambda: server.http.post(route, json={**LONG, **junk, "stream": stream}))
+    thread.start()
+    with held_up(server):
+        until(lambda: server.service.open)
+        until(lambda: not _kept())  # once the call that submitted it has returned
+        assert server.service.open
+    thread.join()
+
+
+def _kept():
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, ChatRequest | CompletionRequest)]
+
+
+def test_an_end_that_cannot_be_concluded_harms_nobody_else(tiny):
+    with running(tiny, parallel=2) as server:
+        server.service.conversations.remember = lambda *args: 1 / 0
+        failed = server.http.post(CHAT, json=LONG | {"conversation": "c"})
+        assert failed.status_code == 500 and failed.json()["error"]["type"] == "server_error"
+        assert not server.service.open
+        assert server.chat()["usage"]["completion_tokens"] == 4
+
+
+def test_a_question_after_the_end_is_refused(tiny):
+    with running(tiny) as server:
+        server.service.engine.stop()
+        with pytest.raises(RequestError, match="shutting down"):
+            server.service.engine.ask(lambda: 1).result(timeout=5)
+        for route in ("/metrics", "/slots", "/v1/cache"):
+            assert server.http.get(route, timeout=5).status_code == 503

@@ -1,0 +1,111 @@
+"""The cache filled ahead, listed and dropped, as a user sees it."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.architectures import hybrid
+
+from server.conftest import REST, running
+
+DOCUMENTS = [{"id": f"w{number}", "text": f"Text {number} is about the {name} of the town. " * 4} for number, name in
+             enumerate(["bakery", "school", "station"])]  # fmt: skip
+MESSAGES = [{"role": "user", "content": "What is there?"}]
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def holdings(server, scope):
+    return server.http.get("/v1/cache", params={"scope": scope}).json()
+
+
+def test_what_was_warmed_is_not_computed_again(server):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS, "cache_scope": "warm"}
+    warmed = server.http.post("/v1/cache/warm", json=body | {"max_tokens": 50}).json()
+    assert warmed["object"] == "cache.warm" and warmed["slotcache"]["cached_tokens"] == 0
+    again = server.http.post("/v1/cache/warm", json=body).json()
+    assert again["slotcache"]["cached_tokens"] == warmed["prompt_tokens"] - REST
+    answer = server.chat(**body)
+    assert cached(answer) == warmed["prompt_tokens"] - REST
+    assert answer["usage"]["prompt_tokens"] == warmed["prompt_tokens"]
+    assert cached(server.chat(**body | {"cache_scope": "not warm"})) == 0
+
+
+def test_what_is_cached_is_listed_by_run_without_its_text(server):
+    server.chat(messages=MESSAGES, documents=DOCUMENTS[:2], cache_scope="list")
+    listed = holdings(server, "list")
+    documents = [run for run in listed["runs"] if run["document"]]
+    assert len(documents) == 2
+    assert listed["tokens"]["device"] + listed["tokens"]["host"] >= sum(run["tokens"] for run in documents) > 0
+    assert all(not run["in_use"] and run["frequency"] == 1 for run in documents)
+    assert "bakery" not in str(listed)
+    assert holdings(server, "nobody")["runs"] == []
+
+
+def test_a_dropped_scope_is_gone_and_others_stay(server):
+    for scope in ("drop", "keep"):
+        server.chat(messages=MESSAGES, documents=DOCUMENTS, cache_scope=scope)
+    dropped = server.http.delete("/v1/cache", params={"scope": "drop"}).json()
+    assert dropped["object"] == "cache.dropped" and dropped["tokens"] > 50
+    assert holdings(server, "drop")["runs"] == []
+    assert cached(server.chat(messages=MESSAGES, documents=DOCUMENTS, cache_scope="drop")) == 0
+    assert cached(server.chat(messages=MESSAGES, documents=DOCUMENTS, cache_scope="keep")) > 50
+    assert server.http.delete("/v1/cache", params={"scope": "nobody"}).json()["tokens"] == 0
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/cache"), ("DELETE", "/v1/cache")])
+def test_a_scope_that_is_too_long_is_refused(server, method, path):
+    answer = server.http.request(method, path, params={"scope": "x" * 300})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "scope"
+
+
+def test_a_prompt_that_cannot_fit_cannot_be_warmed(server):
+    body = {"messages": [{"role": "user", "content": "word " * 9000}]}
+    answer = server.http.post("/v1/cache/warm", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_pinned_prompt_outlives_what_fills_the_cache(tiny):
+    with running(tiny, ctx_size=1024, cache_ram=0) as up:
+        body = {"messages": MESSAGES, "documents": DOCUMENTS}
+        pinned = up.http.post("/v1/cache/warm", json=body | {"pin": True, "ttl": 600}).json()
+        assert pinned["pinned_tokens"] == pinned["prompt_tokens"]
+        assert f"slotcache_pinned_tokens {pinned['prompt_tokens']}.0" in up.http.get("/metrics").text
+        for number in range(6):
+            for _ in range(2):
+                up.chat(f"Something else, number {number}: " + f"word{number} " * 60, max_tokens=1)
+        assert cached(up.chat(**body)) == pinned["prompt_tokens"] - REST
+        assert all(run["pinned"] for run in up.http.get("/v1/cache").json()["runs"] if run["document"])
+        released = up.http.post("/v1/cache/warm", json=body | {"pin": False}).json()
+        assert released["pinned_tokens"] == 0
+        assert "slotcache_pinned_tokens 0.0" in up.http.get("/metrics").text
+
+
+def test_a_ttl_without_a_pin_is_refused(server):
+    answer = server.http.post("/v1/cache/warm", json={"messages": MESSAGES, "ttl": 5})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "ttl"
+    answer = server.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": True, "ttl": -1})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "ttl"
+
+
+def test_snapshots_cannot_be_pinned_and_the_answer_says_so(tmp_path):
+    with running(hybrid(tmp_path / "hybrid.gguf")) as up:
+        answer = up.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": True})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "pin"
+        assert up.http.post("/v1/cache/warm", json={"messages": MESSAGES}).status_code == 200
+
+
+def test_the_kv_of_those_who_answer_is_set_aside_while_a_prompt_is_computed(tiny):
+    long = " ".join(f"word{number}" for number in range(400))
+    with running(tiny, flash_attn="on", parallel=3) as server, ThreadPoolExecutor() as pool:
+        if server.service.context.aside_from == math.inf:
+            pytest.skip("not done on a GPU")
+        questions = [f"{letter} {long}" for letter in "abc"]
+        for question in questions:
+            server.chat(question, cache_prompt=False, max_tokens=60)
+        assert server.metric("slotcache_set_aside_tokens_total") == 0
+        answers = list(pool.map(lambda question: server.chat(question, max_tokens=60), questions))
+        assert server.metric("slotcache_set_aside_tokens_total") > 100
+    assert all(answer["usage"]["completion_tokens"] == 60 for answer in answers)

@@ -1,0 +1,169 @@
+"""What a client asked to keep leaves last, and never in the way of a request that runs."""
+
+import numpy as np
+from slotcache.slots.check import check_tree
+from slotcache.slots.pins import Holds
+from slotcache.slots.tiers.host import HostTier
+from slotcache.slots.tree import PrefixTree
+
+
+class Cache:
+    """A pool of 100 cells over a host tier, with a clock that is set by hand."""
+
+    def __init__(self, host=0, cells=100):
+        self.tree, self.now = PrefixTree(cells, 16, HostTier(host)), 0.0
+        self.holds = Holds(self.tree, lambda: self.now)
+
+    def use(self, tokens, stops=()):
+        """Compute a prompt; how much of it was found."""
+        tokens = np.array(tokens, np.int32)
+        missing = len(tokens) - self.tree.match("", tokens).ready
+        while self.tree.num_cells - self.tree.num_ready < missing:
+            assert self.tree.evict()
+        sequence = self.tree.claim("", tokens, stops).sequence
+        self.tree.restore(sequence)
+        found = sequence.length
+        self.tree.advance(sequence, len(tokens))
+        self.tree.release(sequence)
+        check_tree(self.tree)
+        return found
+
+    def hold(self, tokens, *seconds):
+        return self.holds.hold("", np.array(tokens, np.int32), *seconds)
+
+    def release(self, tokens):
+        return self.holds.release("", np.array(tokens, np.int32))
+
+
+def others(cache, count=12):
+    """Prompts that have nothing in common with each other, used twice each, so that they are worth more."""
+    for number in range(count):
+        for _ in range(2):
+            cache.use(range(1000 * (number + 1), 1000 * (number + 1) + 30))
+
+
+def test_what_is_held_outlives_what_is_used_more():
+    cache = Cache()
+    cache.use(range(40))
+    assert cache.hold(range(40)) == 40
+    others(cache)
+    assert cache.use(range(40)) == 39
+
+
+def test_without_the_hold_it_would_have_left():
+    cache = Cache()
+    cache.use(range(40))
+    others(cache)
+    assert cache.use(range(40)) == 0
+
+
+def test_in_the_host_tier_too():
+    for held, found in ((True, 39), (False, 0)):
+        cache = Cache(host=100)
+        cache.use(range(40))
+        if held:
+            cache.hold(range(40))
+        others(cache)
+        while cache.tree.evict():
+            pass
+        assert cache.use(range(40)) == found
+
+
+def test_a_hold_ends_when_its_time_is_over():
+    cache = Cache()
+    cache.use(range(40))
+    cache.hold(range(40), 60.0)
+    cache.now = 59.0
+    cache.holds.expire()
+    assert len(list(cache.holds.held())) == 1
+    cache.now = 60.0
+    cache.holds.expire()
+    assert not list(cache.holds.held())
+    others(cache)
+    assert cache.use(range(40)) == 0
+
+
+def test_the_longer_of_two_holds_counts():
+    cache = Cache()
+    cache.use(range(40))
+    cache.hold(range(40), 60.0)
+    cache.hold(range(40), 20.0)
+    cache.now = 30.0
+    cache.holds.expire()
+    assert sum(len(node.tokens) for node in cache.holds.held()) == 40
+    cache.now = 61.0
+    cache.holds.expire()
+    assert not list(cache.holds.held())
+
+
+def test_a_run_that_is_cut_stays_held_and_ends_with_the_rest():
+    cache = Cache()
+    cache.use(range(40))
+    cache.hold(range(40), 60.0)
+    cache.use([*range(20), *range(500, 510)])
+    assert sorted(len(node.tokens) for node in cache.holds.held()) == [20, 20]
+    cache.now = 61.0
+    cache.holds.expire()
+    assert not list(cache.holds.held())
+
+
+def test_a_release_leaves_what_another_hold_needs():
+    cache = Cache()
+    first, second = [*range(20), *range(100, 120)], [*range(20), *range(200, 220)]
+    for prompt in (first, second):
+        cache.use(prompt, stops=(20,))
+        assert cache.hold(prompt) == 40
+    assert cache.release(first) == 20
+    assert sum(len(node.tokens) for node in cache.holds.held()) == 40
+    assert cache.release(second) == 40
+    assert not list(cache.holds.held())
+
+
+def test_where_everything_is_held_requests_still_run():
+    cache = Cache()
+    for number in range(10):
+        prompt = range(1000 * number, 1000 * number + 40)
+        assert cache.use(prompt) == 0
+        cache.hold(prompt)
+    assert cache.tree.num_evicted > 0
+
+
+def test_holding_what_nobody_has_computed_holds_nothing():
+    cache = Cache()
+    assert cache.hold(range(40)) == 0
+    cache.use(range(20))
+    assert cache.hold(range(40)) == 20
+
+
+def test_a_hold_that_is_renewed_again_and_again_is_remembered_once():
+    cache = Cache()
+    cache.use(range(40), stops=(20,))
+    for _ in range(1000):
+        cache.hold(range(40), 60.0)
+        cache.now += 0.01
+    assert len(cache.holds._ends) < 200
+    cache.now += 60.0
+    cache.holds.expire()
+    assert not list(cache.holds.held())
+
+
+def test_holds_on_what_has_left_are_forgotten():
+    cache = Cache()
+    for number in range(500):
+        cache.use(range(1000 * number, 1000 * number + 40))
+        cache.hold(range(1000 * number, 1000 * number + 40), 1e9)
+    assert len(cache.holds._ends) < 100
+    assert sum(len(node.tokens) for node in cache.holds.held()) <= 100
+
+
+def test_a_hold_ends_for_what_is_left_of_its_prompt():
+    cache = Cache()
+    cache.use(range(40), stops=(20,))
+    cache.hold(range(40), 60.0)
+    (first,) = cache.tree.roots[""].children.values()
+    cache.tree.discard(list(first.children.values()))
+    for number in range(1, 200):
+        cache.hold(range(40), 60.0 if number == 1 else 1e-9)
+    cache.now = 61.0
+    cache.holds.expire()
+    assert not list(cache.holds.held())

@@ -1,0 +1,74 @@
+"""A server that caches nothing: what an answer should be, computed anew from the ids of a prompt."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from server.conftest import Running, running
+from slotcache.models.demo import FILE
+from slotcache.server.engine.generation import Generation
+
+Ids = tuple[int, ...]
+SAMPLING = ("temperature", "seed", "stop", "ignore_eos", "logit_bias")
+CONTROL = "<|im_start|><|im_end|><|endoftext|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """ids: as sampled, without the one that ends the answer. spells: whether they are the text's own, nothing added."""
+
+    text: str
+    reason: str
+    num_tokens: int
+    ids: Ids
+    spells: bool
+
+
+class Reference:
+    """Answers every prompt from nothing, one at a time."""
+
+    def __init__(self, server: Running) -> None:
+        self._http = server.http
+        self._seen: list[Generation] = []
+        self.cut = cache(self._cut)
+        self.control = set(self.cut(CONTROL, True))
+        engine = server.service.engine
+        submit = engine.submit
+
+        def listen(generation: Generation) -> None:
+            self._seen.append(generation)
+            submit(generation)
+
+        engine.submit = listen  # no route tells the ids of an answer
+
+    def answer(self, prompt: Ids, options: Mapping[str, Any]) -> Reply:
+        """What a server without a cache says after these ids."""
+        body = {"prompt": list(prompt), "n_predict": options["max_tokens"], "cache_prompt": False}
+        body |= {name: options[name] for name in SAMPLING if name in options}
+        said = self._post("/completion", body)
+        request = self._seen.pop().request
+        assert said["slotcache"]["cached_tokens"] == 0 and said["usage"]["prompt_tokens"] == len(prompt)
+        ids = tuple(request.tokens[request.num_prompt : request.num_tokens].tolist())
+        reason = {"limit": "length", "eos": "stop"}[said["stop_type"]]
+        if reason == "stop" and ids and ids[-1] in self.control:
+            ids = ids[:-1]
+        plain = not self.control.intersection(ids)
+        spells = plain and self._post("/detokenize", {"tokens": list(ids)})["content"] == said["content"] != ""
+        return Reply(said["content"], reason, said["usage"]["completion_tokens"], ids, spells)
+
+    def _cut(self, text: str, special: bool) -> Ids:
+        return tuple(self._post("/tokenize", {"content": text, "parse_special": special})["tokens"])
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        answer = self._http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@contextmanager
+def reference() -> Iterator[Reference]:
+    """One of the embedded model, exact to the bit."""
+    with running(FILE, ctx_size=4096, cache_ram=0) as server:
+        yield Reference(server)

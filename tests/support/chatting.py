@@ -1,0 +1,144 @@
+"""Chats over documents: real prompts, with several sets of documents, whose orders are chosen when they are admitted."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+from slotcache.ordering.document import Document
+from slotcache.server.chat.parts import DocumentSet, Fixed
+from slotcache.server.chat.prompt import ChatPrompt
+
+from support.life import CONTEXT, EXPECTED, SCOPES, SEEN, Ask, Life
+
+EXPECTED |= {"chat", "several sets", "reordered", "reordered history", "kept order", "repeated", "document reused"}
+TEXTS = ["0 1", "0 1 2", "1", "3 3 1", "4 0", "2 2", "2 2"]  # some begin alike, and two read the same
+DOCUMENTS = [Document(f"d{number}", text) for number, text in enumerate(TEXTS)]
+POLICIES = ["auto", "auto", "auto", "retrieval", "sorted", "greedy"]
+
+
+def ids(text):
+    return np.array([int(token) for token in text.split()], np.int32)
+
+
+def hint(text):
+    """Short, and another one for another order."""
+    return np.array([sum(map(ord, text)) % 5, len(text) % 5], np.int32)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question to come with its documents. of: which of the latest chats it goes on with; 0: a new one.
+
+    keeps: the order that documents were read in earlier is kept, as where the server remembers the conversation.
+    """
+
+    of: int
+    ranks: list[int]
+    question: list[int]
+    policy: str
+    hints: bool
+    keep_first: int
+    keep_last: int
+    keeps: bool
+    dedup: bool
+
+
+TURNS = st.builds(
+    Turn,
+    of=st.integers(0, 3),
+    ranks=st.lists(st.integers(0, len(TEXTS) - 1), max_size=4, unique=True),
+    question=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    policy=st.sampled_from(POLICIES),
+    hints=st.booleans(),
+    keep_first=st.sampled_from([0, 0, 1]),
+    keep_last=st.sampled_from([0, 0, 1]),
+    keeps=st.booleans(),
+    dedup=st.booleans(),
+)
+ASKED = st.builds(
+    Ask,
+    of=st.integers(1, 4),
+    share=st.just(1.0),
+    fresh=st.just([]),
+    stops=st.just(set()),
+    limit=st.integers(1, 4),
+    scope=SCOPES,
+    cache=st.sampled_from([True, True, True, False]),
+    priority=st.sampled_from([0, 0, 1]),
+    background=st.sampled_from([False, False, False, True]),
+)
+
+
+class Chatting(Life):
+    @initialize()
+    def begin_without_chats(self):
+        self.chats = [(Fixed(np.array([3, 1], np.int32), "the system prompt"),)]
+
+    @rule(turns=st.lists(st.tuples(TURNS, ASKED), min_size=1, max_size=3), steps=st.integers(0, 6))
+    def chat(self, turns, steps):
+        for turn, ask in turns:
+            parts = self.parts(turn)
+            if (
+                sum(part.num_tokens if isinstance(part, Fixed) else most_tokens(part) for part in parts) + ask.limit
+                <= CONTEXT
+            ):
+                self.submit_prompt(ChatPrompt(parts), ask, owner=turn)
+        self.step(steps)
+
+    def parts(self, turn):
+        history = self.chats[0] if not turn.of else self.chats[-min(turn.of, len(self.chats))]
+        if not turn.keeps:
+            history = tuple(part if isinstance(part, Fixed) else replace(part, order=None) for part in history)
+        shown = {document.id for part in history if isinstance(part, DocumentSet) for document in part.documents}
+        new = [DOCUMENTS[rank] for rank in turn.ranks if not turn.dedup or DOCUMENTS[rank].id not in shown]
+        repeated = tuple(DOCUMENTS[rank].id for rank in turn.ranks if turn.dedup and DOCUMENTS[rank].id in shown)
+        documents = DocumentSet(
+            tuple(new),
+            tuple(ids(document.text) for document in new),
+            turn.policy,
+            hint if turn.hints else None,
+            repeated,
+            np.array([4] * len(repeated), np.int32),
+            None,
+            turn.keep_first,
+            turn.keep_last,
+        )
+        return (*history, documents, Fixed(np.array(turn.question, np.int32), "the question"))
+
+    def end(self, request):
+        super().end(request)
+        if not isinstance(request.prompt, ChatPrompt):
+            return
+        parts, placed = request.prompt.parts, list(request.layout.documents)
+        sets, orders = [part for part in parts if isinstance(part, DocumentSet)], []
+        for part in sets:
+            mine, placed = placed[: len(part.documents)], placed[len(part.documents) :]
+            assert sorted(one.key for one in mine) == sorted(part.keys), "each document stands where it belongs, once"
+            for one in mine:
+                text = part.tokens[part.keys.index(one.key)]
+                assert request.tokens[one.start : one.stop].tolist() == text.tolist()
+            orders.append(tuple(part.keys.index(one.key) for one in mine))
+            assert part.order is None or orders[-1] == part.order
+        assert not placed
+        self.count(request, sets, orders)
+        ordered = iter(orders)
+        kept = tuple(part if isinstance(part, Fixed) else replace(part, order=next(ordered)) for part in parts)
+        answer = request.tokens[request.num_prompt : request.num_tokens].copy()
+        self.chats.append((*kept, Fixed(answer, "the answer")))
+
+    def count(self, request, sets, orders):
+        moved = [list(order) != sorted(order) for order in orders]
+        SEEN.update(["chat", *["several sets"] * (sum(len(part.keys) > 1 for part in sets) > 1)])
+        SEEN["reordered"] += any(moved)
+        SEEN["reordered history"] += any(moved[:-1]) and any(part.order is None for part in sets[:-1])
+        SEEN["kept order"] += any(len(part.order or ()) > 1 for part in sets)
+        SEEN["repeated"] += any(part.repeated for part in sets)
+        SEEN["document reused"] += any(one.stop <= request.cached for one in request.layout.documents)
+
+
+def most_tokens(part):
+    """With hints of two tokens."""
+    if isinstance(part, Fixed):
+        return part.num_tokens
+    return sum(map(len, part.tokens)) + len(part.location) + (2 if part.hint else 0)

@@ -1,0 +1,160 @@
+"""What is kept outside the cache: records written behind and taken in again, slots that are saved, restored and erased."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+from slotcache.slots.archive import Archive
+from slotcache.slots.histories import Histories
+from slotcache.slots.plan import Clear
+from slotcache.slots.radix import path, scope_of
+
+from support.life import CONTEXT, EXPECTED, SEEN, Ask, Life
+from support.memory import cut
+
+EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
+EXPECTED |= {"restore of a part", "erase slot", "used what was restored"}
+MOST_KEPT = 40  # records
+
+
+class Keeping(Life):
+    """Every record is looked at: it holds the KV of its own tokens and of nothing else."""
+
+    @initialize()
+    def begin_with_nothing(self):
+        self.shelf, self.files = [], []
+        self.written: set[tuple] = set()  # (scope, tokens up to a position) of all KV that was ever handed over
+
+    def archive(self):
+        return Archive(self.tree, cut)
+
+    def slots(self):
+        return Histories(self.scheduler, self.archive(), lambda: self.carry_out(self.tree.take_operations()))
+
+    def ran(self):
+        """Write behind what has come to host memory, as the server does."""
+        runs, states = self.tree.host.news, self.snapshots.news
+        self.tree.host.news, self.snapshots.news = [], []
+        for record in (*map(self.archive().record, runs), *map(self.snapshots.record, states)):
+            if record is not None and record.scope.is_shared:
+                self.look_at(record)
+                self.shelf = [*self.shelf[1 - MOST_KEPT :], record]
+                tokens = record.tokens.tolist()
+                self.written |= {(record.scope, *tokens[:at]) for at in range(record.start + 1, len(tokens) + 1)}
+                SEEN["record"] += 1
+
+    def look_at(self, record):
+        tokens = record.tokens.tolist()
+        cells = [tuple(tokens[: at + 1]) for at in range(record.start, len(tokens))]
+        assert record.data == (cells if self.can_cut else ["state", *cells]), "not the KV of these tokens"
+
+    def take_in(self, record):
+        """Whether a record is in the cache then."""
+        if not self.can_cut:
+            return self.snapshots.keep(record.scope, record.tokens, record.data)
+        before = self.archive().length(record.scope, record.tokens)
+        taken = self.archive().adopt(record, "disk")
+        length = self.archive().length(record.scope, record.tokens)
+        assert length == (len(record.tokens) if taken else before)
+        SEEN["adopt in part"] += taken and record.start < before < len(record.tokens)
+        return taken
+
+    @rule(
+        chosen=st.lists(st.integers(0, MOST_KEPT - 1), min_size=1, max_size=6), ordered=st.sampled_from([True, True, False])
+    )
+    def adopt(self, chosen, ordered):
+        """Records come back in any order: most often beginnings first."""
+        records = [self.shelf[at % len(self.shelf)] for at in chosen if self.shelf]
+        if ordered:
+            records.sort(key=lambda record: record.start)
+        SEEN["adopt"] += sum([self.take_in(record) for record in records])
+
+    @rule(
+        extra=st.integers(0, 60),
+        host=st.sampled_from([0, 20, 60, 1000]),
+        states=st.sampled_from([60, 1000]),
+        share=st.sampled_from([0.0, 0.5, 1.0]),
+    )
+    @precondition(lambda self: self.shelf)
+    def restart(self, extra, host, states, share):
+        """The server ends, and another one starts with other room; of what is kept, a share is taken in."""
+        SEEN["restart"] += 1
+        self.open.clear()
+        self.memory.apply(Clear())
+        self.build(CONTEXT + extra, host, None if self.can_cut else states)
+        for record in sorted(self.shelf[: int(share * len(self.shelf))], key=lambda record: record.start):
+            self.take_in(record)
+
+    def lane(self, number):
+        """A lane that runs nothing, or None."""
+        lane = self.scheduler.lanes[number % len(self.scheduler.lanes)]
+        return lane if lane.request is None else None
+
+    @rule(number=st.integers(0, 3))
+    def save_slot(self, number):
+        if (lane := self.lane(number)) is None:
+            return
+        copied = self.tree.host.num_tokens
+        records = self.slots().save(lane)
+        at = 0
+        for record in records:
+            self.look_at(record)
+            assert not self.can_cut or record.start == at, "a gap"
+            at = len(record.tokens)
+        if self.can_cut and self.tree.host.max_tokens:
+            assert at == self.archive().length(lane.scope, lane.history) and self.tree.host.num_tokens == copied
+        if records:
+            self.files = [*self.files[-3:], records]
+            SEEN["save slot"] += 1
+            SEEN["save of a part"] += at < len(lane.history)
+
+    @rule(number=st.integers(0, 3), of=st.integers(0, 3), steps=st.sampled_from([0, 0, 0, 1, 3]), use=st.booleans())
+    @precondition(lambda self: self.files)
+    def restore_slot(self, number, of, steps, use):
+        """steps: of other requests, between the first record and the others."""
+        records = self.files[of % len(self.files)]
+        taken = 0
+        for record in records:
+            if not self.take_in(record):
+                break
+            taken = len(record.tokens)
+            for _ in range(steps if record is records[0] else 0):
+                self.one_step()
+        if (lane := self.lane(number)) is None:
+            return
+        scope, tokens = records[-1].scope, records[-1].tokens
+        restored = self.slots().remember(lane, scope, tokens)
+        assert restored >= taken or steps or not self.can_cut
+        SEEN["restore slot"] += restored == len(tokens)
+        SEEN["restore of a part"] += 0 < restored < len(tokens)
+        if use and restored and self.scheduler.idle:
+            self.use_restored(scope, tokens[:restored].tolist())
+
+    def use_restored(self, scope, tokens):
+        """A request that continues what was restored computes none of it, or no more than its rest."""
+        self.histories.append(tokens)
+        ask = Ask(1, 1.0, [1], set(), 1, scope, True, 0, False)
+        if len(tokens) + 2 > CONTEXT:
+            return
+        self.submit_one(ask)
+        request = self.open[-1]
+        self.finish()
+        if self.can_cut or self.rest == 1:  # a whole state that stands behind the beginning of the rest is of no use
+            assert request.cached >= len(tokens) + 1 - self.rest
+        SEEN["used what was restored"] += 1
+
+    def close(self):
+        """All that came to host memory, and still is there, was handed over to be written."""
+        self.ran()
+        for node in self.tree.host.nodes:
+            tokens = [token for one in [*path(node)][::-1] for token in one.tokens.tolist()]
+            if node.blob.source == "host" and node.blob.data and scope_of(node).is_shared:
+                assert {(scope_of(node), *tokens[:at]) for at in range(node.start + 1, node.end + 1)} <= self.written
+        super().close()
+
+    @rule(number=st.integers(0, 3))
+    def erase_slot(self, number):
+        if (lane := self.lane(number)) is None:
+            return
+        pinned, ready = self.tree.num_pinned, self.tree.num_ready
+        erased = self.slots().erase(lane)
+        assert self.tree.num_pinned == pinned <= self.tree.num_ready <= ready
+        SEEN["erase slot"] += erased > 0

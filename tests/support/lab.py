@@ -1,0 +1,91 @@
+"""A scheduler and a runner over a real context, without a server: what it takes to compare logits."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from slotcache.models.context import Context, ContextSettings
+from slotcache.models.model import Model
+from slotcache.models.runner import Runner
+from slotcache.models.sampling import Sampler, Sampling
+from slotcache.slots.check import check
+from slotcache.slots.request import Request
+from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.scope import Scope
+from slotcache.slots.tiers.host import HostTier
+from slotcache.slots.tree import PrefixTree
+
+from support.fixed_prompt import Fixed
+
+
+@dataclass
+class Answer:
+    """A finished request: what it reused and computed, its tokens, and the logits each of them was chosen from."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)
+
+
+class Lab:
+    def __init__(
+        self,
+        model: Model,
+        num_cells=2048,
+        lanes=4,
+        batch=256,
+        budget=64,
+        sequences=64,
+        flash="off",
+        host=0,
+        apart=math.inf,
+        aside=math.inf,
+        kernel=None,
+    ):
+        """kernel: tokens that a kernel computes; the whole batch if it is not said."""
+        settings = ContextSettings(num_cells, batch, kernel or batch, flash, threads=1, num_sequences=sequences)
+        self.context = Context(model, settings)
+        tree = PrefixTree(num_cells, sequences - 1, HostTier(host), rest=self.context.rest)
+        self.scheduler = Scheduler(tree, lanes, batch, budget, apart_from=apart, aside_from=aside)
+        self.sampler = Sampler(model, Sampling(temperature=0))
+        self.samplers: dict[int, Sampler] = {}
+        self.runner = Runner(self.context, self.samplers)
+        self.answers: dict[int, Answer] = {}
+        self.number = 0
+
+    def submit(self, tokens, limit=4, stops=(), cache=True, scope="", snapshots=None) -> Answer:
+        self.number += 1
+        scope = scope if cache else Scope.private(self.number)
+        request = Request(self.number, Fixed(tokens, stops), limit, scope, cache, snapshot_scope=snapshots)
+        self.samplers[self.number] = self.sampler
+        self.answers[self.number] = Answer(request)
+        self.scheduler.submit(request)
+        return self.answers[self.number]
+
+    def step(self) -> None:
+        plan = self.scheduler.plan()
+        sampled = self.runner.run(plan)
+        rows = self.runner.logits(len(sampled)).copy() if sampled else []
+        for (request, token), row in zip(self.scheduler.commit(plan, sampled), rows, strict=True):
+            answer = self.answers[request.id]
+            answer.tokens.append(token)
+            answer.logits.append(row)
+            if request.num_tokens == request.num_prompt + request.limit:
+                self.scheduler.finish(request)
+        check(self.scheduler)
+
+    def finish(self) -> None:
+        for _ in range(10_000):
+            if self.scheduler.idle:
+                return
+            self.step()
+        raise AssertionError("requests never ended")
+
+    def run(self, tokens, **options) -> Answer:
+        """Submit one request and see it through, with whatever else is open."""
+        answer = self.submit(tokens, **options)
+        self.finish()
+        return answer
+
+    def close(self) -> None:
+        self.context.close()

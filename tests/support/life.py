@@ -1,0 +1,313 @@
+"""A random life of requests: tree and scheduler against a simple model of memory. What else may happen in one stands in
+`chatting` and `keeping`.
+"""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from slotcache.slots.check import check
+from slotcache.slots.eviction import POLICIES, Replacement
+from slotcache.slots.pins import Holds
+from slotcache.slots.plan import Clear
+from slotcache.slots.request import PlacedDocument, Request
+from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.scope import Scope
+from slotcache.slots.snapshots import Snapshots
+from slotcache.slots.tiers.host import HostTier
+from slotcache.slots.tree import PrefixTree
+
+from support.fixed_prompt import Fixed
+from support.memory import Memory, next_token
+
+CONTEXT = 48
+SCOPES = st.sampled_from([Scope.shared(name) for name in ("", "", "", "x")])
+OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories that everybody knows
+SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and what became of requests
+EXPECTED = {
+    *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load", "set aside"),
+    *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
+    *("refused", "interrupted", "abandoned", "evict", "drop", "forget", "save ahead", "hold", "release", "expire"),
+    *("overtaken", "guess", "private"),
+}
+
+
+def greedy(prompt: list[int], limit: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(limit):
+        tokens.append(next_token(tuple(tokens)))
+    return tokens
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request to come. of: which of the latest histories it goes on with, share: how much of that it repeats."""
+
+    of: int
+    share: float
+    fresh: list[int]
+    stops: set[int]
+    limit: int
+    scope: Scope
+    cache: bool
+    priority: int
+    background: bool
+
+
+ASKS = st.builds(
+    Ask,
+    of=st.integers(1, 4),
+    share=st.sampled_from([1.0, 1.0, 0.7, 0.3]),
+    fresh=st.lists(st.integers(0, 4), min_size=1, max_size=12),
+    stops=st.sets(st.integers(1, CONTEXT - 1), max_size=4),
+    limit=st.integers(1, 10),
+    scope=SCOPES,
+    cache=st.sampled_from([True, True, True, False]),
+    priority=st.sampled_from([0, 0, 1]),
+    background=st.sampled_from([False, False, True]),
+)
+
+
+class Life(RuleBasedStateMachine):
+    @initialize(
+        lanes=st.integers(1, 4),
+        extra=st.integers(0, 60),
+        batch=st.integers(4, 40),
+        budget=st.integers(1, 16),
+        spare_ids=st.integers(1, 6),
+        host=st.sampled_from([0, 20, 40, 60, 1000]),
+        idle=st.sampled_from([0, 0, 10, 1000]),
+        apart=st.sampled_from([0, 20, 1000]),
+        aside=st.sampled_from([0, 0, 4, 1000]),
+        policy=st.sampled_from(sorted(POLICIES)),
+        window=st.sampled_from([0, 1, 32]),
+        states=st.sampled_from([None, None, None, 60, 1000]),
+        rest=st.sampled_from([1, 1, 2, 8]),
+    )
+    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, aside, policy, window, states, rest):
+        """states: of a model that cannot be cut, the bytes of its snapshots, one a token and one for each."""
+        self.can_cut = states is None
+        self.policy, self.num_ids = policy, 2 * lanes + spare_ids
+        self.shape = (lanes, max(batch, lanes), budget, idle, apart, window)
+        self.aside, self.rest = aside, rest
+        self.now = 0
+        self.ids = itertools.count()
+        self.open: list[Request] = []
+        self.histories: list[list[int]] = list(OPENINGS)
+        self.build(CONTEXT + extra, host, states)
+
+    def build(self, cells, host, states):
+        """A cache with nothing in it."""
+        lanes, batch, budget, idle, apart, window = self.shape
+        self.memory = Memory(cells, self.can_cut)
+        tier = HostTier(host if self.can_cut else 0, Replacement(self.policy))
+        self.tree = PrefixTree(cells, self.num_ids, tier, Replacement(self.policy), rest=self.rest)
+        self.met_others: set[int] = set()  # requests that did not run alone all the time
+        self.snapshots = Snapshots(self.tree, states or 0, spacing=8)
+        self.snapshots.fixed_bytes = self.snapshots.token_bytes = 1
+        self.scheduler = Scheduler(self.tree, lanes, batch, budget, idle, apart, window, self.snapshots, self.aside)
+        self.scheduler.holds = Holds(self.tree, lambda: self.now)
+        tier.news, self.snapshots.news = [], []
+
+    @rule(asks=st.lists(ASKS, min_size=1, max_size=3), steps=st.integers(0, 6))
+    def submit(self, asks, steps):
+        for ask in asks:
+            self.submit_one(ask)
+        self.step(steps)
+
+    def submit_one(self, ask):
+        history = self.history(ask.of)
+        tokens = np.array([*history[: int(ask.share * len(history))], *ask.fresh][: CONTEXT - ask.limit], np.int32)
+        at = sorted(stop for stop in ask.stops if stop <= len(tokens))
+        documents = tuple(
+            PlacedDocument(f"d{a}", str(tokens[a:b].tolist()), a, b) for a, b in itertools.pairwise(at) if a < b
+        )
+        self.submit_prompt(Fixed(tokens, at, documents), ask)
+
+    def submit_prompt(self, prompt, ask, owner=None):
+        number = next(self.ids)
+        kept = ask.scope if ask.cache and not self.can_cut else None  # where its states are kept
+        cache = ask.cache and self.can_cut
+        scope, guess = ask.scope if cache else Scope.private(number), ask.background and ask.of == 1
+        request = Request(
+            number, prompt, ask.limit, scope, cache, ask.priority, ask.background, guess, snapshot_scope=kept, owner=owner
+        )
+        self.scheduler.submit(request)
+        self.open.append(request)
+        return request
+
+    def history(self, of):
+        return self.histories[-min(of, len(self.histories))]
+
+    @rule(of=st.integers(0, 60))
+    @precondition(lambda self: self.open)
+    def cancel(self, of):
+        request = self.open[of % len(self.open)]  # no draw hangs on the cache, whose sets have no order
+        SEEN["cancelled running" if request.sequence else "cancelled waiting"] += 1
+        self.open.remove(request)
+        self.scheduler.finish(request)
+
+    @rule(steps=st.integers(1, 12))
+    def step(self, steps):
+        for _ in range(steps):
+            self.one_step()
+
+    @rule(end=st.sampled_from(["refused", "refused", "interrupted", "at once", 0.0, 0.5, 1.0]))
+    @precondition(lambda self: self.open)
+    def fail(self, end):
+        """A plan that does not get to its spans: no room, a newcomer, or an error after some operations."""
+        if end == "at once":
+            self.abandon()
+            return
+        plan = self.scheduler.plan()
+        if isinstance(end, float):
+            self.carry_out(plan.operations[: int(end * len(plan.operations))])
+            self.abandon()
+            return
+        self.carry_out(plan.operations + plan.afterwards)
+        SEEN[end] += bool(plan.spans)
+        if end == "refused" and plan.spans and not self.scheduler.refuse():
+            self.abandon()
+
+    def abandon(self):
+        """Everything that ran ends, what waits goes on waiting, and nothing is cached any more."""
+        SEEN["abandoned"] += 1
+        waiting = list(self.scheduler.waiting)
+        failed = self.scheduler.abandon()
+        self.memory.apply(Clear())
+        self.open = [request for request in self.open if request not in failed]
+        assert set(self.open) == set(waiting) and not self.tree.roots and not self.scheduler.running
+        assert not self.tree.take_operations(), "they would be carried out in an empty memory"
+
+    @rule(acts=st.lists(st.sampled_from(["save ahead", "evict", "forget", "drop"]), min_size=1, max_size=3), scope=SCOPES)
+    def let_go(self, acts, scope):
+        for act in acts:
+            SEEN[act] += self.let_go_by(act, scope)
+
+    def let_go_by(self, act, scope):
+        """Whether there was anything to let go."""
+        tree = self.tree
+        before, pinned, saved = tree.num_ready, tree.num_pinned, tree.host.num_saved
+        if act == "evict":
+            return tree.evict()
+        if act == "drop":
+            dropped = tree.drop(scope) + self.snapshots.drop(scope)
+            assert pinned <= tree.num_ready <= before and not self.snapshots.of(scope)
+            return dropped > 0
+        if act == "save ahead":
+            if work := self.scheduler.plan_idle_work():
+                self.carry_out(work.operations)
+                self.ran()
+            return tree.host.num_saved > saved
+        if any(request.scope == scope for request in self.scheduler.running):
+            return False
+        tree.forget(scope)
+        return before > tree.num_ready
+
+    @rule(acts=st.lists(st.sampled_from(["release", 3, "hold", 1]), max_size=3), of=st.integers(1, 3), scope=SCOPES)
+    def hold(self, acts, of, scope):
+        """A hold for two seconds, then others, their end, and seconds that pass."""
+        holds, tokens = self.scheduler.holds, np.array(self.history(of), np.int32)
+        for act in ["hold", *acts]:
+            before = len(list(holds.held()))
+            if act == "hold":
+                SEEN[act] += bool(holds.hold(scope, tokens, 2))
+            elif act == "release":
+                SEEN[act] += bool(holds.release(scope, tokens))
+            else:
+                self.now += act
+                holds.expire()
+                SEEN["expire"] += len(list(holds.held())) < before
+                assert all(node.held_until > self.now for node in holds.held())
+
+    def carry_out(self, operations):
+        for operation in operations:
+            SEEN[type(operation).__name__] += 1
+            self.memory.apply(operation)
+
+    def one_step(self):
+        plan = self.scheduler.plan()
+        check(self.scheduler)
+        assert plan.num_tokens <= self.scheduler.batch_size
+        assert plan.spans or not self.open, "requests are open and nothing is computed"
+        self.check_rest(plan)
+        SEEN.update(type(operation).__name__ for operation in plan.operations)
+        SEEN["guess"] += any(request.guess for request in self.scheduler.running)
+        SEEN["private"] += any(not request.cache and request.snapshot_scope is None for request in self.scheduler.running)
+        SEEN["paused"] += any(request.num_preempted for request in self.scheduler.waiting)
+        SEEN["set aside"] += bool(plan.afterwards)
+        SEEN["resumed"] += any(request.num_preempted for request in self.scheduler.running)
+        sampled = self.memory.run(plan)
+        self.ran()
+        for request, _ in self.scheduler.commit(plan, sampled):
+            if request.num_tokens == request.num_prompt + request.limit:
+                self.end(request)
+        check(self.scheduler)
+        for request in self.scheduler.running:
+            held = self.memory.cells.get(request.sequence.id, {})
+            assert request.computed == 0 or held[request.computed - 1] == tuple(request.tokens[: request.computed].tolist())
+
+    def check_rest(self, plan):
+        """A prompt that is computed alone is never computed in pieces that are smaller than the rest, nor leaves any."""
+        running, rest = self.scheduler.running, self.rest
+        if len(running) > 1:
+            self.met_others.update(request.id for request in running)
+            return
+        has_room = self.scheduler.batch_size >= 2 * rest and (self.tree.host.max_tokens or not self.can_cut)
+        for request, span in zip(running, plan.spans, strict=False):
+            left = request.num_tokens - span.stop
+            if has_room and request.id not in self.met_others and span.start < request.claimed:
+                assert len(span.tokens) >= min(rest, request.claimed), "a piece that is too small for its bits"
+                assert left == 0 or left >= rest, "a rest that is too small for its bits"
+
+    def ran(self):
+        """A plan has been carried out."""
+
+    def end(self, request):
+        self.open.remove(request)
+        self.scheduler.finish(request)
+        result = request.tokens[: request.num_tokens].tolist()
+        assert result == greedy(request.layout.tokens.tolist(), request.limit), "reuse changed a result"
+        if not request.cache and request.snapshot_scope is None:
+            assert request.cached == 0 and request.source == "none"
+        self.histories.append(result)
+        SEEN.update(["finished", request.source, *["overtaken"] * bool(request.num_overtaken)])
+
+    @invariant()
+    def consistent(self):
+        if hasattr(self, "scheduler"):
+            check(self.scheduler)
+
+    def teardown(self):
+        if hasattr(self, "scheduler"):
+            self.finish()
+            self.close()
+
+    def finish(self):
+        """Everything that is open ends."""
+        for _ in range(2000):
+            if not self.open:
+                return
+            self.one_step()
+        raise AssertionError("a request never ended")
+
+    def close(self):
+        """Nothing is left when everything is forgotten."""
+        while self.tree.evict():
+            check(self.scheduler)
+        self.memory.run(self.scheduler.plan())
+        tree = self.tree
+        for scope in list(tree.roots):
+            tree.forget(scope)
+        for scope in list(self.snapshots.roots):
+            self.snapshots.drop(scope)
+        self.carry_out(tree.take_operations())
+        assert tree.host.num_tokens == 0 and not tree.host.nodes
+        assert tree.num_ready == tree.num_pending == tree.num_pinned == 0 and not tree.roots and not tree.parked
+        assert self.memory.num_used == 0 and not any(self.memory.cells.values()), "cells have leaked"
+        assert sorted(tree._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
+        assert self.snapshots.num_bytes == 0 and not any(root.children for root in self.snapshots.roots.values())
+        assert not any(lane.request for lane in self.scheduler.lanes) and self.scheduler.idle

@@ -1,0 +1,54 @@
+"""A scheduler over a model of memory, step by step."""
+
+import math
+
+from slotcache.slots.check import check
+from slotcache.slots.plan import Plan
+from slotcache.slots.request import Request
+from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.tiers.host import HostTier
+from slotcache.slots.tree import PrefixTree
+
+from support.fixed_prompt import Fixed
+from support.memory import Memory
+
+
+class World:
+    """A scheduler over a model of memory; requests are numbered as they come."""
+
+    def __init__(
+        self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf, window=32, aside=math.inf, rest=1
+    ):
+        self.memory = Memory(cells)
+        tree = PrefixTree(cells, 2 * lanes + 8, HostTier(host), rest=rest)
+        self.scheduler = Scheduler(tree, lanes, batch, budget, idle, apart, window, aside_from=aside)
+        self.requests = []
+        self.plans = []
+
+    def submit(self, tokens, limit=2, stops=(), priority=0, scope=""):
+        request = Request(len(self.requests), Fixed(list(tokens), stops), limit, scope, priority=priority)
+        self.requests.append(request)
+        self.scheduler.submit(request)
+        return request
+
+    def step(self):
+        plan = self.scheduler.plan()
+        self.plans.append(plan)
+        for request, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+            if request.num_tokens == request.num_prompt + request.limit:
+                self.scheduler.finish(request)
+        check(self.scheduler)
+        return plan
+
+    def finish(self):
+        while not self.scheduler.idle:
+            self.step()
+
+    def carry_out(self):
+        """Do what the tree has decided, now."""
+        self.memory.run(Plan(self.scheduler.tree.take_operations()))
+
+    def run(self, tokens, **options):
+        request = self.submit(tokens, **options)
+        self.finish()
+        return request
