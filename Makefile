@@ -1,6 +1,7 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
 # make test                         the whole suite
 # make lint                         ruff and pyright
+# make prose                        how plain the docstrings, comments and documents are
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
 # Each sets up what it needs first: a virtual environment in .venv, the dependencies, and a build of llama-cpp-python
 # (6 minutes on 2 cores, once; with an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make serve).
@@ -12,7 +13,7 @@ CASES ?= 420
 BIN := $(VENV)/bin
 ENGINE := llama-cpp-python==0.3.36
 
-.PHONY: serve test lint fuzz install clean
+.PHONY: serve test lint prose fuzz install clean
 
 serve: $(VENV)/.installed
 	$(BIN)/slotcache serve $(ARGS)
@@ -24,6 +25,9 @@ lint: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+prose:
+	$(PYTHON) tests/prose.py
 
 fuzz: $(VENV)/.fuzzing
 	$(VENV)/fuzz/bin/schemathesis run $(URL)/openapi.json --checks not_a_server_error --phases examples,coverage,fuzzing \
