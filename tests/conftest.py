@@ -1,4 +1,4 @@
-"""Makes `slotcache.*` importable from a bare checkout, and shares what the tests of several folders need."""
+"""Make `slotcache.*` importable from a bare checkout, and share the fixtures that several folders use."""
 
 import sys
 from importlib.util import find_spec

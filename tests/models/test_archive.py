@@ -1,4 +1,4 @@
-"""Runs that leave as records and come back: bit for bit what a fresh prefill gives, or nothing at all."""
+"""Runs that leave as records and come back: bit for bit the KV of a fresh prefill, or no KV at all."""
 
 import io
 
@@ -41,7 +41,7 @@ def prompt():
 
 @pytest.fixture
 def records(model, prompt):
-    """What a prompt of three segments leaves."""
+    """Return the records of a prompt of three segments."""
     lab = lab_of(model)
     lab.run(prompt, limit=4, stops=(100, 260), scope=SCOPE)
     while plan := lab.scheduler.plan_idle_work():
@@ -114,7 +114,7 @@ def test_a_run_without_what_comes_before_it_is_not_taken(model, prompt, records)
     archive = Archive(lab.scheduler.tree, cut)
     assert not archive.adopt(records[1], "disk") and not lab.scheduler.tree.roots
     assert archive.adopt(records[0], "disk") and archive.adopt(records[1], "disk")
-    assert archive.adopt(records[1], "disk")  # there already
+    assert archive.adopt(records[1], "disk")  # the cache holds it already
     assert lab.scheduler.tree.host.num_tokens == 260
     lab.close()
 
@@ -138,7 +138,7 @@ def test_kv_of_another_shape_or_place_is_not_accepted(model, records):
 
 
 def frame(count):
-    """Where the numbers of a state of so many cells that say how to read it are, four bytes each."""
+    """Return the offsets of a state's layout numbers, four bytes each, for a state of `cells` cells."""
     cells = [16 + 12 * cell + part for cell in (0, 1, count - 1) for part in (0, 4)]
     return [0, 8, 12, *cells, *range(16 + 12 * count, 16 + 12 * count + 20, 4)]
 

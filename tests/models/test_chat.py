@@ -1,4 +1,4 @@
-"""The pieces of a conversation against what Jinja alone makes of the same template and messages."""
+"""The pieces of a conversation against Jinja's own rendering of the same template and messages."""
 
 from functools import cache
 from typing import Any
@@ -243,7 +243,7 @@ def test_tools_and_further_settings_reach_the_template() -> None:
     source = "{{ (tools or []) | length }} {{ documents is none }} {{ mood }} {{ messages[0].content }}"
     template = chat(source)
     assert joined(template.pieces(said("a"), tools=[{}, {}], mood="calm")) == "2 True calm a"
-    # No setting takes the place of what the call itself says.
+    # The call's own arguments win over every setting.
     assert joined(template.pieces(said("a"), mood="calm", messages=said("b"))) == "0 True calm a"
 
 
@@ -303,7 +303,7 @@ CONTROLS = Spellings(["<|im_start|>", "<|im_end|>", "<s>"])
 
 
 def template_text(pieces: list[Piece]) -> str:
-    """What special tokens are looked for in; other text cannot become one with what stands beside it."""
+    """Special tokens are looked for in whole stretches: text beside a special token cannot complete another one."""
     return "\u0000".join(piece.text for piece in pieces if piece.message is None and not piece.is_plain)
 
 

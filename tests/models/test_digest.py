@@ -1,4 +1,4 @@
-"""What tells one model from another: every byte, read once."""
+"""A digest of every byte, read once, tells one model from another."""
 
 import os
 

@@ -2,7 +2,7 @@
 
 On the CPU without flash attention, logits after reuse equal those of a fresh prefill bit for bit, as long as each token's
 KV stands at a cell congruent to its position modulo 32: llama.cpp's kernels sum over cells in vectors of that width, so
-any other place rounds differently (see README, "Exactness"). `same` is for such places; where several streams share the
+any other place rounds differently (see docs/exactness.md). `same` is for such places; where several streams share the
 pool, `close` compares every token with a fresh prefill of all that came before it. The model's weights are in Q8_0, so
 small that one token alone is rounded like many; `test_exactness_weights` has weights where it is not.
 """

@@ -1,6 +1,6 @@
-"""Reuse is exact on weights whose kernels round by the number of tokens: the README's "Exactness", case by case.
+"""Reuse is exact on weights whose kernels round by the number of tokens: docs/exactness.md, case by case.
 
-Random weights in Q8_0 never showed what these show. A random model in Q4_K_M does, so it is always tested. Real ones are
+Random weights in Q8_0 hide the errors that a random model in Q4_K_M shows, so the latter is always tested. Real ones are
 read from the folder SLOTCACHE_WEIGHTS (smollm2.gguf, gemma.gguf), with SLOTCACHE_PROMPTS prompts for each case.
 """
 
@@ -52,7 +52,7 @@ class Reading:
 
 @dataclass
 class Weights:
-    """A model, prompts for it, and what a fresh prefill of each says."""
+    """A model, prompts for it, and the logits of a fresh prefill of each."""
 
     model: Model
     readings: list[Reading]
@@ -143,7 +143,7 @@ def test_few_tokens_alone_are_rounded_otherwise(weights):
 
 
 def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
-    """One request at a time, prompt after prompt in one cache, and what it leaves on disk in another one."""
+    """Run one request at a time, prompt after prompt in one cache; then take its records from disk into another cache."""
     with closing(weights.lab()) as lab, closing(weights.lab()) as restarted:
 
         def cases(number):
@@ -171,7 +171,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
 
 
 def files(lab: Lab, scope: tuple[str, str]) -> list[bytes]:
-    """What a server writes to disk of a scope."""
+    """Return the records that a server writes to disk for a scope."""
     while plan := lab.scheduler.plan_idle_work():
         lab.runner.run(plan)
     archive = Archive(lab.scheduler.tree, cut)
@@ -211,7 +211,7 @@ def test_whole_answers_are_those_without_a_cache(weights):
 
 
 def test_a_continuation_behind_a_window():
-    """Nothing leaves the device for others with such a model: its conversation is the only one in the pool."""
+    """With this model no KV leaves the device: its conversation is the only one in the pool."""
     with closing(Model(real("gemma"))) as model:
         weights = Weights(model, readings(model))
 

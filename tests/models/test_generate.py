@@ -66,7 +66,7 @@ class Engine:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
-        """Of the last of the tokens, which continue what came before."""
+        """Return the logits behind the last token; the tokens continue the earlier ones."""
         ids = (llama_cpp.llama_token * len(tokens))(*tokens)
         assert llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(ids, len(tokens))) == 0
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.context, -1), (self.size,)).copy()

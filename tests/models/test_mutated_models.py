@@ -1,4 +1,4 @@
-"""Damaged GGUF files and templates, by the hundred. SLOTCACHE_MUTATIONS=10000 tries so many (with those of
+"""Damaged GGUF files and templates, by the hundred. SLOTCACHE_MUTATIONS=10000 tries 10,000 (with those of
 tests/server/test_mutated_files.py)."""
 
 import random
@@ -108,7 +108,7 @@ def test_a_damaged_model_is_refused_or_loaded(tiny, tmp_path):
 
 
 def _outcomes(model, folder, count):
-    """What became of each case: loaded, refused, or how the process ended in llama.cpp."""
+    """Return the outcome of each case: loaded, refused, or the way the process ended in llama.cpp."""
     number = 0
     while number < count:
         child = subprocess.run(

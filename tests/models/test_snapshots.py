@@ -1,4 +1,4 @@
-"""Models whose memory cannot be cut: what is taken up from a snapshot is bit for bit what a full prefill gives."""
+"""Models whose memory cannot be cut: going on from a snapshot gives the bits of a full prefill."""
 
 import numpy as np
 import pytest

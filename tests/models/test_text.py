@@ -17,7 +17,7 @@ def stream(chunks: list[bytes], stop: list[str] | None = None) -> tuple[list[str
 
 
 def expected(text: str, stop: list[str]) -> tuple[str, str | None]:
-    """The earliest stop string that begins in the text; of several that begin there, the shortest."""
+    """Return the earliest stop string that begins in the text; of several at one place, the shortest."""
     found = [(text.find(word), len(word), word) for word in stop if word and word in text]
     if not found:
         return text, None

@@ -104,7 +104,7 @@ def test_control_tokens_at_the_start_of_a_stretch_stay_control_tokens(spaced: Mo
 
 
 def whole(model: Model, text: str, special: bool) -> list[int]:
-    """What llama.cpp makes of a text in one call."""
+    """Tokenise a text in one call of llama.cpp."""
     data = text.encode()
     ids = np.empty(4 * len(data) + 2, np.int32)
     pointer: Any = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))

@@ -1,4 +1,4 @@
-"""Models with a sliding window: what the window has passed can still be shared, cut and moved, and nothing changes."""
+"""Models with a sliding window: KV behind the window can still be shared, cut and moved, and no result changes."""
 
 import numpy as np
 import pytest

@@ -20,7 +20,7 @@ REST = MIN_ROWS  # tokens of each prompt that these servers compute: they run wi
 
 @dataclass
 class Running:
-    """A server that is up. service: its inside, to look at what no route shows. uvicorn: what serves it.
+    """A server that is up. service: its inside, for state that no route shows. uvicorn: its HTTP server.
 
     thread: the event loop's.
     """

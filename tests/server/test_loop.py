@@ -14,7 +14,7 @@ TOKENS = {"tokens": [100] * 100_000}
 
 @pytest.fixture
 def threads(server, monkeypatch):
-    """The threads in which what grows was done, by its name; the event loop's is "loop"."""
+    """Return the threads that did each kind of growing work, by its name; the event loop's is "loop"."""
     seen = {}
 
     def note(owner, name):

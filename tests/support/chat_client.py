@@ -29,7 +29,7 @@ class Answer:
 
 
 class ChatClient:
-    """Counts what it asks, so that the server's own count of ends can be compared with it."""
+    """Counts its requests, so that the server's own count of ends can be compared with them."""
 
     def __init__(self, server: Running) -> None:
         self.server, self.http = server, server.http
@@ -48,7 +48,7 @@ class ChatClient:
             return _joined(list(_events(response)))
 
     def leave(self, body: Mapping[str, Any], after: int) -> bool:
-        """Ask for a stream and go away after so many events; whether the server noticed before the answer was whole."""
+        """Ask for a stream and leave after `after` events; return whether the server noticed in time."""
         self.num_asked += 1
         before = self._ended("cancelled")
         with self.http.stream("POST", PATH, json={**body, "stream": True}) as response:
@@ -73,7 +73,7 @@ class ChatClient:
         assert sum(map(self._ended, ("stop", "length", "cancelled"))) == self.num_asked and not self._ended("error")
 
     def rest(self) -> None:
-        """Wait until there is nothing that could be computed ahead, or no room for it."""
+        """Wait until idle prefill has no more work, or no room for it."""
         idle, scheduler = self.server.service.idle, self.server.service.engine.scheduler
         until(lambda: idle.done or (idle._task is None and scheduler.idle))
 

@@ -1,4 +1,4 @@
-"""What a chat's prompt should be, told once more and simply: histories, documents, hints and the ids that were sampled.
+"""A simple second account of a chat's prompt: histories, documents, hints and sampled ids.
 
 A world knows nothing of caches. It predicts the exact ids of a prompt; only the order of documents, which a server may
 choose, is taken from the answer.
@@ -58,7 +58,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The documents of one message in its prompt. rank: those that stand there; order: as they stand, once that is known."""
+    """The documents of one message in its prompt. rank: the documents in the prompt; order: their places, once known."""
 
     rank: tuple[Document, ...]
     repeated: tuple[str, ...]
@@ -85,7 +85,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message as it stands in a prompt. keys: of all documents it came with. sampled: what an answer was made of."""
+    """A message as it stands in a prompt. keys: of all documents it came with. sampled: the ids of an answer."""
 
     role: str
     text: str
@@ -114,7 +114,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request as it should be understood. origin: the conversation it belongs to, and the answer that it goes on from."""
+    """A request as the server should understand it. origin: its conversation, and the answer that it continues."""
 
     ask: Ask
     entries: tuple[Entry, ...]
@@ -140,7 +140,7 @@ class Turn:
 
 
 class World:
-    """What a server should remember, by scope."""
+    """The conversations that a server should remember, by scope."""
 
     def __init__(self) -> None:
         self.scopes: dict[str, Scope] = {}
@@ -162,7 +162,7 @@ class World:
         return Turn(ask, entries, len(kept), (conversation, answer))
 
     def remember(self, turn: Turn, entries: tuple[Entry, ...], id: str, told: Mapping[str, Any] | None) -> None:
-        """A whole answer, the last of `entries`; told: what the server says of its conversation."""
+        """A whole answer, the last of `entries`; told: the server's report on its conversation."""
         ask, (conversation, answer) = turn.ask, turn.origin
         scope, last = self.scope(ask.scope), entries[-1]
         if ask.caches and last.sampled is not None:
@@ -187,7 +187,7 @@ class World:
         scope.conversations[conversation.id] = scope.of_answer[id] = conversation
 
     def forget(self, scope: str, name: str) -> bool:
-        """A conversation is deleted; whether there was one."""
+        """Delete a conversation; return whether it was known."""
         conversation = self.scope(scope).conversations.pop(name, None)
         for answer in conversation.answers if conversation else ():
             del self.scope(scope).of_answer[answer]
@@ -201,7 +201,7 @@ class World:
             pending += f"<|im_start|>{entry.role}\n"
             for text in self._parts(scope, entry):
                 if isinstance(text, str) and not text.strip():
-                    pending += text  # a template shows nothing where there is nothing
+                    pending += text  # a template shows no empty message
                     continue
                 ids += [*cut(pending, True), *(cut(text, False) if isinstance(text, str) else text)]
                 pending = ""

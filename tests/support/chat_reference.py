@@ -1,4 +1,4 @@
-"""A server that caches nothing: what an answer should be, computed anew from the ids of a prompt."""
+"""A server without a cache computes the right answer anew from the ids of a prompt."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ class Reference:
         engine.submit = listen  # no route tells the ids of an answer
 
     def answer(self, prompt: Ids, options: Mapping[str, Any]) -> Reply:
-        """What a server without a cache says after these ids."""
+        """Return the answer of a server without a cache to these ids."""
         body = {"prompt": list(prompt), "n_predict": options["max_tokens"], "cache_prompt": False}
         body |= {name: options[name] for name in SAMPLING if name in options}
         said = self._post("/completion", body)

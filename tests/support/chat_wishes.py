@@ -1,4 +1,4 @@
-"""Strategies for what clients of a chat want: about the bundled documents, in every manner and with every option."""
+"""Strategies for the wishes of chat clients: about the bundled documents, in every manner and with every option."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,7 +36,7 @@ DOCUMENTS = st.builds(
 
 @dataclass(frozen=True)
 class Wish:
-    """What a client wants next. of: which of its talks, 0 for a new one. manner: how it tells what was before."""
+    """A client's next wish. of: which of its talks, 0 for a new one. manner: how it sends the history."""
 
     of: int
     scope: str

@@ -1,6 +1,6 @@
 """Loads damaged models, one after the other, until llama.cpp ends the process: MODEL FOLDER FIRST COUNT.
 
-Prints a line for each: what became of it.
+Prints one line with the outcome of each.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def outcome(path: Path) -> str:
 
 
 def use(model: Model) -> None:
-    """What the server reads of every model."""
+    """Read the parts of a model that the server reads of every model."""
     model.tokenize("Hello <|im_start|>", special=True)
     model.kv_bytes("f16", "f16")
     _ = model.description, model.can_trim, model.can_chat, model.rope_depends_on_context, model.attention_width

@@ -1,4 +1,4 @@
-"""A scheduler and a runner over a real context, without a server: what it takes to compare logits."""
+"""A scheduler and a runner over a real context, without a server, to compare logits."""
 
 import math
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from support.fixed_prompt import Fixed
 
 @dataclass
 class Answer:
-    """A finished request: what it reused and computed, its tokens, and the logits each of them was chosen from."""
+    """A finished request: its reused and computed tokens, its answer, and the logits of each token of it."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Lab:
         raise AssertionError("requests never ended")
 
     def run(self, tokens, **options) -> Answer:
-        """Submit one request and see it through, with whatever else is open."""
+        """Submit one request and run until it and all other open requests have ended."""
         answer = self.submit(tokens, **options)
         self.finish()
         return answer

@@ -1,4 +1,4 @@
-"""Damaged files, by chance: what a bad disk, a crash, or a careless hand makes of a good one."""
+"""Damage files by chance, as a bad disk, a crash or a careless hand would."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""An index written down as a table, and random ones: what the policies are tested against."""
+"""An index written down as a table, and random ones, to test the ordering policies with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Path = tuple[str, ...]
 
 @dataclass
 class PathTable:
-    """Cached paths with (tokens, saved) each; a position is the path that leads there."""
+    """Cached paths with (tokens, saved) each; a position is the path to it."""
 
     paths: dict[Path, tuple[int, float]]
     followed_by: dict[Path, float] = field(default_factory=dict)

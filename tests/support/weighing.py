@@ -6,11 +6,11 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 import numpy as np
 
-SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)  # code, and what code belongs to
+SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)  # code and its owners
 
 
 def weight(*roots, apart=()):
-    """Bytes of these objects and of everything they refer to, each counted once. apart: what belongs to others."""
+    """Return the bytes of these objects and of all that they refer to, each counted once. apart: objects to leave out."""
     seen, total, pending = {id(one) for one in apart}, 0, list(roots)
     while pending:
         one = pending.pop()

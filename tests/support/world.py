@@ -45,7 +45,7 @@ class World:
             self.step()
 
     def carry_out(self):
-        """Do what the tree has decided, now."""
+        """Carry out the tree's operations now."""
         self.memory.run(Plan(self.scheduler.tree.take_operations()))
 
     def run(self, tokens, **options):
