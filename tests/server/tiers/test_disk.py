@@ -5,7 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import httpx
@@ -49,9 +49,9 @@ def settled(server):
 
 
 def loaded(server):
-    """Wait until what was on disk is back."""
+    """Wait until the thread that reads the disk has ended, with something found."""
     until(lambda: server.service.engine.scheduler.tree.host.num_tokens > 0)
-    time.sleep(0.05)
+    until(lambda: all(thread.name != "load" for thread in threading.enumerate()))
 
 
 def test_a_restart_finds_what_was_computed_and_answers_the_same(tiny, tmp_path):
