@@ -1,5 +1,7 @@
 """Make `slotcache.*` importable from a bare checkout, and share the fixtures that several folders use."""
 
+import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +13,16 @@ if find_spec("slotcache") is None:
     package = ModuleType("slotcache")
     package.__path__ = [str(Path(__file__).parents[1])]
     sys.modules["slotcache"] = package
+
+from slotcache.server.settings import SETTINGS  # only now can it be found
+
+# Results must not depend on the shell that starts the tests. Its settings and proxies do not count, and ctrl-C works as
+# usual in the programs that tests start: a background job ignores it, and hands that on.
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+for name in (*(setting.variable for setting in SETTINGS), *PROXIES, *map(str.upper, PROXIES)):
+    os.environ.pop(name, None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
