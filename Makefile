@@ -11,7 +11,7 @@ ARGS ?=
 URL ?= http://127.0.0.1:8080
 CASES ?= 420
 BIN := $(VENV)/bin
-ENGINE := llama-cpp-python==0.3.36
+ENGINE := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
 .PHONY: serve test lint prose fuzz install clean
 

@@ -1,0 +1,31 @@
+"""The habits of the project: one place for each version, and a CI that checks before it tests."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_makefile_installs_the_engine_that_pyproject_names(tmp_path: Path) -> None:
+    (engine,) = (name for name in PROJECT["dependencies"] if name.startswith("llama-cpp-python"))
+    command = ["make", "--dry-run", f"VENV={tmp_path}", "install"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"pip install --verbose {engine} " in printed
+    assert engine not in (ROOT / "Makefile").read_text()
+
+
+def test_every_tool_has_a_version() -> None:
+    tools = PROJECT["optional-dependencies"]["dev"]
+    assert all(re.fullmatch(r"[\w-]+(==|~=)\d+(\.\d+)+", tool) for tool in tools), tools
+
+
+def test_ci_lints_before_it_tests() -> None:
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert [line for line in lines if line.startswith("make")] == ["make lint", "make test"]
