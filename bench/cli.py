@@ -1,78 +1,77 @@
-"""`slotcache bench SCENARIO`: measures this server, and others beside it, over HTTP."""
+"""`slotcache bench SCENARIO`: measure this server, and other servers beside it, over HTTP."""
 
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
+from importlib import import_module
+from types import FrameType, ModuleType
 
 from . import machine
 from .error import BenchError, Skip
-from .offline import arrange, replacement, residency
-from .report import Report
-from .scenarios import (
-    burst,
-    cached,
-    conversations,
-    decode,
-    fanout,
-    faults,
-    history,
-    idle,
-    mtrag,
-    quality,
-    soak,
-    speculation,
-    stall,
-    step,
-    stress,
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A subcommand: its help, its options, and what it does."""
+    """A subcommand. Its module has `add_arguments(parser)` and `run(args)`, which returns a Report."""
 
+    module: str
+    """Relative to this package."""
     help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], Report]
+
+    @property
+    def name(self) -> str:
+        return self.module.rpartition(".")[2]
+
+    def load(self) -> ModuleType:
+        """Import the module. Raises BenchError if a part of the project or a package that it needs is not installed."""
+        try:
+            return import_module(self.module, __package__)
+        except ModuleNotFoundError as error:
+            missing = error.name or str(error)
+            if missing.startswith("slotcache."):
+                raise BenchError(f"{self.name} needs {missing}: run it from a checkout of the repository") from None
+            raise BenchError(f"{self.name} needs {missing}: pip install 'slotcache[bench]'") from None
 
 
-SCENARIOS = {
-    "burst": Scenario("bursts of questions with overlapping documents", burst.add_arguments, burst.run),
-    "mtrag": Scenario("human multi-turn RAG conversations", mtrag.add_arguments, mtrag.run),
-    "conversations": Scenario("more conversations than lanes", conversations.add_arguments, conversations.run),
-    "decode": Scenario("tokens per second of many streams", decode.add_arguments, decode.run),
-    "step": Scenario("what a step costs outside llama.cpp", step.add_arguments, step.run),
-    "stall": Scenario("a long prefill among running streams", stall.add_arguments, stall.run),
-    "speculation": Scenario(
-        "a search in stages, with a server that reads along", speculation.add_arguments, speculation.run
-    ),
-    "fanout": Scenario("one prompt many times at once", fanout.add_arguments, fanout.run),
-    "idle": Scenario("a request's speed beside idle KV", idle.add_arguments, idle.run),
-    "stress": Scenario("more clients than lanes, more prompts than cells", stress.add_arguments, stress.run),
-    "faults": Scenario("faults and bad clients beside good ones", faults.add_arguments, faults.run),
-    "soak": Scenario("mixed load on all routes for hours", soak.add_arguments, soak.run),
-    "history": Scenario("a history sent whole, with a document more each turn", history.add_arguments, history.run),
-    "cached": Scenario("a prompt that is cached as a whole", cached.add_arguments, cached.run),
-    "quality": Scenario("answers of the embedded model, however its documents come", quality.add_arguments, quality.run),
-    "arrange": Scenario("what choosing an order and writing the prompt takes", arrange.add_arguments, arrange.run),
-    "residency": Scenario("what idle and moved KV costs, without a server", residency.add_arguments, residency.run),
-    "replacement": Scenario("which idle KV should leave first, simulated", replacement.add_arguments, replacement.run),
-}
+# A scenario is imported only when it is chosen: each needs other packages, and `quality` a folder that is not in the wheel.
+_ALL = (
+    Scenario(".scenarios.burst", "bursts of questions with overlapping documents"),
+    Scenario(".scenarios.mtrag", "human multi-turn RAG conversations"),
+    Scenario(".scenarios.conversations", "more conversations than lanes"),
+    Scenario(".scenarios.decode", "tokens per second of many streams"),
+    Scenario(".scenarios.step", "what a step costs outside llama.cpp"),
+    Scenario(".scenarios.stall", "a long prefill among running streams"),
+    Scenario(".scenarios.speculation", "a search in stages, with a server that reads along"),
+    Scenario(".scenarios.fanout", "one prompt many times at once"),
+    Scenario(".scenarios.idle", "a request's speed beside idle KV"),
+    Scenario(".scenarios.stress", "more clients than lanes, more prompts than cells"),
+    Scenario(".scenarios.faults", "faults and bad clients beside good ones"),
+    Scenario(".scenarios.soak", "mixed load on all routes for hours"),
+    Scenario(".scenarios.history", "a history sent whole, with a document more each turn"),
+    Scenario(".scenarios.cached", "a prompt that is cached as a whole"),
+    Scenario(".scenarios.quality", "answers of the embedded model, however its documents come"),
+    Scenario(".offline.arrange", "what choosing an order and writing the prompt takes"),
+    Scenario(".offline.residency", "what idle and moved KV costs, without a server"),
+    Scenario(".offline.replacement", "which idle KV should leave first, simulated"),
+)
+SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one scenario and prints its report.
+    """Run one scenario and print its report; the exit code.
 
-    Exit code 0 (a missed bar is a result, too), 1 where requests failed that must not, 2 for what cannot run, 130 for
-    ctrl-C.
+    0: it ran, a missed bar being a result, too. 1: requests failed that must not. 2: it cannot run. 130: ctrl-C.
     """
-    args = _parser().parse_args(argv)
-    before = signal.signal(signal.SIGTERM, _end)
+    arguments = sys.argv[1:] if argv is None else argv
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        report = SCENARIOS[args.scenario].run(args)
+        chosen = next((name for name in arguments if name in SCENARIOS), None)
+        module = SCENARIOS[chosen].load() if chosen else None
+        args = _parser(chosen, module).parse_args(arguments)
+        assert module is not None  # the parser takes no command line without a scenario
+        report = module.run(args)
     except Skip as reason:
         print(f"skipped: {reason}", file=sys.stderr)
         return 0
@@ -91,16 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(report.has_failed)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(chosen: str | None, module: ModuleType | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="slotcache bench", description=__doc__, allow_abbrev=False)
     scenarios = parser.add_subparsers(dest="scenario", required=True, metavar="SCENARIO")
     for name, scenario in SCENARIOS.items():
-        scenario.add_arguments(scenarios.add_parser(name, help=scenario.help, allow_abbrev=False))
+        subparser = scenarios.add_parser(name, help=scenario.help, allow_abbrev=False)
+        if module is not None and name == chosen:
+            module.add_arguments(subparser)
     return parser
 
 
-def _end(signum: int, frame: FrameType | None) -> None:
-    """A polite kill ends as ctrl-C does: servers that were started are stopped."""
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """End on SIGTERM as on ctrl-C, so that the servers which were started are stopped."""
     raise KeyboardInterrupt
 
 

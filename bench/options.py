@@ -7,6 +7,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+from ..models import generate
 from .dialect import Sampling
 from .error import BenchError
 
@@ -52,9 +53,6 @@ def bench_model(args: argparse.Namespace) -> Path:
         if not args.model.is_file():
             raise BenchError(f"no model at {args.model}")
         return args.model
-    # Here, and not above: with --model or --url nothing of models/ is needed.
-    from ..models import generate
-
     shape = generate.SHAPES["bench"]
     version = sha256(repr(shape).encode() + Path(generate.__file__).read_bytes()).hexdigest()[:12]
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache" / f"bench-{version}.gguf"

@@ -7,15 +7,15 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ...models.context import Context, ContextSettings
+from ...models.errors import ModelError
+from ...models.model import Model
 from ..error import BenchError
 from ..options import bench_model
 from ..report import Report, Table
 from ..stats import median
-
-if TYPE_CHECKING:
-    from .pool import Pool
+from .pool import MOST_STREAMS, MOVED, RUNNING, Pool
 
 SPARE = 512
 """Cells beyond those that are measured."""
@@ -45,12 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Moves KV of each length out of and into an otherwise empty pool; then fills it with ever more idle cells."""
-    # Here, and not above: the other scenarios need no engine.
-    from ...models.context import Context, ContextSettings
-    from ...models.errors import ModelError
-    from ...models.model import Model
-    from .pool import MOST_STREAMS, Pool
-
     if max(args.streams) > MOST_STREAMS:
         raise BenchError(f"--streams {max(args.streams)}: at most {MOST_STREAMS}")
     running = args.prompt_tokens + max(args.streams) * args.steps
@@ -72,8 +66,6 @@ def run(args: argparse.Namespace) -> Report:
 
 def _move(pool: Pool, length: int, repeats: int) -> Figures:
     """Seconds to compute `length` tokens, to copy them to host memory and to bring them back."""
-    from .pool import MOVED, RUNNING
-
     computed, saved, restored, size = [], [], [], 0
     for _ in range(repeats):
         computed.append(pool.prefill(RUNNING, length))
@@ -94,8 +86,6 @@ def _move(pool: Pool, length: int, repeats: int) -> Figures:
 
 def _beside(pool: Pool, idle: int, args: argparse.Namespace) -> Figures:
     """Seconds of a prefill and of decode steps while sequences that nobody runs hold `idle` cells."""
-    from .pool import RUNNING
-
     pool.keep_idle(idle)
     prompt, prefills = args.prompt_tokens, []
     steps: dict[int, list[float]] = {streams: [] for streams in args.streams}

@@ -10,12 +10,11 @@ from random import Random
 from typing import Any
 
 from ...models.demo import FILE as MODEL
-from ...models.demo.corpus import Corpus
-from ...models.training.curriculum import SHIPPED, held_out
+from ...models.demo.corpus import Corpus, CorpusDocument
 from ...models.training.world.conversation import Author, Conversation, Recipe
+from ...models.training.world.curriculum import SHIPPED, held_out
 from ...models.training.world.wording import UNKNOWN
 from ...models.training.world.words import Words
-from ...ordering.document import Document
 from ...ordering.stages import read_along
 from ..arms import Arm
 from ..client import Client, Request, Result
@@ -36,7 +35,7 @@ STAGE = 0.02  # seconds that a stage of a search takes, time enough to read its 
 class Turn:
     """documents: in retrieval rank."""
 
-    documents: tuple[Document, ...]
+    documents: tuple[CorpusDocument, ...]
     question: str
     answer: str
 
@@ -128,8 +127,7 @@ def bundled(count: int, turns: int) -> list[Session]:
     corpus = Corpus.load()
     asked = []
     for one in corpus.questions[:count]:
-        found = (corpus.documents[name] for name in one.ranked)
-        documents = tuple(Document(page.id, page.text, page.title) for page in found)
+        documents = tuple(corpus.documents[name] for name in one.ranked)
         asked.append(Turn(documents, one.question, one.answer))
     return [tuple(asked[at : at + turns]) for at in range(0, len(asked), turns)]
 
@@ -245,7 +243,7 @@ def _session(conversation: Conversation) -> Session:
     turns = []
     for turn in conversation.turns:
         names = turn.rank or [*(page.id for page in turn.documents), *turn.above]
-        documents = tuple(Document(name, pages[name].text, pages[name].title) for name in names)
+        documents = tuple(CorpusDocument(name, pages[name].title, pages[name].text) for name in names)
         turns.append(Turn(documents, turn.question, turn.answer))
     return tuple(turns)
 

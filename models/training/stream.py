@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from .curriculum import CURRICULA
 from .encoder import Encoder
 from .sample import encode
 from .world.conversation import Author
+from .world.curriculum import CURRICULA
 from .world.words import Words
 
 WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch  # pyright: ignore[reportMissingImports]
 
 from . import checkpoint
-from .curriculum import CURRICULA, held_out
 from .encoder import Encoder
 from .finders import FINDERS, finding_loss
 from .muon import Muon
@@ -23,6 +22,7 @@ from .network import Network, NetworkShape
 from .sample import HEAD
 from .stream import Batch, Stream
 from .watch import exact_match, samples_of
+from .world.curriculum import CURRICULA, held_out
 
 SHAPES = {
     "large": NetworkShape(),

@@ -127,6 +127,34 @@ def test_what_cannot_run_is_one_clear_message(capsys: Any, argv: list[str], mess
     assert message in printed and "Traceback" not in printed
 
 
+WITHOUT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import conftest  # makes the package importable from a bare checkout
+sys.modules[sys.argv[2]] = None  # as if it were not installed
+from slotcache.bench import cli
+sys.exit(cli.main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [
+        ("slotcache.models.training", "run it from a checkout of the repository"),
+        ("aiohttp", "pip install 'slotcache[bench]'"),
+    ],
+)
+def test_a_scenario_says_what_is_not_installed(missing: str, remedy: str) -> None:
+    def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-c", WITHOUT, str(Path(__file__).parents[1]), missing, *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    refused = bench("quality", "--help")
+    (line,) = refused.stderr.splitlines()
+    assert refused.returncode == 2 and line.startswith(f"slotcache bench: quality needs {missing}") and remedy in line
+    assert bench("--help").returncode == bench("arrange", "--help").returncode == 0
+
+
 HANG = """
 import http.server, os, sys
 class Handler(http.server.BaseHTTPRequestHandler):

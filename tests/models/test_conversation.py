@@ -7,11 +7,11 @@ from random import Random
 import numpy as np
 import pytest
 from slotcache.models.demo.corpus import Corpus
-from slotcache.models.training.curriculum import CURRICULA, held_out
 from slotcache.models.training.encoder import Encoder
 from slotcache.models.training.layout import Source, pieces
 from slotcache.models.training.sample import HEAD, MAX_TOKENS, NOWHERE, encode
 from slotcache.models.training.world.conversation import Author, Conversation, Recipe
+from slotcache.models.training.world.curriculum import CURRICULA, held_out
 from slotcache.models.training.world.wording import UNKNOWN
 from slotcache.models.training.world.words import Words
 from slotcache.ordering.document import Document

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from .world.conversation import Recipe
+from .conversation import Recipe
 
 
 @dataclass(frozen=True, slots=True)
