@@ -100,4 +100,12 @@ def _dialect(name: str, extra: dict[str, Any]) -> Dialect:
 
 
 def _options(args: argparse.Namespace, model: Any, lanes: int | None, extra: Sequence[str]) -> ServerOptions:
-    return ServerOptions(model, args.ctx_size, lanes, args.threads, args.flash_attn, args.repack, tuple(extra))
+    return ServerOptions(
+        model,
+        context=args.ctx_size,
+        lanes=lanes,
+        threads=args.threads,
+        flash_attention=args.flash_attn,
+        repack=args.repack,
+        extra=tuple(extra),
+    )

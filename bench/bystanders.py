@@ -73,7 +73,15 @@ class Reader:
 
     def ending(self, status: int = 0, error: str | None = None) -> Ending:
         failed = error or self.error
-        return Ending(self.prompt, status, self.text, self.finals, self.done, failed, arrivals=tuple(self.arrivals))
+        return Ending(
+            self.prompt,
+            status=status,
+            text=self.text,
+            finals=self.finals,
+            done=self.done,
+            error=failed,
+            arrivals=tuple(self.arrivals),
+        )
 
 
 @dataclass(slots=True)

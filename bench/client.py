@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from .dialect import Chunk, Dialect, DocumentUse, History, Sampling
+from .error import BenchError
 from .trace import Query
 
 STALL_SECONDS = 600
@@ -62,7 +63,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EncodedRequest:
     """A request that is encoded and ready to send."""
 
     path: str
@@ -149,10 +150,10 @@ class Client:
     ) -> None:
         await self.http.close()
 
-    async def prepare(self, query: Query, history: History = (), sampling: Sampling | None = None) -> Request:
+    async def prepare(self, query: Query, history: History = (), sampling: Sampling | None = None) -> EncodedRequest:
         """The request of a query, encoded and ready to send. Raises aiohttp.ClientError."""
         path, body = await self.dialect.prepare(self.http, query, history, sampling or self.sampling)
-        return Request(path, json.dumps(body).encode())
+        return EncodedRequest(path, json.dumps(body).encode())
 
     async def ask(
         self,
@@ -168,7 +169,7 @@ class Client:
             return Result(perf_counter(), 0.0, error=_one_line(error))
         return await self.send(request, on_token)
 
-    async def send(self, request: Request, on_token: Callable[[float], None] | None = None) -> Result:
+    async def send(self, request: EncodedRequest, on_token: Callable[[float], None] | None = None) -> Result:
         """Streams one answer. The clock starts just before sending; `on_token` gets its reading at every token."""
         status, problem = 0, None
         started = perf_counter()
@@ -193,6 +194,15 @@ class Client:
             error=problem,
             **stream.figures,
         )
+
+    async def gauge(self, name: str) -> float:
+        """A value of slotcache's `/metrics`. Raises BenchError if the server has none of this name."""
+        async with self.http.get("/metrics") as answer:
+            text = await answer.text()
+        found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
+        if not found:
+            raise BenchError(f"/metrics has no {name}: this measures slotcache only")
+        return float(found[0])
 
 
 def _message(body: bytes) -> str:

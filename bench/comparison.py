@@ -123,7 +123,7 @@ async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: arg
 
             async def work(client: Client) -> Run:
                 await all_warm.wait()  # one arm's warm-up must not slow another's first query
-                return await drive(client, queries, 1, told, turn, pause)
+                return await drive(client, queries, concurrency=1, on_result=told, turn=turn, pause=pause)
 
             return await arm.work(url, sampling(args), work)
 

@@ -42,7 +42,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Exchange:
     """A question of the script, asked twice."""
 
     question: CorpusQuestion
@@ -65,7 +65,7 @@ def demo(url: str = "", model: Path | None = None) -> int:
         return 2
 
 
-def converse(url: str) -> Iterator[Step]:
+def converse(url: str) -> Iterator[Exchange]:
     """The script, turn by turn. What the conversation holds already, the server does not show the model again."""
     corpus = Corpus.load()
     asked = {one.question: one for one in corpus.questions}
@@ -80,7 +80,7 @@ def converse(url: str) -> Iterator[Step]:
         history.append({"role": "user", "content": question.question, "documents": documents})
         computed = ask(url, history, scope, reuse=False)
         reused = ask(url, history, scope, reuse=True)
-        yield Step(question, reused, computed)
+        yield Exchange(question, reused, computed)
         history.append({"role": "assistant", "content": reused.text})
 
 
@@ -102,7 +102,13 @@ def ask(url: str, messages: list[dict[str, Any]], scope: str, reuse: bool) -> An
                     text += piece
             usage, own = event.get("usage") or usage, event.get("slotcache") or own
     documents = tuple((one["id"], one["tokens"], one["cached_tokens"]) for one in own.get("documents", ()))
-    return Answer(text, first, usage.get("prompt_tokens", 0), own.get("cached_tokens", 0), documents)
+    return Answer(
+        text=text,
+        ttft=first,
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        cached_tokens=own.get("cached_tokens", 0),
+        documents=documents,
+    )
 
 
 @contextmanager
@@ -115,7 +121,7 @@ def _server(url: str, model: Path | None) -> Iterator[str]:
         yield server.url
 
 
-def _told(number: int, step: Step) -> str:
+def _told(number: int, step: Exchange) -> str:
     mark = "" if step.reused.text == step.question.answer else f"   (expected: {step.question.answer})"
     lines = [f"{number}. {step.question.question}", f"   {step.reused.text}{mark}"]
     for verb, wanted in (("computed", False), ("reused", True)):
@@ -126,7 +132,7 @@ def _told(number: int, step: Step) -> str:
     return "\n".join([*lines, f"   {step.reused.cached_tokens} of {step.reused.prompt_tokens} tokens reused; {both}", ""])
 
 
-def _table(steps: list[Step]) -> str:
+def _table(steps: list[Exchange]) -> str:
     lines = ["turn  prompt tokens  reused  TTFT ms  without reuse  answer"]
     for number, step in enumerate(steps, 1):
         right = "right" if step.reused.text == step.question.answer else "wrong"

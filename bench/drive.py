@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from .client import UNREADY, Client, Request, Result
+from .client import UNREADY, Client, EncodedRequest, Result
 from .trace import Query
 
 
@@ -104,12 +104,12 @@ async def drive(
     return Run(tuple(queries), tuple(results), seconds)
 
 
-async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, Request]:
+async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, EncodedRequest]:
     """Requests that need no history, prepared before the clock of the whole run starts."""
     first: dict[str, int] = {}
     for index, query in enumerate(queries):
         first.setdefault(query.session, index)
-    prepared: dict[int, Request] = {}
+    prepared: dict[int, EncodedRequest] = {}
     for index in first.values():
         try:
             prepared[index] = await client.prepare(queries[index])

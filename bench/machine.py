@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,12 +17,12 @@ def describe(llama_server: str | None = None) -> dict[str, Any]:
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "gpus": (_output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or "").splitlines(),
+        "gpus": (_output("nvidia-smi", ["--query-gpu=name,memory.total", "--format=csv,noheader"]) or "").splitlines(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "slotcache": _version("slotcache"),
         "llama_cpp_python": _version("llama-cpp-python"),
-        "llama_server": _output(llama_server, "--version") if llama_server else None,
+        "llama_server": _output(llama_server, ["--version"]) if llama_server else None,
         "git_commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -46,12 +47,12 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
     """The checkout's commit, with `+` where files differ from it; None for an installed package."""
     folder = Path(__file__).resolve().parents[1]
-    if not (folder / ".git").exists() or not (commit := _output("git", "-C", str(folder), "rev-parse", "HEAD")):
+    if not (folder / ".git").exists() or not (commit := _output("git", ["-C", str(folder), "rev-parse", "HEAD"])):
         return None
-    return commit + ("+" if _output("git", "-C", str(folder), "status", "--porcelain") else "")
+    return commit + ("+" if _output("git", ["-C", str(folder), "status", "--porcelain"]) else "")
 
 
-def _output(program: str, *arguments: str) -> str | None:
+def _output(program: str, arguments: Sequence[str]) -> str | None:
     """What a program prints, None where it is absent or fails."""
     if shutil.which(program) is None:
         return None

@@ -40,7 +40,13 @@ class Summary:
     def of(cls, values: Iterable[float]) -> "Summary":
         """Sums up `values`, leaving out what is not a number."""
         numbers = [value for value in values if not isnan(value)]
-        return cls(len(numbers), mean(numbers), median(numbers), percentile(numbers, 0.95), max(numbers, default=nan))
+        return cls(
+            count=len(numbers),
+            mean=mean(numbers),
+            p50=median(numbers),
+            p95=percentile(numbers, 0.95),
+            maximum=max(numbers, default=nan),
+        )
 
     @classmethod
     def median_of(cls, rounds: Sequence["Summary"]) -> "Summary":

@@ -52,7 +52,7 @@ def burst(
     for region in _turns_of_regions(rng, regions):
         chosen: list[int] = []
         for _ in range(min(burst, queries - len(trace))):
-            chosen = _next_documents(rng, chosen, documents_per_region, k, kept)
+            chosen = _next_documents(rng, chosen, available=documents_per_region, k=k, kept=kept)
             documents = tuple(_region_document(seed, region, number, words) for number in chosen)
             trace.append(Query(f"q{len(trace)}", 1, question(f"question {seed} {len(trace)}"), documents))
         if len(trace) >= queries:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Report:
         tables.append(_table(trace.name, footprint, rates[trace.name]))
     margins = [rate["pgdsf"] / rate["lru"] for rate in rates["skewed"].values()]
     bars = [Bar(2, "least hit rate of PGDSF over LRU's, skewed", min(margins), REQUIRED, at_least=True, unit="x")]
-    return Report("replacement", tables, bars, notes, {"hit_rates": rates})
+    return Report("replacement", tables, bars=bars, notes=notes, data={"hit_rates": rates})
 
 
 SCOPE = Scope.shared("")

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Report:
     title = f"burst: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, "
     title += f"{pace(args)}, k = {args.k}, overlap {args.overlap:.0%}"
     data = {"arms": [outcome.data() for outcome in outcomes]}
-    return Report("burst", [table(title, outcomes)], bars, notes, data)
+    return Report("burst", [table(title, outcomes)], bars=bars, notes=notes, data=data)
 
 
 def _ratios(own: Outcome, theirs: Outcome, concurrency: int) -> list[Bar]:

@@ -8,8 +8,8 @@ from ..arms import arms_for, in_rounds
 from ..client import Client, Result
 from ..error import BenchError
 from ..options import add_options, sampling
-from ..prompt import PromptSizer
 from ..report import Bar, Report, Table
+from ..sizer import PromptSizer
 from ..stats import Summary, median
 
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> Report:
     table = Table(title, columns, [_row(name, results) for name, results in rounds.items()])
     bar = Bar(7, "TTFT of the cached prompt over a decode step", _ratio(rounds[arms[0].name]), 3.0, unit="x")
     requests = {name: [[_request(one) for one in results] for results in all_] for name, all_ in rounds.items()}
-    return Report("cached", [table], [bar], (), {"arms": [arm.describe() for arm in arms], "requests": requests})
+    return Report("cached", [table], bars=[bar], data={"arms": [arm.describe() for arm in arms], "requests": requests})
 
 
 def ttft_over_step(results: Sequence[Result]) -> float:

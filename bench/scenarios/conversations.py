@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """All first turns, then all second turns, and so on, with one system prompt and real answers as history."""
-    queries = conversations(args.count, args.turns, args.words, args.seed, args.opening)
+    queries = conversations(args.count, turns=args.turns, words=args.words, seed=args.seed, opening=args.opening)
     outcomes = compare(arms_for(args, llama_lanes=llama_lanes(args)), queries, args)
     title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} lanes, {pace(args)}"
     own = outcomes[0]
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Report:
     bars = [bar, *(_next_turns(own, other) for other in outcomes if other.arm.name == "llama-server")]
     tables = [table(title, outcomes), *(_by_turn(outcome) for outcome in outcomes)]
     data = {"arms": [outcome.data() for outcome in outcomes]}
-    return Report("conversations", tables, bars, [*problems(outcomes), *notes], data)
+    return Report("conversations", tables, bars=bars, notes=[*problems(outcomes), *notes], data=data)
 
 
 def continuations(run: Run) -> Iterator[Continuation]:

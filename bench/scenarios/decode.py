@@ -14,9 +14,9 @@ from ..arms import arms_for, in_rounds
 from ..client import Client, Result
 from ..error import BenchError, ServerError
 from ..options import add_options, bench_model, sampling
-from ..prompt import PromptSizer
 from ..report import Bar, Report, Table
 from ..server import llama_repack
+from ..sizer import PromptSizer
 from ..stats import median
 
 BATCHED_BENCH = "llama-batched-bench"
@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> Report:
         bars = [_bar(streams, own[streams] / engine[streams]) for streams in args.streams]
     elif not args.url:
         notes.append(f"no {BATCHED_BENCH} was given (--{BATCHED_BENCH} PATH): nothing to compare with")
-    return Report("decode", [table], bars, notes, {"arms": [arm.describe() for arm in arms], "speeds": speeds})
+    return Report(
+        "decode", [table], bars=bars, notes=notes, data={"arms": [arm.describe() for arm in arms], "speeds": speeds}
+    )
 
 
 def shared_speed(results: Sequence[Result]) -> float:

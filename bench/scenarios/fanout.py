@@ -9,8 +9,8 @@ from ..arms import arms_for, in_rounds
 from ..client import Client
 from ..error import BenchError
 from ..options import add_options, sampling
-from ..prompt import PromptSizer
 from ..report import Bar, Report, Table
+from ..sizer import PromptSizer
 from ..stats import median
 
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Report:
     if theirs:
         ratio = median([one.seconds for one in own]) / median([one.seconds for one in theirs])
         bars.append(Bar(4, "total time over llama-server's", ratio, 0.2))
-    return Report("fanout", [table], bars, (), {"arms": [arm.describe() for arm in arms], "bursts": repr(bursts)})
+    return Report("fanout", [table], bars=bars, data={"arms": [arm.describe() for arm in arms], "bursts": repr(bursts)})
 
 
 async def _burst(client: Client, args: argparse.Namespace, number: int) -> Burst:

@@ -52,7 +52,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class Trial:
     """fault: of `bench.faulty`. may_fail: requests that an attack may end with an error, those that ran at a fault;
     None for all of them, and the server ends. flags: more of them for the server.
     opening: what comes before bystanders do.
@@ -116,21 +116,21 @@ async def dawdling(stage: Stage) -> None:
         stage.wrongs.append(f"{held} bodies that never end are held after {stage.args.patience:.0f} s")
 
 
-SCENARIOS = {
-    "decode": Scenario("decode", faults, may_fail=SHOTS * LANES),
-    "allocation": Scenario("allocation", faults, may_fail=SHOTS * LANES),
-    "full-disk": Scenario("full-disk", disk),
-    "slow-disk": Scenario("slow-disk", disk),
-    "killed": Scenario("killed", one_fault, may_fail=None),
+TRIALS = {
+    "decode": Trial("decode", faults, may_fail=SHOTS * LANES),
+    "allocation": Trial("allocation", faults, may_fail=SHOTS * LANES),
+    "full-disk": Trial("full-disk", disk),
+    "slow-disk": Trial("slow-disk", disk),
+    "killed": Trial("killed", one_fault, may_fail=None),
     # Every chunk names the model: with a long name few tokens are more than the buffers between two sockets take.
-    "stall": Scenario("none", nothing, flags=("--alias", "a" * 8192), opening=stall),
-    "leave": Scenario("none", leaving),
-    "dawdle": Scenario("none", dawdling),
+    "stall": Trial("none", nothing, flags=("--alias", "a" * 8192), opening=stall),
+    "leave": Trial("none", leaving),
+    "dawdle": Trial("none", dawdling),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialResult:
     """quiet, beside: bystanders' requests without and with the attack. code: how the server ended, None if it did not."""
 
     quiet: Sequence[Ending]
@@ -149,7 +149,7 @@ class Outcome:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench faults`."""
     add = parser.add_argument
-    add("--only", default=",".join(SCENARIOS), help="scenarios (default: %(default)s)")
+    add("--only", default=",".join(TRIALS), help="scenarios (default: %(default)s)")
     add("--seconds", type=float, default=3.0, help="that bystanders go on after an attack (default: %(default)s)")
     add("--max-tokens", type=int, default=60, help="of a bystander's answer (default: %(default)s)")
     add("--clients", type=int, default=24, help="that leave; half as many send without an end (default: %(default)s)")
@@ -162,13 +162,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Each scenario on a server of its own with the embedded model. A hurt bystander fails the bench."""
     names = args.only.split(",")
-    if unknown := [name for name in names if name not in SCENARIOS]:
-        raise BenchError(f"--only {unknown[0]}: expected some of {', '.join(SCENARIOS)}")
-    found: dict[str, tuple[Outcome, list[str]]] = {}
+    if unknown := [name for name in names if name not in TRIALS]:
+        raise BenchError(f"--only {unknown[0]}: expected some of {', '.join(TRIALS)}")
+    found: dict[str, tuple[TrialResult, list[str]]] = {}
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        outcome = _measure(SCENARIOS[name], args)
-        found[name] = outcome, complaints(SCENARIOS[name], outcome)
+        outcome = _measure(TRIALS[name], args)
+        found[name] = outcome, complaints(TRIALS[name], outcome)
     columns = ("scenario", "asked", "failed", "gap ms", "quiet ms", "complaints")
     rows = [_row(name, *one) for name, one in found.items()]
     num_complaints = sum(len(of) for _, of in found.values())
@@ -178,10 +178,12 @@ def run(args: argparse.Namespace) -> Report:
     notes += [f"{name}: {what}" for name, (outcome, _) in found.items() for what in dict.fromkeys(outcome.stage.notes)]
     data = {name: [_described(one) for one in outcome.beside] for name, (outcome, _) in found.items()}
     title = f"faults: {BYSTANDERS} bystanders, {LANES} lanes"
-    return Report("faults", [Table(title, columns, rows)], bars, notes, data, has_failed=bool(num_complaints))
+    return Report(
+        "faults", [Table(title, columns, rows)], bars=bars, notes=notes, data=data, has_failed=bool(num_complaints)
+    )
 
 
-def complaints(scenario: Scenario, outcome: Outcome) -> list[str]:
+def complaints(scenario: Trial, outcome: TrialResult) -> list[str]:
     """What must not have happened, a line each."""
     right = {one.prompt: one.text for one in outcome.quiet}
     found = [f"the quiet run failed: {one.error}" for one in outcome.quiet if one.error or not one.ended_once]
@@ -200,7 +202,7 @@ def complaints(scenario: Scenario, outcome: Outcome) -> list[str]:
     return [*found, *_health_lies(scenario, outcome), *_bad_end(scenario, outcome)]
 
 
-def _health_lies(scenario: Scenario, outcome: Outcome) -> list[str]:
+def _health_lies(scenario: Trial, outcome: TrialResult) -> list[str]:
     looks = outcome.health.looks
     if scenario.may_fail is not None:
         return [f"health said {status or 'nothing'}" for _, status in looks if status != 200]
@@ -208,7 +210,7 @@ def _health_lies(scenario: Scenario, outcome: Outcome) -> list[str]:
     return [f"health said {status or 'nothing'} of a server that cannot go on" for status in late]
 
 
-def _bad_end(scenario: Scenario, outcome: Outcome) -> list[str]:
+def _bad_end(scenario: Trial, outcome: TrialResult) -> list[str]:
     if scenario.may_fail is not None:
         return [] if outcome.code is None else [f"the server ended with code {outcome.code}: {outcome.tail}"]
     if outcome.code is None:
@@ -216,7 +218,7 @@ def _bad_end(scenario: Scenario, outcome: Outcome) -> list[str]:
     return [] if outcome.code > 0 else [f"the server ended with code {outcome.code}: expected one that tells of an error"]
 
 
-def _measure(scenario: Scenario, args: argparse.Namespace) -> Outcome:
+def _measure(scenario: Trial, args: argparse.Namespace) -> TrialResult:
     with tempfile.TemporaryDirectory(prefix="slotcache-faults-") as name:
         folder, port = Path(name), free_port()
         (folder / "slots").mkdir(mode=0o700)
@@ -224,14 +226,14 @@ def _measure(scenario: Scenario, args: argparse.Namespace) -> Outcome:
             return asyncio.run(_play(scenario, server, args, folder))
 
 
-def _command(scenario: Scenario, folder: Path, port: int, args: argparse.Namespace) -> list[str]:
+def _command(scenario: Trial, folder: Path, port: int, args: argparse.Namespace) -> list[str]:
     extra = ("--max-queue", str(QUEUE), "--cache-ram", "16", "--slot-save-path", str(folder / "slots"))
     extra += ("--cache-dir", str(folder / "cache"), *scenario.flags, *shlex.split(args.slotcache_args))
-    options = ServerOptions(MODEL, 4096, LANES, 1, "off", extra=extra)
+    options = ServerOptions(MODEL, context=4096, lanes=LANES, threads=1, flash_attention="off", extra=extra)
     return [sys.executable, "-m", "slotcache.bench.faulty", scenario.fault, "serve", *options.flags(port)]
 
 
-async def _play(scenario: Scenario, server: Server, args: argparse.Namespace, folder: Path) -> Outcome:
+async def _play(scenario: Trial, server: Server, args: argparse.Namespace, folder: Path) -> TrialResult:
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(server.url, connector=connector) as http:
         bodies = [prompts(number, args.max_tokens) for number in range(BYSTANDERS)]
@@ -250,7 +252,9 @@ async def _play(scenario: Scenario, server: Server, args: argparse.Namespace, fo
             told.looks.append((perf_counter(), await health(http)))
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        return Outcome(quiet, beside, told, began, server.code, server.tail(), stage)
+        return TrialResult(
+            quiet=quiet, beside=beside, health=told, began=began, code=server.code, tail=server.tail(), stage=stage
+        )
 
 
 async def _bystand(http: aiohttp.ClientSession, bodies: Sequence[Any], meanwhile: Awaitable[Any]) -> list[Ending]:
@@ -265,7 +269,7 @@ async def _bystand(http: aiohttp.ClientSession, bodies: Sequence[Any], meanwhile
     return [ending for task in living for ending in task.result()]
 
 
-async def _attacked(scenario: Scenario, stage: Stage, seconds: float) -> None:
+async def _attacked(scenario: Trial, stage: Stage, seconds: float) -> None:
     await asyncio.sleep(BETWEEN)
     await scenario.attack(stage)
     await asyncio.sleep(seconds)
@@ -281,7 +285,7 @@ def _longest(endings: Sequence[Ending]) -> float:
     return max((one.longest_gap for one in endings), default=0.0)
 
 
-def _row(name: str, outcome: Outcome, found: Sequence[str]) -> tuple[str | int | float, ...]:
+def _row(name: str, outcome: TrialResult, found: Sequence[str]) -> tuple[str | int | float, ...]:
     failed = sum(one.error is not None for one in outcome.beside)
     gaps = (1000 * _longest(of) for of in (outcome.beside, outcome.quiet))
     return name, len(outcome.beside), failed, *gaps, len(found)

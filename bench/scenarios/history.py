@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> Report:
     base, last = _queue_ms(turns[BASE - 1]), _queue_ms(turns[-1])
     bar = Bar(2, f"queue time of turn {args.turns}, turn {BASE}'s being {base:.1f} ms", last, max(5 * base, FEW), unit=" ms")
     data = {"arm": arm.describe(), "queue_ms": [[one.timings["queue_ms"] for one in of] for of in rounds]}
-    return Report("history", [table], [bar], (), data)
+    return Report("history", [table], bars=[bar], data=data)
 
 
 async def _converse(client: Client, args: argparse.Namespace, number: int) -> list[Result]:

@@ -11,10 +11,9 @@ from ..client import Client
 from ..error import BenchError
 from ..options import add_options, sampling
 from ..progress import Progress
-from ..prompt import PromptSizer
 from ..report import Bar, Report, Table
+from ..sizer import PromptSizer
 from ..stats import median
-from .step import gauge
 
 EMPTY, MOVED, KEPT = "empty pool", "idle KV, default", "idle KV, kept on the device"
 CELLS_USED = "slotcache_cells_used"
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> Report:
     ]
     few = [f"{name}: only {round(middle[name][0])} cells were idle" for name in (MOVED, KEPT) if _is_few(middle, name, args)]
     data = {name: [asdict(one) for one in of] for name, of in speeds.items()}
-    return Report("idle", [Table(title, columns, rows)], bars, few, data)
+    return Report("idle", [Table(title, columns, rows)], bars=bars, notes=few, data=data)
 
 
 def _is_few(middle: dict[str, list[float]], name: str, args: argparse.Namespace) -> bool:
@@ -112,7 +111,7 @@ async def _leave_idle(client: Client, sizer: PromptSizer, args: argparse.Namespa
 
 async def _measure(client: Client, sizer: PromptSizer, args: argparse.Namespace, number: int) -> Speed:
     query = sizer.query(f"measured {number}", args.prompt_tokens)
-    idle = await gauge(client, CELLS_USED)
+    idle = await client.gauge(CELLS_USED)
     result = await client.ask(query, sampling=replace(client.sampling, cache_prompt=False))
     if result.error:
         raise BenchError(result.error)

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> Report:
     outcomes = compare(arms, queries, args)
     title = f"mtrag: {len(queries)} turns, {args.retriever}, {args.query_form}, k = {args.k}, {pace(args)}"
     data = {"arms": [outcome.data() for outcome in outcomes]}
-    return Report("mtrag", [table(title, outcomes)], _bars(outcomes, args.parts), problems(outcomes), data)
+    return Report("mtrag", [table(title, outcomes)], bars=_bars(outcomes, args.parts), notes=problems(outcomes), data=data)
 
 
 def _parts(args: argparse.Namespace) -> list[Arm]:

@@ -17,7 +17,7 @@ from ...models.training.world.wording import UNKNOWN
 from ...models.training.world.words import Words
 from ...ordering.stages import read_along
 from ..arms import Arm
-from ..client import Client, Request, Result
+from ..client import Client, EncodedRequest, Result
 from ..dialect import ChatDialect
 from ..error import BenchError
 from ..options import add_options
@@ -32,7 +32,7 @@ STAGE = 0.02  # seconds that a stage of a search takes, time enough to read its 
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class AskedQuestion:
     """documents: in retrieval rank."""
 
     documents: tuple[CorpusDocument, ...]
@@ -40,7 +40,7 @@ class Turn:
     answer: str
 
 
-Session = tuple[Turn, ...]
+Session = tuple[AskedQuestion, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Every way of asking on two-turn conversations and the bundled questions; every kind of question in one way."""
-    options = ServerOptions(args.model, args.ctx_size, args.parallel, args.threads, args.flash_attn, args.repack)
+    options = ServerOptions(
+        args.model,
+        context=args.ctx_size,
+        lanes=args.parallel,
+        threads=args.threads,
+        flash_attention=args.flash_attn,
+        repack=args.repack,
+    )
     arm = Arm(
         "slotcache", ChatDialect(), None if args.url else lambda port: slotcache_command(options, port), args.url or ""
     )
@@ -128,7 +135,7 @@ def bundled(count: int, turns: int) -> list[Session]:
     asked = []
     for one in corpus.questions[:count]:
         documents = tuple(corpus.documents[name] for name in one.ranked)
-        asked.append(Turn(documents, one.question, one.answer))
+        asked.append(AskedQuestion(documents, one.question, one.answer))
     return [tuple(asked[at : at + turns]) for at in range(0, len(asked), turns)]
 
 
@@ -145,7 +152,7 @@ async def ask(client: Client, session: Session, way: Way, scope: str) -> list[tu
         body["messages"] = [*messages[:-1], last]
         if way.reads_along:
             await _read_along(client, body)
-        result = await client.send(Request(PATH, json.dumps(body).encode()))
+        result = await client.send(EncodedRequest(PATH, json.dumps(body).encode()))
         if result.error:
             raise BenchError(f"{turn.question}: {result.error}")
         answers.append((turn.answer, result.text, result))
@@ -200,7 +207,7 @@ async def _measure(url: str, args: argparse.Namespace) -> Report:
     ]  # fmt: skip
     found = {name: score for name, score, _ in kinds}
     bars = [*_bars(found, rows[2][4], unknown, answerable), *_moved(generated_ones)]
-    return Report("quality", tables, bars, (), data)
+    return Report("quality", tables, bars=bars, data=data)
 
 
 def _bars(kinds: dict[str, float], bundled: float, unknown: Score, answerable: Score) -> list[Bar]:
@@ -244,10 +251,10 @@ def _session(conversation: Conversation) -> Session:
     for turn in conversation.turns:
         names = turn.rank or [*(page.id for page in turn.documents), *turn.above]
         documents = tuple(CorpusDocument(name, pages[name].title, pages[name].text) for name in names)
-        turns.append(Turn(documents, turn.question, turn.answer))
+        turns.append(AskedQuestion(documents, turn.question, turn.answer))
     return tuple(turns)
 
 
-def _message(turn: Turn) -> dict[str, Any]:
+def _message(turn: AskedQuestion) -> dict[str, Any]:
     documents = [{"id": one.id, "text": one.text, "title": one.title} for one in turn.documents]
     return {"role": "user", "content": turn.question, "documents": documents}

@@ -107,7 +107,7 @@ def report(soak: Soak) -> Report:
     total = sum((one.acts for one in soak.quarters), Counter[str]())
     data = {"acts": dict(total), "lost": dict(soak.lost), "memory_mib": [one.memory for one in soak.quarters]}
     title = f"soak: {soak.length / 60:.1f} minutes, {total.total():,} acts"
-    return Report("soak", [Table(title, columns, rows)], bars, notes, data, has_failed=num_lost > 0)
+    return Report("soak", [Table(title, columns, rows)], bars=bars, notes=notes, data=data, has_failed=num_lost > 0)
 
 
 def _command(args: argparse.Namespace, folder: Path, port: int) -> list[str]:

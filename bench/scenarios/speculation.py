@@ -27,7 +27,7 @@ LOAD = 100  # tokens that each stream generates while others search
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StagedQuestion:
     """A question, the documents it ends up with, and others that a search may hold for them."""
 
     query: Query
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> Report:
         results: dict[str, list[Result]] = {way: [] for way in WAYS}
         for number in range(args.turns):
             for way in list(WAYS)[:: 1 if number % 2 else -1]:
-                results[way].append(await _turn(client, args, way, _turn_of(args, f"{number} {way}")))
+                results[way].append(await _turn(client, args, way, _staged_question(args, f"{number} {way}")))
         return results, await _under_load(client, args)
 
     results, load = arm.measure(sampling(args), work)
@@ -69,18 +69,20 @@ def run(args: argparse.Namespace) -> Report:
     ]
     notes = [f"{way}: {what}" for way, what in WAYS.items()]
     requests = {way: [{"ttft": one.ttft, "cached_tokens": one.cached_tokens} for one in of] for way, of in results.items()}
-    return Report("speculation", [table], bars, notes, {"arm": arm.describe(), "requests": requests, "load": load})
+    return Report(
+        "speculation", [table], bars=bars, notes=notes, data={"arm": arm.describe(), "requests": requests, "load": load}
+    )
 
 
-def _turn_of(args: argparse.Namespace, name: str) -> Turn:
+def _staged_question(args: argparse.Namespace, name: str) -> StagedQuestion:
     right, wrong = (
         tuple((f"{kind}-{number}", prose(f"{name} {kind} {number}", args.words)) for number in range(args.k))
         for kind in ("right", "wrong")
     )
-    return Turn(Query(name, 1, question(name), right), wrong)
+    return StagedQuestion(Query(name, 1, question(name), right), wrong)
 
 
-async def _turn(client: Client, args: argparse.Namespace, way: str, turn: Turn) -> Result:
+async def _turn(client: Client, args: argparse.Namespace, way: str, turn: StagedQuestion) -> Result:
     """One turn: the search, with or without the server, then the question with the final documents."""
     request = await client.prepare(turn.query)
     if way == "waiting":
@@ -93,7 +95,7 @@ async def _turn(client: Client, args: argparse.Namespace, way: str, turn: Turn) 
     return result
 
 
-async def _search(client: Client, args: argparse.Namespace, way: str, turn: Turn) -> None:
+async def _search(client: Client, args: argparse.Namespace, way: str, turn: StagedQuestion) -> None:
     _, body = await client.dialect.prepare(client.http, turn.query, (), client.sampling)
     right = body.pop("documents")
     wrong = [{"id": name, "text": text} for name, text in turn.wrong]
@@ -143,7 +145,7 @@ async def _streams(client: Client, args: argparse.Namespace, name: str) -> float
 async def _speculate_on(client: Client, args: argparse.Namespace) -> None:
     number = 0
     while True:
-        await _search(client, args, "late", _turn_of(args, f"load {number}"))
+        await _search(client, args, "late", _staged_question(args, f"load {number}"))
         number += 1
 
 

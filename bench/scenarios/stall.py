@@ -11,8 +11,8 @@ from ..arms import arms_for, in_rounds
 from ..client import Client, Result
 from ..error import BenchError
 from ..options import add_options, sampling
-from ..prompt import PromptSizer
 from ..report import Bar, Report, Table
+from ..sizer import PromptSizer
 from ..stats import median
 from ..trace import Query
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> Report:
         "arms": [arm.describe() for arm in arms],
         "stalls": {n: [asdict(one) for one in r] for n, r in stalls.items()},
     }
-    return Report("stall", [table], [bar], (), data)
+    return Report("stall", [table], bars=[bar], data=data)
 
 
 def longest_gap(arrivals: Sequence[float], begin: float, end: float) -> float:
@@ -117,12 +117,12 @@ async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall
     begin, end = prefill.started, prefill.started + prefill.ttft
     before = [later - earlier for s in streams for earlier, later in pairwise(s.arrivals) if later < begin]
     return Stall(
-        prefill.prompt_tokens,
-        prefill.ttft,
-        round(median([step.prompt_tokens for step in steps])),
-        median([step.ttft for step in steps]),
-        median(before),
-        max(longest_gap(stream.arrivals, begin, end) for stream in streams),
+        prefill_tokens=prefill.prompt_tokens,
+        prefill_ttft=prefill.ttft,
+        budget_tokens=round(median([step.prompt_tokens for step in steps])),
+        budget_step=median([step.ttft for step in steps]),
+        quiet_gap=median(before),
+        longest_gap=max(longest_gap(stream.arrivals, begin, end) for stream in streams),
     )
 
 

@@ -8,8 +8,8 @@ from ..arms import arms_for
 from ..client import Client
 from ..error import BenchError
 from ..options import add_options, sampling
-from ..prompt import PromptSizer
 from ..report import Bar, Report, Table
+from ..sizer import PromptSizer
 from ..stats import median
 
 HOST_SECONDS = "slotcache_step_host_seconds"
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> Report:
         Bar(5, f"the same at {lengths[-1]} over that at {lengths[0]}", measured[-1] / measured[0], 1.1, unit="x"),
     ]
     data = {"arm": arm.describe(), "host_seconds": dict(zip(lengths, measured, strict=True))}
-    return Report("step", [table], bars, (), data)
+    return Report("step", [table], bars=bars, data=data)
 
 
 async def _host_seconds(client: Client, length: int, streams: int) -> float:
@@ -54,23 +54,13 @@ async def _host_seconds(client: Client, length: int, streams: int) -> float:
     tasks = [asyncio.create_task(client.ask(query, sampling=everyone)) for _ in range(streams)]
     try:
         readings: list[float] = []
-        start = await gauge(client, GENERATED)
+        start = await client.gauge(GENERATED)
         while len(readings) < SAMPLES:
             await asyncio.sleep(PAUSE)
-            if await gauge(client, GENERATED) > start + 4 * streams:  # all have started
-                readings.append(await gauge(client, HOST_SECONDS))
+            if await client.gauge(GENERATED) > start + 4 * streams:  # all have started
+                readings.append(await client.gauge(HOST_SECONDS))
         return median(readings)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def gauge(client: Client, name: str) -> float:
-    """A value of slotcache's `/metrics`. Raises BenchError where there is none."""
-    async with client.http.get("/metrics") as answer:
-        text = await answer.text()
-    found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
-    if not found:
-        raise BenchError(f"/metrics has no {name}: this measures slotcache only")
-    return float(found[0])

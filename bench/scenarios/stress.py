@@ -18,12 +18,11 @@ from ..arms import Arm, arms_for
 from ..client import Client, Result
 from ..error import BenchError
 from ..options import add_options, llama_lanes, sampling
-from ..prompt import PromptSizer
 from ..report import Bar, Report, Table
 from ..server import Server, free_port
+from ..sizer import PromptSizer
 from ..stats import Summary
 from ..trace import Query
-from .step import gauge
 
 SHARED = 6  # long texts that several clients begin with
 SAMPLE = 5.0  # s between two looks at memory
@@ -101,7 +100,7 @@ def run(args: argparse.Namespace) -> Report:
         ttft = Summary.of(result.ttft for result in one.results)
         notes.append(f"{name}: TTFT p50 {ttft.p50:.2f} s, p95 {ttft.p95:.2f} s")
     data = {name: one.data() for name, one in tallies.items()}
-    return Report("stress", [Table(title, columns, rows)], bars, notes, data, has_failed=own.share < 1)
+    return Report("stress", [Table(title, columns, rows)], bars=bars, notes=notes, data=data, has_failed=own.share < 1)
 
 
 def _stress(arm: Arm, args: argparse.Namespace) -> Tally:
@@ -111,11 +110,12 @@ def _stress(arm: Arm, args: argparse.Namespace) -> Tally:
     async def work(client: Client, pid: int | None) -> None:
         sizer, began = await PromptSizer.of(client), monotonic()
         watching, end = asyncio.create_task(_watch(pid, tally)), began + seconds
-        await asyncio.gather(*(_client(client, sizer, args, number, end, tally) for number in range(args.clients)))
+        crowd = _Crowd(client=client, sizer=sizer, args=args, end=end, tally=tally)
+        await asyncio.gather(*(crowd.ask_on(number) for number in range(args.clients)))
         watching.cancel()
         tally.seconds = monotonic() - began
         with contextlib.suppress(BenchError, aiohttp.ClientError):  # another's server, or one that has ended
-            tally.preemptions = await gauge(client, PREEMPTIONS)
+            tally.preemptions = await client.gauge(PREEMPTIONS)
 
     if arm.command is None:
         asyncio.run(arm.work(arm.url, sampling(args), lambda client: work(client, None)))
@@ -126,36 +126,46 @@ def _stress(arm: Arm, args: argparse.Namespace) -> Tally:
     return tally
 
 
-async def _client(
-    client: Client, sizer: PromptSizer, args: argparse.Namespace, number: int, end: float, tally: Tally
-) -> None:
-    """One question after the other until the time is over."""
-    rng = random.Random(f"client {number}")
-    history: list[tuple[Query, str]] = []
-    length = 0  # of that history, tokens
-    while monotonic() < end:
-        if rng.random() > GOES_ON or length + SHORTEST > args.longest:
-            history, length = [], 0
-        query = sizer.query(f"more {rng.random()}", SHORTEST) if history else _query(rng, sizer, args.longest)
-        asked = replace(client.sampling, max_tokens=rng.randint(1, args.output))
-        asking = asyncio.create_task(client.ask(query, tuple(history), sampling=asked))
-        if rng.random() < LEAVES:
-            await asyncio.wait({asking}, timeout=rng.uniform(0.1, 8.0))
-            if not asking.done():
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
-                tally.left += 1
-                continue
-        result = await asking
-        if error := _problem(result, asked.max_tokens):
-            tally.errors[error] += 1
-            print(f"  failed: {error}", file=sys.stderr, flush=True)
-            await asyncio.sleep(PAUSE)
-        else:
-            tally.finished += 1
-            tally.results.append(result)
-            history.append((query, result.text))
-            length = result.prompt_tokens + result.completion_tokens
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Crowd:
+    """Clients that each ask one question after the other."""
+
+    client: Client
+    sizer: PromptSizer
+    args: argparse.Namespace
+    end: float
+    tally: Tally
+
+    async def ask_on(self, number: int) -> None:
+        """Ask until the time is over, as client `number`."""
+        rng = random.Random(f"client {number}")
+        history: list[tuple[Query, str]] = []
+        length = 0  # of that history, tokens
+        while monotonic() < self.end:
+            if rng.random() > GOES_ON or length + SHORTEST > self.args.longest:
+                history, length = [], 0
+            query = (
+                self.sizer.query(f"more {rng.random()}", SHORTEST) if history else _query(rng, self.sizer, self.args.longest)
+            )
+            asked = replace(self.client.sampling, max_tokens=rng.randint(1, self.args.output))
+            asking = asyncio.create_task(self.client.ask(query, tuple(history), sampling=asked))
+            if rng.random() < LEAVES:
+                await asyncio.wait({asking}, timeout=rng.uniform(0.1, 8.0))
+                if not asking.done():
+                    asking.cancel()
+                    await asyncio.gather(asking, return_exceptions=True)
+                    self.tally.left += 1
+                    continue
+            result = await asking
+            if error := _problem(result, asked.max_tokens):
+                self.tally.errors[error] += 1
+                print(f"  failed: {error}", file=sys.stderr, flush=True)
+                await asyncio.sleep(PAUSE)
+            else:
+                self.tally.finished += 1
+                self.tally.results.append(result)
+                history.append((query, result.text))
+                length = result.prompt_tokens + result.completion_tokens
 
 
 def _problem(result: Result, wanted: int) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from slotcache.bench.bystanders import Ending, Health, Reader
 from slotcache.bench.cli import main
-from slotcache.bench.scenarios.faults import SCENARIOS, Outcome, Scenario, complaints, one_fault
+from slotcache.bench.scenarios.faults import TRIALS, Trial, TrialResult, complaints, one_fault
 from slotcache.bench.scenarios.soak import Soak, report
 from slotcache.bench.server import Server, ServerOptions, free_port, slotcache_command
 from slotcache.models.demo import FILE
@@ -18,10 +18,20 @@ RIGHT = Ending("?", 200, "yes", 1, done=True)
 FAILED = Ending("?", 200, "y", 1, done=True, error="the engine failed")
 
 
-def outcome(*beside: Ending, health: tuple[int | None, ...] = (200,), code: int | None = None, at: float = 0.0) -> Outcome:
+def outcome(
+    *beside: Ending, health: tuple[int | None, ...] = (200,), code: int | None = None, at: float = 0.0
+) -> TrialResult:
     """What bystanders saw whose quiet run was right."""
     stage: Any = argparse.Namespace(wrongs=[], notes=[])
-    return Outcome([RIGHT], beside, Health([(at, status) for status in health]), 0.0, code, "", stage)
+    return TrialResult(
+        quiet=[RIGHT],
+        beside=beside,
+        health=Health([(at, status) for status in health]),
+        began=0.0,
+        code=code,
+        tail="",
+        stage=stage,
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,23 +47,23 @@ def outcome(*beside: Ending, health: tuple[int | None, ...] = (200,), code: int 
     ],
 )
 def test_a_bystander_who_is_hurt_complains(wrong: Ending, says: str) -> None:
-    plain = Scenario("none", one_fault)
+    plain = Trial("none", one_fault)
     assert complaints(plain, outcome(RIGHT)) == []
     (said,) = complaints(plain, outcome(RIGHT, wrong))
     assert says in said
 
 
 def test_health_and_the_end_of_a_server_are_judged() -> None:
-    assert complaints(SCENARIOS["leave"], outcome(RIGHT, health=(200, None))) == ["health said nothing"]
-    assert "ended with code 3" in complaints(SCENARIOS["leave"], outcome(RIGHT, code=3))[0]
-    killed = SCENARIOS["killed"]
+    assert complaints(TRIALS["leave"], outcome(RIGHT, health=(200, None))) == ["health said nothing"]
+    assert "ended with code 3" in complaints(TRIALS["leave"], outcome(RIGHT, code=3))[0]
+    killed = TRIALS["killed"]
     assert complaints(killed, outcome(RIGHT, FAILED, health=(503, 0), code=1, at=99.0)) == []
     assert "of a server that cannot go on" in complaints(killed, outcome(FAILED, code=1, at=99.0))[0]
     assert "did not end" in complaints(killed, outcome(FAILED))[0] and complaints(killed, outcome(FAILED, code=0))
 
 
 def test_requests_that_ran_at_a_fault_may_fail_and_no_more() -> None:
-    one = Scenario("decode", one_fault, may_fail=1)
+    one = Trial("decode", one_fault, may_fail=1)
     assert complaints(one, outcome(RIGHT, FAILED)) == []
     assert complaints(one, outcome(FAILED, FAILED)) == ["a request failed: the engine failed"]
 

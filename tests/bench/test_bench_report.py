@@ -28,7 +28,9 @@ def test_a_bar_says_whether_it_is_met() -> None:
 
 
 def test_json_holds_everything_and_no_nan(tmp_path: Path) -> None:
-    report = Report("burst", [Table("t", ("a",), [(nan,)])], [Bar(2, "b", 0.5, 1.0)], ["note"], {"runs": ({"x": nan},)})
+    report = Report(
+        "burst", [Table("t", ("a",), [(nan,)])], bars=[Bar(2, "b", 0.5, 1.0)], notes=["note"], data={"runs": ({"x": nan},)}
+    )
     report.write(tmp_path / "new" / "out.json", {"cpu": "one"})
     value = json.loads((tmp_path / "new" / "out.json").read_text())
     assert value["machine"] == {"cpu": "one"}

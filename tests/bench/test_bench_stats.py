@@ -32,4 +32,4 @@ def test_a_summary_leaves_out_what_is_not_a_number() -> None:
 
 def test_one_disturbed_round_does_not_decide() -> None:
     rounds = [Summary.of([1.0]), Summary.of([100.0]), Summary.of([2.0])]
-    assert Summary.median_of(rounds) == Summary(3, 2.0, 2.0, 2.0, 2.0)
+    assert Summary.median_of(rounds) == Summary(count=3, mean=2.0, p50=2.0, p95=2.0, maximum=2.0)
