@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return bench(arguments[1:])
     parser = _parser()
-    chosen = parser.parse_args(arguments, namespace=Settings())
+    chosen = parser.parse_args(arguments)
     _log(getattr(chosen, "verbose", False))
     return chosen.command(chosen)
 
@@ -44,10 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(settings: Settings) -> int:
+def _serve(chosen: argparse.Namespace) -> int:
     from .serve import serve
 
-    return serve(settings)
+    return serve(Settings.of(chosen))
 
 
 def _demo(chosen: argparse.Namespace) -> int:
@@ -56,10 +56,10 @@ def _demo(chosen: argparse.Namespace) -> int:
     return demo(chosen.url, chosen.model)
 
 
-def _doctor(settings: Settings) -> int:
+def _doctor(chosen: argparse.Namespace) -> int:
     from .doctor import doctor
 
-    return doctor(settings)
+    return doctor(Settings.of(chosen))
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

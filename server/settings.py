@@ -1,45 +1,128 @@
-"""Every setting, once: the flags, the environment, the help, /props and the README's table all come from this table."""
+"""Every setting, once: flags, environment, help, /props and the table in the documentation come from the fields of `Settings`."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Literal, Self, TypeVar, get_args, get_type_hints
 
 from ..slots.eviction import POLICIES
+
+Value = str | int | bool
+T = TypeVar("T")
+Order = Literal["auto", "retrieval", "sorted", "greedy"]  # the other policies are for benches, and some cost too much
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+FlashAttention = Literal["on", "off", "auto"]
+Dedup = Literal["auto", "off"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+
+def row(
+    default: T,
+    flags: tuple[str, ...],
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    least: int = 0,
+    most: int = 1 << 31,
+) -> T:
+    """Declare a field of `Settings`. choices: where they are not in its type. least, most: of a number."""
+    about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most}
+    return field(default=default, metadata=about)
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of a server. A `Literal` lists the values that a setting may have."""
+
+    model: str = row("", ("-m", "--model"), "the GGUF file to serve; without one, a small built-in model")
+    hf_repo: str = row("", ("-hf", "--hf-repo"), "a Hugging Face repository, user/repo[:quant], to fetch the model from")
+    offline: bool = row(False, ("--offline",), "with -hf, use only what is in the local cache")
+    alias: str = row("", ("-a", "--alias"), "the model's name in answers; the file's name without one")
+    host: str = row("127.0.0.1", ("--host",), "address to listen on")
+    port: int = row(8080, ("--port",), "port to listen on", most=65535)
+    api_key: str = row("", ("--api-key",), "if set, requests must carry it as `Authorization: Bearer ...`")
+    allowed_hosts: str = row("", ("--allowed-hosts",), "names by which the server may be called, beside loopback's and --host, with commas between them; *: any")
+    cors_origins: str = row("", ("--cors-origins",), "origins whose web pages may ask, such as http://localhost:3000, with commas between them; *: any")
+    ctx_size: int = row(0, ("-c", "--ctx-size"), "KV cells in the pool that all requests share; 0: what the model was trained for, at most 16384")
+    parallel: int = row(4, ("-np", "--parallel"), "lanes: requests that run at the same time", least=1, most=127)
+    batch_size: int = row(512, ("-b", "--batch-size"), "most tokens a step computes", least=1)
+    ubatch_size: int = row(512, ("-ub", "--ubatch-size"), "most tokens a kernel computes", least=1)
+    prefill_budget: int = row(512, ("--prefill-budget",), "most prompt tokens a step computes while others are generating", least=1)
+    cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out")
+    cache_dir: str = row("", ("--cache-dir",), "folder where idle KV is kept for the next start of the server; it tells what was asked and can change answers, so only its owner may read it, and it is refused if others may write to it")
+    cache_disk: int = row(8192, ("--cache-disk",), "size limit of --cache-dir, MiB, all models and settings together; the least recently used leaves first", least=0)
+    slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`, which only its owner may write to; without one they are refused")
+    eviction: str = row("pgdsf", ("--eviction",), "which idle KV leaves first when a tier is full: pgdsf counts use, cost and age", choices=tuple(POLICIES))
+    idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; the rest moves to host memory")
+    window: int = row(8, ("--window",), "how many later requests, with more of their prompt cached, may overtake one that waits")
+    max_queue: int = row(256, ("--max-queue",), "most requests that wait; one more is answered 429")
+    threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each core")
+    gpu_layers: int = row(9999, ("-ngl", "--gpu-layers"), "layers on the GPU; all of them where a GPU is compiled in")
+    flash_attn: FlashAttention = row("auto", ("-fa", "--flash-attn"), "flash attention: much faster; without it, reuse on the CPU is exact to the bit for one request at a time")
+    cache_type_k: KvType = row("f16", ("-ctk", "--cache-type-k"), "what keys are stored as; on a CPU only f16 and f32 are fast")
+    cache_type_v: KvType = row("f16", ("-ctv", "--cache-type-v"), "what values are stored as, likewise (quantised: flash attention only)")
+    repack: bool = row(False, ("--repack",), "let the CPU repack weights (AMX and the like): faster prefill, not exact to the bit")
+    cache_prompt: bool = row(False, ("--cache-prompt",), "what `cache_prompt` is where a request does not say")
+    document_order: Order = row("auto", ("--document-order",), "what `document_order` is where a request does not say")
+    dedup: Dedup = row("auto", ("--dedup",), "auto: a document that an earlier turn of the conversation holds is not shown again but referred to, where a request does not say")
+    order_hint: bool = row(True, ("--order-hint",), "say the retrieval ranking after reordered documents, where a request does not say")
+    conversations: int = row(1000, ("--conversations",), "conversations that are remembered; the least recently used leaves first; 0: none")
+    conversation_ram: int = row(256, ("--conversation-ram",), "MiB that remembered conversations may take")
+    conversation_ttl: int = row(86400, ("--conversation-ttl",), "seconds after its last use that a conversation is remembered; 0: no end")
+    idle_prefill: bool = row(True, ("--idle-prefill",), "while nothing else is to be computed, compute what a conversation's next turn will start with")
+    idle_sets: int = row(0, ("--idle-sets",), "after a chat's first answer, while nothing else is to be computed, bring so many sets of its documents to the front, where other chats can reuse them: each document alone, then pairs, and so on")
+    chat_template_file: str = row("", ("--chat-template-file",), "a Jinja chat template to use instead of the model's")
+    max_body: int = row(32, ("--max-body",), "largest request body, MiB")
+    check: bool = row(False, ("--check",), "check the cache's invariants whenever the server is idle")
+    verbose: bool = row(False, ("-v", "--verbose"), "log every step of llama.cpp's start")
+    # fmt: on
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Self:
+        """Return the settings among parsed command-line arguments."""
+        return cls(**{setting.name: getattr(arguments, setting.name) for setting in SETTINGS})
+
+    def shown(self) -> dict[str, Value]:
+        """Return all settings but the secret one, the API key."""
+        return {setting.name: getattr(self, setting.name) for setting in SETTINGS if setting.name != "api_key"}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row. A flag's value may also stand in the environment, as SLOTCACHE_<NAME>; the command line wins."""
+    """One row of the table. The environment may hold a flag's value, as SLOTCACHE_<NAME>; the command line wins."""
 
     name: str
+    default: Value
     flags: tuple[str, ...]
-    default: Any
     help: str
-    choices: tuple[str, ...] = ()
-    least: int = 0  # of a number
-    most: int = 1 << 31
+    choices: tuple[str, ...]
+    least: int
+    most: int
 
     @property
     def variable(self) -> str:
         return f"SLOTCACHE_{self.name.upper()}"
 
-    def parse(self, text: str) -> Any:
-        """A value from text. Raises ValueError."""
+    def parse(self, text: str) -> Value:
+        """Return the value that a text stands for. Raises ValueError."""
         if isinstance(self.default, bool):
             return parse_switch(text)
         if self.choices and text not in self.choices:
             raise ValueError(f"expected one of {', '.join(self.choices)}")
-        value = type(self.default)(text)
-        if isinstance(value, int) and not self.least <= value <= self.most:
+        if isinstance(self.default, str):
+            return text
+        number = int(text)
+        if not self.least <= number <= self.most:
             raise ValueError(f"expected {self.least} to {self.most}")
-        return value
+        return number
 
 
 def parse_switch(text: str) -> bool:
-    """on/off, true/false, 1/0. Raises ValueError."""
+    """Parse on/off, true/false, yes/no or 1/0. Raises ValueError."""
     if text.lower() in ("on", "true", "1", "yes"):
         return True
     if text.lower() in ("off", "false", "0", "no"):
@@ -47,99 +130,54 @@ def parse_switch(text: str) -> bool:
     raise ValueError("expected on or off")
 
 
-ORDERS = ("auto", "retrieval", "sorted", "greedy")  # documented; other policies are for benches, and some cost too much
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-
-# fmt: off
-SETTINGS = (
-    Setting("model", ("-m", "--model"), "", "the GGUF file to serve; without one, a small built-in model"),
-    Setting("hf_repo", ("-hf", "--hf-repo"), "", "a Hugging Face repository, user/repo[:quant], to fetch the model from"),
-    Setting("offline", ("--offline",), False, "with -hf, use only what is in the local cache"),
-    Setting("alias", ("-a", "--alias"), "", "the model's name in answers; the file's name without one"),
-    Setting("host", ("--host",), "127.0.0.1", "address to listen on"),
-    Setting("port", ("--port",), 8080, "port to listen on", most=65535),
-    Setting("api_key", ("--api-key",), "", "if set, requests must carry it as `Authorization: Bearer ...`"),
-    Setting("allowed_hosts", ("--allowed-hosts",), "", "names by which the server may be called, beside loopback's and --host, with commas between them; *: any"),
-    Setting("cors_origins", ("--cors-origins",), "", "origins whose web pages may ask, such as http://localhost:3000, with commas between them; *: any"),
-    Setting("ctx_size", ("-c", "--ctx-size"), 0, "KV cells in the pool that all requests share; 0: what the model was trained for, at most 16384"),
-    Setting("parallel", ("-np", "--parallel"), 4, "lanes: requests that run at the same time", least=1, most=127),
-    Setting("batch_size", ("-b", "--batch-size"), 512, "most tokens a step computes", least=1),
-    Setting("ubatch_size", ("-ub", "--ubatch-size"), 512, "most tokens a kernel computes", least=1),
-    Setting("prefill_budget", ("--prefill-budget",), 512, "most prompt tokens a step computes while others are generating", least=1),
-    Setting("cache_ram", ("-cram", "--cache-ram"), 8192, "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out"),
-    Setting("cache_dir", ("--cache-dir",), "", "folder where idle KV is kept for the next start of the server; it tells what was asked and can change answers, so only its owner may read it, and it is refused if others may write to it"),
-    Setting("cache_disk", ("--cache-disk",), 8192, "size limit of --cache-dir, MiB, all models and settings together; the least recently used leaves first", least=0),
-    Setting("slot_save_path", ("--slot-save-path",), "", "folder for llama-server's `POST /slots/{id}?action=save` and `restore`, which only its owner may write to; without one they are refused"),
-    Setting("eviction", ("--eviction",), "pgdsf", "which idle KV leaves first when a tier is full: pgdsf counts use, cost and age", tuple(POLICIES)),
-    Setting("idle_cells", ("--idle-cells",), 0, "cells on the device that may hold idle KV when a request starts; the rest moves to host memory"),
-    Setting("window", ("--window",), 8, "how many later requests, with more of their prompt cached, may overtake one that waits"),
-    Setting("max_queue", ("--max-queue",), 256, "most requests that wait; one more is answered 429"),
-    Setting("threads", ("-t", "--threads"), 0, "CPU threads; 0: one for each core"),
-    Setting("gpu_layers", ("-ngl", "--gpu-layers"), 9999, "layers on the GPU; all of them where a GPU is compiled in"),
-    Setting("flash_attn", ("-fa", "--flash-attn"), "auto", "flash attention: much faster; without it, reuse on the CPU is exact to the bit for one request at a time", ("on", "off", "auto")),
-    Setting("cache_type_k", ("-ctk", "--cache-type-k"), "f16", "what keys are stored as; on a CPU only f16 and f32 are fast", KV_TYPES),
-    Setting("cache_type_v", ("-ctv", "--cache-type-v"), "f16", "what values are stored as, likewise (quantised: flash attention only)", KV_TYPES),
-    Setting("repack", ("--repack",), False, "let the CPU repack weights (AMX and the like): faster prefill, not exact to the bit"),
-    Setting("cache_prompt", ("--cache-prompt",), False, "what `cache_prompt` is where a request does not say"),
-    Setting("document_order", ("--document-order",), "auto", "what `document_order` is where a request does not say", ORDERS),
-    Setting("dedup", ("--dedup",), "auto", "auto: a document that an earlier turn of the conversation holds is not shown again but referred to, where a request does not say", ("auto", "off")),
-    Setting("order_hint", ("--order-hint",), True, "say the retrieval ranking after reordered documents, where a request does not say"),
-    Setting("conversations", ("--conversations",), 1000, "conversations that are remembered; the least recently used leaves first; 0: none"),
-    Setting("conversation_ram", ("--conversation-ram",), 256, "MiB that remembered conversations may take"),
-    Setting("conversation_ttl", ("--conversation-ttl",), 86400, "seconds after its last use that a conversation is remembered; 0: no end"),
-    Setting("idle_prefill", ("--idle-prefill",), True, "while nothing else is to be computed, compute what a conversation's next turn will start with"),
-    Setting("idle_sets", ("--idle-sets",), 0, "after a chat's first answer, while nothing else is to be computed, bring so many sets of its documents to the front, where other chats can reuse them: each document alone, then pairs, and so on"),
-    Setting("chat_template_file", ("--chat-template-file",), "", "a Jinja chat template to use instead of the model's"),
-    Setting("max_body", ("--max-body",), 32, "largest request body, MiB"),
-    Setting("check", ("--check",), False, "check the cache's invariants whenever the server is idle"),
-    Setting("verbose", ("-v", "--verbose"), False, "log every step of llama.cpp's start"),
-)
-# fmt: on
+def _table() -> tuple[Setting, ...]:
+    kinds, unset = get_type_hints(Settings), Settings()
+    return tuple(
+        Setting(
+            name=declared.name,
+            default=getattr(unset, declared.name),
+            flags=declared.metadata["flags"],
+            help=declared.metadata["help"],
+            choices=declared.metadata["choices"] or get_args(kinds[declared.name]),
+            least=declared.metadata["least"],
+            most=declared.metadata["most"],
+        )
+        for declared in fields(Settings)
+    )
 
 
-class Settings(argparse.Namespace):
-    """The value of every row, as an attribute of its name."""
-
-    def shown(self) -> dict[str, Any]:
-        """All that may be told: every row but the key."""
-        return {setting.name: getattr(self, setting.name) for setting in SETTINGS if setting.name != "api_key"}
-
-    def __getattr__(self, name: str) -> Any:  # for type checkers: rows are attributes
-        raise AttributeError(name)
+SETTINGS = _table()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser a flag for every row. Switches take an optional on/off: `--cache-prompt`, `--cache-prompt off`."""
     for setting in SETTINGS:
-        if isinstance(setting.default, bool):
-            kind: dict[str, Any] = {"nargs": "?", "const": True, "type": _typed(setting), "metavar": "on|off"}
-        else:
-            kind = {"type": _typed(setting), "metavar": "|".join(setting.choices) or type(setting.default).__name__}
+        is_switch = isinstance(setting.default, bool)
         parser.add_argument(
             *setting.flags,
             dest=setting.name,
             default=_from_environment(setting),
-            help=f"{setting.help} (default: {_shown(setting.default)})".replace("%", "%%"),
-            **kind,
+            help=f"{setting.help} (default: {_written(setting.default)})".replace("%", "%%"),
+            type=_argument_type(setting),
+            metavar="on|off" if is_switch else "|".join(setting.choices) or type(setting.default).__name__,
+            nargs="?" if is_switch else None,
+            const=True if is_switch else None,
         )
 
 
-def defaults(**changed: Any) -> Settings:
-    """Settings as they are without flags, with some changed: for tests and for embedding the server."""
-    return Settings(**({setting.name: setting.default for setting in SETTINGS} | changed))
-
-
-def table() -> str:
-    """The README's table of settings, in Markdown."""
+def as_markdown() -> str:
+    """Return the table of settings for the documentation."""
     rows = [
-        f"| `{'`, `'.join(setting.flags)}` | `{setting.variable}` | {_shown(setting.default) or '-'} | {setting.help} |"
+        f"| `{'`, `'.join(setting.flags)}` | `{setting.variable}` | {_written(setting.default) or '-'} | {setting.help} |"
         for setting in SETTINGS
     ]
     return "\n".join(["| flag | environment | default | what it does |", "|---|---|---|---|", *rows])
 
 
-def _typed(setting: Setting) -> Any:
-    def parse(text: str) -> Any:
+def _argument_type(setting: Setting) -> Callable[[str], Value]:
+    """Return a parser that raises argparse's error, which names the flag."""
+
+    def parse(text: str) -> Value:
         try:
             return setting.parse(text)
         except ValueError as error:
@@ -148,7 +186,7 @@ def _typed(setting: Setting) -> Any:
     return parse
 
 
-def _from_environment(setting: Setting) -> Any:
+def _from_environment(setting: Setting) -> Value:
     text = os.environ.get(setting.variable)
     if text is None:
         return setting.default
@@ -158,5 +196,10 @@ def _from_environment(setting: Setting) -> Any:
         raise SystemExit(f"slotcache: {setting.variable}={text!r}: {error}") from None
 
 
-def _shown(value: Any) -> str:
+def _written(value: Value) -> str:
+    """Return a value as one writes it on the command line."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    print(as_markdown())

@@ -12,7 +12,7 @@ import openai
 import pytest
 from slotcache.models.context import MIN_ROWS
 from slotcache.server.serve import make_server, run
-from slotcache.server.settings import defaults
+from slotcache.server.settings import Settings
 
 DEADLINE = 30.0  # s to load, or to stop
 REST = MIN_ROWS  # tokens of each prompt that these servers compute: they run without flash attention
@@ -65,7 +65,7 @@ def _running(model, **changed):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     usual = {"port": port, "ctx_size": 8192, "flash_attn": "off", "check": True, "threads": 1, "idle_prefill": False}
-    settings = defaults(**(usual | changed))
+    settings = Settings(**(usual | changed))
     server, host = make_server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(run(server, host, model)))
     thread.start()

@@ -10,7 +10,7 @@ from slotcache.models.demo import FILE
 from slotcache.models.model import Model
 from slotcache.models.training.encoder import Encoder
 from slotcache.server.serve import model_path
-from slotcache.server.settings import defaults
+from slotcache.server.settings import Settings
 
 from server.conftest import running
 
@@ -18,7 +18,7 @@ MOST_BYTES = 12 << 20
 
 
 def test_it_is_served_where_no_model_is_named_and_is_small() -> None:
-    assert model_path(defaults()) == FILE
+    assert model_path(Settings()) == FILE
     assert FILE.stat().st_size <= MOST_BYTES
 
 

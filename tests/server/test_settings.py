@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from slotcache.server.settings import SETTINGS, Settings, add_arguments, table
+from slotcache.server.settings import SETTINGS, Settings, add_arguments, as_markdown
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -12,11 +12,11 @@ README = Path(__file__).parents[2] / "README.md"
 def parse(*arguments):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_arguments(parser)
-    return parser.parse_args(arguments, namespace=Settings())
+    return Settings.of(parser.parse_args(arguments))
 
 
 def test_the_readme_has_the_table():
-    assert table() in README.read_text()
+    assert as_markdown() in README.read_text()
 
 
 def test_every_flag_is_parsed_into_its_kind():

@@ -3,7 +3,7 @@
 import pytest
 from slotcache.models.errors import ModelError
 from slotcache.server.loading import load
-from slotcache.server.settings import defaults
+from slotcache.server.settings import Settings
 from support.architectures import hybrid, recurrent, windowed
 
 from server.conftest import REST, running, until
@@ -232,7 +232,7 @@ def test_a_model_with_a_sliding_window_reuses_what_the_window_has_passed(tmp_pat
 
 def test_too_many_lanes_for_a_model_are_refused_with_what_would_be_right(tmp_path):
     with pytest.raises(ModelError, match="--parallel 100: at most 63 lanes"):
-        load(defaults(parallel=100, ctx_size=512), windowed(tmp_path / "windowed.gguf"))
+        load(Settings(parallel=100, ctx_size=512), windowed(tmp_path / "windowed.gguf"))
 
 
 @pytest.mark.parametrize("generate", [recurrent, hybrid])

@@ -235,13 +235,13 @@ def test_two_saves_to_one_name_leave_one_of_both(tiny, tmp_path):
 @pytest.mark.parametrize("mode", [0o770, 0o702])
 def test_a_folder_that_others_may_write_is_refused(tiny, tmp_path, setting, mode):
     from slotcache.server.loading import load
-    from slotcache.server.settings import defaults
+    from slotcache.server.settings import Settings
 
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
     with pytest.raises(FolderError, match=r"other users may write to it.*chmod go-w"):
-        load(defaults(**{setting: str(folder)}), tiny)
+        load(Settings(**{setting: str(folder)}), tiny)
 
 
 def test_a_folder_that_is_not_there_is_made_for_its_owner_alone(tmp_path):
