@@ -12,8 +12,6 @@ from ..models.model import Model
 from ..slots.tiers.provenance import Provenance
 from .settings import Settings
 
-SHAPING = ("cache_type_k", "cache_type_v", "flash_attn", "repack", "gpu_layers")
-
 
 def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:
     """What this server's KV is computed with. Reads the whole model where that was never done. Raises ModelError."""
@@ -21,6 +19,10 @@ def provenance_of(settings: Settings, model: Model, context: Context) -> Provena
         context.num_cells if model.rope_depends_on_context else 0,
         llama_cpp.__version__,
         *(device.description for device in devices()),
-        *(getattr(settings, name) for name in SHAPING),
+        settings.cache_type_k,
+        settings.cache_type_v,
+        settings.flash_attn,
+        settings.repack,
+        settings.gpu_layers,
     )
     return Provenance(model.digest(), hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest())

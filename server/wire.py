@@ -6,7 +6,7 @@ import gc
 import re
 import reprlib
 from threading import Lock
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,11 +26,11 @@ MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # of a large body: decoding them st
 COLLECTOR = Lock()  # who turns the garbage collector off and on again
 
 
-class StreamOptions(Struct):
+class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
-class Options(Struct):
+class Options(Struct, frozen=True):
     """What chat and text completions have in common: OpenAI's fields, llama-server's, then our own."""
 
     model: str | None = None
@@ -124,14 +124,14 @@ class Options(Struct):
         return biases
 
 
-class ConversationReference(Struct):
+class ConversationReference(Struct, frozen=True):
     """A conversation by its id. history: whether `messages` are all of it or only what is new; auto: as they look."""
 
     id: str
     history: Literal["auto", "whole", "new"] = "auto"
 
 
-class ChatRequest(Options, kw_only=True):
+class ChatRequest(Options, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
 
     conversation, previous_response_id: what the messages go on from. store: remember this one, as OpenAI has it.
@@ -145,8 +145,12 @@ class ChatRequest(Options, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
+    def prefill_only(self) -> Self:
+        """Return a request that caches the prompt and generates nothing."""
+        return msgspec.structs.replace(self, cache_prompt=True, max_tokens=0, max_completion_tokens=None, n_predict=None)
 
-class WarmRequest(ChatRequest, kw_only=True):
+
+class WarmRequest(ChatRequest, frozen=True, kw_only=True):
     """`POST /v1/cache/warm`. pin: keep it; false ends that. ttl: for how many seconds, without it until the server stops."""
 
     pin: bool | None = None
@@ -158,19 +162,19 @@ class WarmRequest(ChatRequest, kw_only=True):
             raise RequestError("ttl says how long a prompt stays pinned: send pin: true with it", param="ttl")
 
 
-class OrderRequest(ChatRequest, kw_only=True):
+class OrderRequest(ChatRequest, frozen=True, kw_only=True):
     """`POST /v1/documents/order`. Without messages the documents are those of a first question."""
 
     messages: list[dict[str, Any]] = []
 
 
-class SpeculateRequest(ChatRequest, kw_only=True):
+class SpeculateRequest(ChatRequest, frozen=True, kw_only=True):
     """`POST /v1/speculate`. id: whose turn this is; documents: those that the search has found so far, if any."""
 
     id: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "default"
 
 
-class CompletionRequest(Options, kw_only=True):
+class CompletionRequest(Options, frozen=True, kw_only=True):
     """`POST /v1/completions` and llama-server's `POST /completion`. prompt: a text or token ids."""
 
     prompt: str | list[Any]

@@ -30,7 +30,7 @@ async def warm(request: Request) -> Response:
         raise RequestError("this model's state cannot be cut, and snapshots cannot be pinned: leave pin out", param="pin")
     if not (service.model.can_trim or service.snapshots.max_bytes):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
-    asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
+    asked = asked.prefill_only()
     chat = await built(request, service, service.builder.chat, asked, service.origin(asked))
     generation = service.submit(chat.prompt, asked)
     done = await unless_disconnected(request, collect(service, generation))

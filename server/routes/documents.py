@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,7 +24,7 @@ async def order(request: Request) -> Response:
     service = service_of(request)
     asked = await asked_of(request, OrderRequest)
     if not asked.messages:
-        asked.messages = [{"role": "user", "content": "?"}]
+        asked = replace(asked, messages=[{"role": "user", "content": "?"}])
     chat = await built(request, service, service.builder.chat, asked, service.origin(asked))
     if not any(message.get("documents") for message in asked.messages) and not asked.documents:
         raise RequestError("there are no documents to order: send some", param="documents")

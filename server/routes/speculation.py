@@ -25,7 +25,7 @@ async def speculate(request: Request) -> Response:
     asked = await asked_of(request, SpeculateRequest)
     if service.open:
         return _answer(asked, "skipped")
-    asked.cache_prompt, asked.max_tokens, asked.max_completion_tokens, asked.n_predict = True, 0, None, None
+    asked = asked.prefill_only()
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
     chat = await built(request, service, service.builder.chat, asked, service.origin(asked), is_open)
