@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TypeVar, cast
 
 from .spellings import Spellings
 from .template import Template, TemplateError
@@ -28,7 +28,8 @@ _REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_
 MAX_VALUES = 100_000
 """Values in the fields of a request beside its contents; a remembered conversation has them looked at every turn."""
 
-Message = Mapping[str, Any]
+T = TypeVar("T")
+Message = Mapping[str, object]
 """As OpenAI's API has it: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
 
 
@@ -57,12 +58,13 @@ class _Dialect:
     nones: bool = True
     """`tools` and `documents` are there when not given, and None."""
 
-    def shown(self, message: Message, content: str) -> dict[str, Any]:
-        shown = {**message, "content": content}
+    def shown(self, message: Message, content: str) -> dict[str, object]:
+        shown: dict[str, object] = {**message, "content": content}
         if content and self.parts:
             shown["content"] = [{"type": "text", "text": content}]
-        if isinstance(message.get("tool_calls"), list) and not self.text_arguments:
-            shown["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and not self.text_arguments:
+            shown["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return shown
 
 
@@ -84,8 +86,8 @@ class ChatTemplate:
         messages: Sequence[Message],
         /,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **extra: Any,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **extra: object,
     ) -> list[Piece]:
         """The conversation in order; the pieces joined are what the template renders. `extra` goes to the template.
 
@@ -112,7 +114,7 @@ class ChatTemplate:
 
     def _render(
         self,
-        settings: Mapping[str, Any],
+        settings: Mapping[str, object],
         messages: Sequence[Message],
         contents: Sequence[str],
         dialect: _Dialect | None = None,
@@ -123,7 +125,7 @@ class ChatTemplate:
         if marks:
             settings = {name: marks.marked(value) for name, value in settings.items()}
             shown = [{**marks.marked(message | {"content": None}), "content": message["content"]} for message in shown]
-        variables: dict[str, Any] = {"tools": None, "documents": None} if dialect.nones else {}
+        variables: dict[str, object] = {"tools": None, "documents": None} if dialect.nones else {}
         return self._template.render(variables | {**self._tokens, **settings, "messages": shown})
 
     def _learn_contents(self) -> _Dialect:
@@ -167,15 +169,15 @@ class _Marks:
             for message, content in enumerate(contents)
         ]
 
-    def marked(self, value: Any) -> Any:
+    def marked(self, value: T) -> T:
         """`value` with placeholders for the strings in it that have to do with special tokens; templates may compare all
         others. Raises TemplateError."""
         try:
-            return self._marked_strings(value)
+            return cast(T, self._marked_strings(value))
         except RecursionError:
             raise TemplateError("the request is nested too deeply for a chat template") from None
 
-    def _marked_strings(self, value: Any) -> Any:
+    def _marked_strings(self, value: object) -> object:
         self._num_values += 1
         if self._num_values > MAX_VALUES:
             raise TemplateError(f"the request has more than {MAX_VALUES:,} values beside its contents")
@@ -265,10 +267,12 @@ def _part_text(part: object, where: str) -> str:
     raise TemplateError(f'{where} must be {{"type": "text", "text": "..."}}{kind}')
 
 
-def _with_parsed_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_parsed_arguments(call: object) -> object:
     """The tool call with its arguments' JSON text read; as it is where that is no object."""
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return call
     try:
-        arguments = json.loads(call["function"]["arguments"])
+        arguments = json.loads(function["arguments"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return call
-    return {**call, "function": {**call["function"], "arguments": arguments}} if isinstance(arguments, dict) else call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -21,6 +21,7 @@ TYPE_BYTES = {  # of one number, scales included
     "iq4_nl": 18 / 32,
 }  # fmt: skip
 GGUF_MAGIC = b"GGUF"
+CLOSED = llama_cpp.llama_model_p(0)
 
 
 class Model:
@@ -52,8 +53,10 @@ class Model:
         handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not handle:
             raise ModelError(f"cannot load {path}: {log.last_complaint()}")
-        self.handle: Any = handle
-        self.vocab: Any = llama_cpp.llama_model_get_vocab(handle)
+        self.handle = handle
+        vocab = llama_cpp.llama_model_get_vocab(handle)
+        assert vocab is not None
+        self.vocab = vocab
         self.num_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self.context_train: int = llama_cpp.llama_model_n_ctx_train(handle)
         self.num_layers: int = llama_cpp.llama_model_n_layer(handle)
@@ -64,7 +67,7 @@ class Model:
     def close(self) -> None:
         if self.handle:
             llama_cpp.llama_model_free(self.handle)
-            self.handle = None
+            self.handle = CLOSED
 
     # ---- metadata --------------------------------------------------------------------------------------------------
 
@@ -146,12 +149,17 @@ class Model:
     def metadata(self, key: str) -> str | None:
         """A metadata value as text, None where the file has no such key."""
         size = 1 << 16
-        buffer: Any = ctypes.create_string_buffer(size)
-        needed = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
+        buffer = ctypes.create_string_buffer(size)
+        needed = self._read_metadata(key, buffer)
         if needed >= size:
             buffer = ctypes.create_string_buffer(needed + 1)
-            llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, needed + 1)
+            self._read_metadata(key, buffer)
         return buffer.value.decode("utf-8", "replace") if needed >= 0 else None
+
+    def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
+        """Return the length of a value, of which `buffer` gets as much as it holds; -1: there is no such key."""
+        text: Any = buffer  # llama_cpp declares the buffer as bytes
+        return llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), text, len(buffer))
 
     @property
     def chat_template(self) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -49,13 +48,13 @@ class Sampler:
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self._banned = np.array(sorted(sampling.banned), np.intp)
         self._window = sampling.repeat_last_n if sampling.penalises else 0
-        self._chain: Any = None
+        self._chain: llama_cpp.llama_sampler_p | None = None
         if not sampling.greedy:
             self._chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
             for link in self._links(model, sampling):
                 llama_cpp.llama_sampler_chain_add(self._chain, link)
 
-    def choose(self, logits: np.ndarray, context: Any, index: int) -> int:
+    def choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
         """The next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
         if self._chain is not None:
             return llama_cpp.llama_sampler_sample(self._chain, context, index)  # counts it for the penalties, too
@@ -75,7 +74,7 @@ class Sampler:
             llama_cpp.llama_sampler_free(self._chain)
             self._chain = None
 
-    def _links(self, model: Model, sampling: Sampling) -> list:
+    def _links(self, model: Model, sampling: Sampling) -> list[llama_cpp.llama_sampler_p]:
         links = []
         biases = sampling.logit_bias | dict.fromkeys(sampling.banned, -math.inf)
         if biases:

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CHARACTERS = 1 << 24
@@ -38,7 +38,7 @@ class Template:
         except Exception as error:  # nested too deep for Python, a number too long for it, ...
             raise TemplateError(f"the chat template cannot be compiled: {error or type(error).__name__}") from None
 
-    def render(self, variables: Mapping[str, Any]) -> str:
+    def render(self, variables: Mapping[str, object]) -> str:
         """The text it makes of these. Raises TemplateError, whatever goes wrong."""
         written, parts = 0, []
         try:
@@ -68,7 +68,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 node.test = nodes.And(_step(node.lineno), node.test, lineno=node.lineno)
         return template
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         if _is_too_large(operator, left, right):
             raise SecurityError(f"the result of {operator} is too large")
         return super().call_binop(context, operator, left, right)
@@ -92,7 +92,7 @@ def _step(line: int) -> nodes.Expr:
     return nodes.Call(nodes.Name(_STEP, "load", lineno=line), [], [], None, None, lineno=line)
 
 
-def _is_too_large(operator: str, left: Any, right: Any) -> bool:
+def _is_too_large(operator: str, left: object, right: object) -> bool:
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
         return bits > MAX_BITS
@@ -126,7 +126,7 @@ def _raise(message: object) -> None:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

@@ -34,7 +34,7 @@ class Tokenizer:
     end of a word where it has one; all else is as llama.cpp has it.
     """
 
-    def __init__(self, vocab: Any) -> None:
+    def __init__(self, vocab: llama_cpp.llama_vocab_p) -> None:
         self._vocab = vocab
         size = llama_cpp.llama_vocab_n_tokens(vocab)
         kinds = [llama_cpp.llama_vocab_get_attr(vocab, token) for token in range(size)]
@@ -52,7 +52,7 @@ class Tokenizer:
         # The first one of a run may follow a special token, and then gets a space in front.
         self._unknown = re.compile(f"(?<={unknown}){unknown}" if is_pieces else unknown)
         self._bounds_runs = kind == llama_cpp.LLAMA_VOCAB_TYPE_BPE or bool(self._strips)
-        bos: Any = llama_cpp.llama_vocab_bos(vocab) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1
+        bos = int(llama_cpp.llama_vocab_bos(vocab)) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1
         self.begin = np.array([bos] if bos >= 0 else [], np.int32)
         """What a prompt begins with: BOS, if the model wants it."""
         self._guard = self._call(GUARD, False) if self._adds_space() else np.empty(0, np.int32)
@@ -112,8 +112,8 @@ class Tokenizer:
         return ids[:count].copy()
 
     def _fill(self, data: bytes, ids: np.ndarray, special: bool) -> int:
-        pointer: Any = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        return llama_cpp.llama_tokenize(self._vocab, data, len(data), pointer, len(ids), False, special)
+        tokens: Any = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        return llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, len(ids), False, special)
 
     def _spelling(self, token: int) -> str:
         return llama_cpp.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 from langchain_core.documents import BaseDocumentCompressor, Document  # pyright: ignore[reportMissingImports]
 from pydantic import ConfigDict, Field  # pyright: ignore[reportMissingImports]
@@ -26,7 +25,7 @@ class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseCl
     keep_first: int = 0
     keep_last: int = 0
 
-    def compress_documents(self, documents: Sequence[Document], query: str, callbacks: Any = None) -> Sequence[Document]:
+    def compress_documents(self, documents: Sequence[Document], query: str, callbacks: object = None) -> Sequence[Document]:
         """The same documents in another order; one that comes twice comes once."""
         found = {_key(document): document for document in documents}
         keys = list(found)

@@ -7,12 +7,12 @@ changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import permutations
-from typing import Any, Generic
+from typing import Generic, Protocol
 
 from .index import Index, P, RecencyIndex
 
@@ -174,17 +174,17 @@ def oracle(request: Request, index: Index[P]) -> Sequence[int]:
     return max(permutations(movable), key=lambda order: walk_to_end(index, head.end, [keys[i] for i in order] + tail))
 
 
-def retrieval(request: Request, index: Index[Any]) -> Sequence[int]:
+def retrieval(request: Request, index: Index[P]) -> Sequence[int]:
     """Retrieval rank, whatever is cached."""
     return request.movable
 
 
-def by_name(request: Request, index: Index[Any]) -> Sequence[int]:
+def by_name(request: Request, index: Index[P]) -> Sequence[int]:
     """By document name: equal sets meet in one order, whatever is cached (CacheWeaver's APC+Sorted)."""
     return sorted(request.movable, key=request.names.__getitem__)
 
 
-def by_recency(request: Request, index: Index[Any]) -> Sequence[int]:
+def by_recency(request: Request, index: Index[P]) -> Sequence[int]:
     """Most recently used documents first, unknown ones behind them in rank; plain rank where the index cannot say."""
     if not isinstance(index, RecencyIndex):
         return request.movable
@@ -193,7 +193,11 @@ def by_recency(request: Request, index: Index[Any]) -> Sequence[int]:
     return [i for _, i in known] + [i for when, i in used if when is None]
 
 
-Policy = Callable[[Request, Index[Any]], Sequence[int]]
+class Policy(Protocol):
+    """Orders the documents of a request that may move: their indices."""
+
+    def __call__(self, request: Request, index: Index[P], /) -> Sequence[int]: ...
+
 
 POLICIES: Mapping[str, Policy] = {
     "auto": auto,

@@ -9,21 +9,22 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
-from typing import Any
+from typing import TypeVar
 
-Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
+D = TypeVar("D")
+Post = Callable[[str, dict[str, object]], Awaitable[object]]
 """Sends a JSON body to a path of the server, e.g. `lambda path, body: client.post(path, json=body)` of an httpx client."""
 
 
-async def read_along(post: Post, chat: Mapping[str, Any], stages: AsyncIterable[list[Any]]) -> list[Any]:
+async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterable[list[D]]) -> list[D]:
     """Have the server prefill while a search goes on; its last stage's documents, to be sent with the chat.
 
     chat: the body of the chat completion to come, without documents. stages: the best documents so far, the last stage's
     being the result; a stage like the one before is not sent again. Whatever fails here only costs the head start.
     """
-    turn = {**chat, "id": secrets.token_hex(8), "stream": False}
+    turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
     await _tell(post, turn)
-    documents: list[Any] = []
+    documents: list[D] = []
     async for found in stages:
         if found != documents:
             documents = found
@@ -31,6 +32,6 @@ async def read_along(post: Post, chat: Mapping[str, Any], stages: AsyncIterable[
     return documents
 
 
-async def _tell(post: Post, body: dict[str, Any]) -> None:
+async def _tell(post: Post, body: dict[str, object]) -> None:
     with contextlib.suppress(Exception):
         await post("/v1/speculate", body)

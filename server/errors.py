@@ -17,7 +17,6 @@ RequestError            anything that is answered with a status and {"error": {.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 TYPES = {
     400: "invalid_request_error",
@@ -44,7 +43,7 @@ class RequestError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         headers: Mapping[str, str] | None = None,
-        **details: Any,
+        **details: object,
     ) -> None:
         super().__init__(message)
         self.message, self.status, self.param, self.code = message, status, param, code
@@ -52,7 +51,7 @@ class RequestError(Exception):
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """OpenAI's error object, the same for every error there is."""
         error = {"message": self.message, "type": TYPES.get(self.status, "server_error"), "param": self.param}
         return {"error": error | {"code": self.code or self.status} | self.details}

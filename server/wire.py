@@ -16,8 +16,10 @@ from ..slots.scope import MAX_NAME
 from .errors import RequestError
 from .settings import ORDERS
 
+Json = Any  # a decoded value whose type is not checked here: msgspec knows no `object`
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+HistoryKind = Literal["auto", "whole", "new"]
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 MAX_BIASES = 1 << 15  # tokens of a logit_bias: they are made into a sampler in the event loop
@@ -47,7 +49,7 @@ class Options(Struct, frozen=True):
     logit_bias: dict[str, float] | None = None
     n: int | None = None
     logprobs: bool | int | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: dict[str, Json] | None = None
 
     n_predict: int | None = None
     top_k: Int32 | None = None
@@ -128,7 +130,7 @@ class ConversationReference(Struct, frozen=True):
     """A conversation by its id. history: whether `messages` are all of it or only what is new; auto: as they look."""
 
     id: str
-    history: Literal["auto", "whole", "new"] = "auto"
+    history: HistoryKind = "auto"
 
 
 class ChatRequest(Options, frozen=True, kw_only=True):
@@ -137,13 +139,13 @@ class ChatRequest(Options, frozen=True, kw_only=True):
     conversation, previous_response_id: what the messages go on from. store: remember this one, as OpenAI has it.
     """
 
-    messages: list[dict[str, Any]]
-    documents: list[Any] | None = None
+    messages: list[dict[str, Json]]
+    documents: list[Json] | None = None
     conversation: str | ConversationReference | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Json]] | None = None
+    chat_template_kwargs: dict[str, Json] = {}
 
     def prefill_only(self) -> Self:
         """Return a request that caches the prompt and generates nothing."""
@@ -165,7 +167,7 @@ class WarmRequest(ChatRequest, frozen=True, kw_only=True):
 class OrderRequest(ChatRequest, frozen=True, kw_only=True):
     """`POST /v1/documents/order`. Without messages the documents are those of a first question."""
 
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, Json]] = []
 
 
 class SpeculateRequest(ChatRequest, frozen=True, kw_only=True):
@@ -177,7 +179,7 @@ class SpeculateRequest(ChatRequest, frozen=True, kw_only=True):
 class CompletionRequest(Options, frozen=True, kw_only=True):
     """`POST /v1/completions` and llama-server's `POST /completion`. prompt: a text or token ids."""
 
-    prompt: str | list[Any]
+    prompt: str | list[Json]
 
 
 def check_scope(scope: str, where: str) -> None:

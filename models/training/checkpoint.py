@@ -11,9 +11,10 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 
 PIECE = 63 << 18  # bytes: under 16 MiB
+Content = dict[str, Any]  # tensors, numbers and dicts of them, as torch saves and loads them
 
 
-def save(folder: Path, name: str, content: dict[str, Any]) -> None:
+def save(folder: Path, name: str, content: Content) -> None:
     """Write `name-0.bin`, `name-1.bin`, ...: all pieces are written before the first takes its place."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -30,7 +31,7 @@ def save(folder: Path, name: str, content: dict[str, Any]) -> None:
         os.replace(partial, path)
 
 
-def load(folder: Path, name: str, device: str = "cpu") -> dict[str, Any]:
+def load(folder: Path, name: str, device: str = "cpu") -> Content:
     """What `save` wrote. Raises FileNotFoundError, and ValueError where the pieces are not those of one checkpoint."""
     paths = sorted(folder.glob(f"{name}-*.bin"), key=lambda path: int(path.stem.rpartition("-")[2]))
     if not paths:
@@ -46,7 +47,7 @@ def halved(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, to
     return {name: tensor.detach().to(dtype).cpu() for name, tensor in tensors.items()}
 
 
-def halved_state(state: dict[str, Any]) -> dict[str, Any]:
+def halved_state(state: Content) -> Content:
     """An optimizer's state with 16 bits a number; loading makes them wide again."""
     moments = {
         number: {name: value.bfloat16().cpu() if value.ndim else value for name, value in moment.items()}

@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class Stream:
         self._limit = WAITING * tokens
         context = get_context("fork")  # before there is any CUDA
         self._connections: list[Connection] = []
-        self._workers: list[Any] = []
+        self._workers: list[ForkProcess] = []
         for number in range(workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, seed * 1000 + number, size, level), daemon=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from ...models.chat import ChatTemplate, Piece, TemplateError
+from ...models.chat import ChatTemplate, Message, Piece, TemplateError
 from ...models.model import Model
 from ...ordering.document import Document, DocumentError, parse_documents
 from ...ordering.prompt import document_text, location_hint
@@ -57,7 +56,7 @@ class PromptBuilder:
         self.threads.close()
         self.text_threads.close()
 
-    def text(self, prompt: str | list[Any]) -> ChatPrompt:
+    def text(self, prompt: str | list[object]) -> ChatPrompt:
         """A prompt that is text, control tokens included, or token ids. Raises RequestError."""
         if isinstance(prompt, list):
             return ChatPrompt([Fixed(self._ids(prompt), "the prompt")])
@@ -137,7 +136,7 @@ class PromptBuilder:
         if least >= self._limit:
             raise too_long(least, self._limit, at_least=True)
 
-    def _ids(self, prompt: list[Any]) -> np.ndarray:
+    def _ids(self, prompt: list[object]) -> np.ndarray:
         most = self._model.num_vocab - 1
         for at, token in enumerate(prompt):
             if type(token) is not int or not 0 <= token <= most:
@@ -152,7 +151,7 @@ class PromptBuilder:
         begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
         return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
 
-    def _content(self, piece: Piece, message: Mapping[str, Any], sampled: np.ndarray | None, scope: str) -> Fixed:
+    def _content(self, piece: Piece, message: Message, sampled: np.ndarray | None, scope: str) -> Fixed:
         """A message's text; an answer of ours as it was sampled. Control tokens in it are just text."""
         tokens = None
         if message["role"] == "assistant":
@@ -227,11 +226,11 @@ def _begins(pieces: Sequence[Piece]) -> bool:
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 
-def _label(at: int, message: Mapping[str, Any]) -> str:
+def _label(at: int, message: Message) -> str:
     return f"message {at} ({message['role']})"
 
 
-def _parsed(values: Any, where: str) -> tuple[Document, ...]:
+def _parsed(values: object, where: str) -> tuple[Document, ...]:
     if not isinstance(values, list):
         raise RequestError(f"{where}: expected a list", param=where)
     try:

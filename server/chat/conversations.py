@@ -13,12 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from sys import getsizeof
-from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from ...slots.scope import MAX_NAME
 from ..errors import RequestError
-from ..wire import ChatRequest
+from ..wire import ChatRequest, ConversationReference, HistoryKind
 from .history import Entry
 
 logger = logging.getLogger("slotcache.conversations")
@@ -70,7 +69,7 @@ class Origin:
     """
 
     conversation: Conversation
-    kind: Literal["auto", "whole", "new"] = "auto"
+    kind: HistoryKind = "auto"
     answer: str = ""
     entries: tuple[Entry, ...] = ()
     branches: bool = False
@@ -206,12 +205,14 @@ class Conversations:
         conversation.clear()
 
 
-def _named(asked: ChatRequest) -> tuple[str, Any]:
+def _named(asked: ChatRequest) -> tuple[str, HistoryKind]:
     """The conversation that a request names, and what its messages are. Raises RequestError."""
     named = asked.conversation
-    id, kind = (named, "auto") if isinstance(named, str) else (named.id, named.history) if named else ("", "auto")
+    if not isinstance(named, ConversationReference):
+        named = ConversationReference(named or "")
+    id = named.id
     if not 0 < len(id) <= MAX_NAME:
         raise RequestError(
             f"the conversation's id has {len(id):,} characters: expected 1 to {MAX_NAME}", param="conversation"
         )
-    return id, kind
+    return id, named.history

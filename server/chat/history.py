@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from sys import getsizeof, intern
-from typing import Any, Literal, Self
+from typing import Self
 
 import msgspec
 import numpy as np
 
+from ...models.chat import Message
 from ...ordering.document import Document
 from ...slots.request import Layout, PlacedDocument
+from ..wire import HistoryKind
 from .parts import DocumentSet
 from .prompt import ChatPrompt
 
@@ -42,20 +44,20 @@ class Entry:
     @classmethod
     def of(
         cls,
-        message: Mapping[str, Any],
+        message: Message,
         keys: tuple[str, ...] = (),
         shown: DocumentSet | None = None,
         sampled: np.ndarray | None = None,
     ) -> Self:
         """An entry of a decoded message."""
-        return cls(intern(message["role"]), msgspec.json.encode(message), keys, shown, sampled)
+        return cls(intern(str(message["role"])), msgspec.json.encode(message), keys, shown, sampled)
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """The message, decoded anew."""
         return msgspec.json.decode(self.said)
 
-    def public(self) -> dict[str, Any]:
+    def public(self) -> dict[str, object]:
         """The message, and the ids of its documents in the order in which they stand; not their text."""
         if self.shown is None:
             return self.message
@@ -72,7 +74,7 @@ class History:
     one that the client knows.
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
     documents: Mapping[int, Documents]
     kept: Sequence[Entry] = ()
     shift: int = 0
@@ -93,10 +95,10 @@ class Chat:
 
 
 def go_on(
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[Message],
     documents: Mapping[int, Documents],
     remembered: Sequence[Entry] = (),
-    kind: Literal["auto", "whole", "new"] = "auto",
+    kind: HistoryKind = "auto",
 ) -> History:
     """The whole of a conversation of which `remembered` is what was, and `messages` what the client sent.
 
@@ -114,18 +116,18 @@ def go_on(
     return History(plain, {at: given for at, given in documents.items() if at >= same}, remembered[:same])
 
 
-def _is_whole(messages: Sequence[Mapping[str, Any]]) -> bool:
+def _is_whole(messages: Sequence[Message]) -> bool:
     """Whether messages look like a conversation from its beginning: it has instructions, or answers."""
     return messages[0]["role"] in INSTRUCTIONS or any(message["role"] == "assistant" for message in messages)
 
 
-def _is_same(entry: Entry, message: Mapping[str, Any], documents: Documents | None) -> bool:
+def _is_same(entry: Entry, message: Message, documents: Documents | None) -> bool:
     if documents is not None and entry.keys != tuple(document.key for document in documents):
         return False
     return entry.role == message["role"] and _told(entry.message) == _told(message)
 
 
-def _told(message: Mapping[str, Any]) -> dict[str, Any]:
+def _told(message: Message) -> dict[str, object]:
     """What a message says: clients send fields that are empty, too."""
     return {name: value for name, value in message.items() if value is not None and value != []}
 

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ..errors import RequestError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 LARGE = 64 << 10  # bytes of a body from which its prompt is made in the thread for large ones
 
@@ -25,7 +26,7 @@ class PromptThreads:
         self.room, self.num_open = room, 0
         self._small, self._large = (ThreadPoolExecutor(1, f"{size}-prompts") for size in ("small", "large"))
 
-    async def run(self, num_bytes: int, work: Callable[..., T], *arguments: Any) -> T:
+    async def run(self, num_bytes: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """What `work` returns. Cancelled while it waits for the thread, it is not run. num_bytes: of the request.
 
         Raises RequestError 503 where there is no room for one that is large.
@@ -37,7 +38,7 @@ class PromptThreads:
         self.num_open += 1
         self.room -= num_bytes
         try:
-            return await asyncio.get_running_loop().run_in_executor(executor, partial(work, *arguments))
+            return await asyncio.get_running_loop().run_in_executor(executor, partial(work, *arguments, **named))
         finally:
             self.num_open -= 1
             self.room += num_bytes

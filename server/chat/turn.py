@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ class Turn:
         """The whole conversation once the answer is. sampled: its ids (int32) where they spell exactly `text`."""
         return (*self.chat.placed(layout), Entry.of({"role": "assistant", "content": text}, sampled=sampled))
 
-    def report(self, remembered: bool) -> dict[str, Any] | None:
+    def report(self, remembered: bool) -> dict[str, object] | None:
         """What the answer says of its conversation. messages: of the prompt; messages_kept: of them, as remembered."""
         if self.origin is None:
             return None

@@ -9,7 +9,6 @@ A handler then sees what it sees when a client leaves, and lets go of the work.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -27,13 +26,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     rate = 10_000.0
     bite = 8 << 10
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._bite = bytearray(self.bite)
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._bite = bytearray(self.bite)
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # `pause_writing` comes as soon as the system takes no more
         self._expect_head()
