@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp
 
 from . import log
+from .costs import costs_of
 from .device import devices
 from .errors import ModelError
 from .model import Model
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-TILE = 64  # query tokens: GGML_FA_TILE_Q, below which the CPU's flash attention goes token by token, cell by cell
-
-# What the CPU's flash attention costs, measured on 2 cores with the bench model, in ns. What counts are the ratios.
-CELL = 0.83  # a token, a cell it sees and a number of the heads' width in all layers, token by token
-TILE_CELL = 3.5  # the same for a whole tile of tokens, and a cell that any of them sees
-WEIGHT = 0.0126  # a token more in a batch, and a weight of the layers
-PASS = 0.1  # a batch of its own, and a weight: all of them are read once more
-ASIDE = 50  # tokens that take as long to pass over a foreign cell (45-100 ns each) as moving a cell away and back (2.4 us)
-MIN_ROWS = 8  # from so many tokens on, every kernel of the CPU rounds a token as it would among more
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 
@@ -55,21 +46,16 @@ class Context:
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         params = llama_cpp.llama_context_default_params()
         on_gpu = any(device.is_gpu for device in devices())
-        self.rest: int = MIN_ROWS if settings.flash_attention == "off" and not on_gpu else 1
-        """The fewest tokens of a prompt to compute together, so that their bits do not depend on what was cached.
-
-        Measured on real weights: one token alone is rounded otherwise, with K-quants up to seven are, by 1 at logits of
-        20. With flash attention and on a GPU no such number makes reuse exact, and one token is enough for its logits.
-        """
-
+        kernel_size = min(settings.micro_batch, settings.batch)
+        self.costs = costs_of(model, flash_attention=settings.flash_attention, kernel_size=kernel_size, on_gpu=on_gpu)
         # With a window, a batch of several kernels could take cells for its end that its beginning has just filled.
         # Where bits count, the last of several kernels must not be left with a few tokens.
-        one_kernel = model.window or self.rest > 1
+        one_kernel = model.window or self.costs.rest > 1
         batch = min(settings.batch, settings.micro_batch) if one_kernel else settings.batch
         # llama.cpp sets aside a row of logits for each sequence, and ends the process where a batch or the pool has fewer.
         # So these two are raised for it, and `batch` below limits our steps.
         params.n_ctx = max(settings.num_cells, settings.num_sequences)
-        params.n_batch = max(batch, TILE, settings.num_sequences)
+        params.n_batch = max(batch, self.costs.tile, settings.num_sequences)
         params.n_ubatch = min(settings.micro_batch, batch)
         params.n_seq_max = settings.num_sequences
         params.kv_unified = True
@@ -91,30 +77,6 @@ class Context:
         self.twin: int = self.scratch + 1 if model.window else 0
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
         self.batch: int = min(batch, llama_cpp.llama_n_batch(handle))
-        self._width, self._weights = model.attention_width, model.num_layer_parameters
-        self._tiles = params.n_ubatch >= TILE and settings.flash_attention != "off" and not on_gpu
-        self.apart_from = (
-            PASS * model.num_parameters / (TILE_CELL * self._width) if self._tiles and self._width else math.inf
-        )
-        """Cells in use from which generating and prefill cost less in batches of their own.
-
-        A tile of both attends over the cells of everybody in it. At 4,100 cells: 3 tokens of 3 requests with 256 of a
-        fourth's prompt 344 ms, apart 28 and 221 ms.
-        """
-
-        self.aside_from = math.inf if on_gpu else ASIDE
-        """Tokens a step must have to pay for moving KV that it does not see to host memory and back.
-
-        On a GPU the way to host memory is long, and was not measured.
-        """
-
-    def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
-        """Whether `size` tokens, which see `seen` cells in sum and `together` different ones, take longer than a tile.
-
-        At 1,024 cells: 63 tokens 550 ms, 64 tokens 91 ms.
-        """
-        one_by_one = CELL * seen * self._width
-        return self._tiles and one_by_one > TILE_CELL * together * self._width + WEIGHT * (TILE - size) * self._weights
 
     def close(self) -> None:
         if self.handle:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..slots.node import Blob
 from ..slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
-from .context import TILE, Context
+from .context import Context
 from .errors import Interrupted, NoRoom, RunnerError
 from .interrupt import Interrupt
 from .sampling import Sampler
@@ -31,7 +31,7 @@ class Runner:
     def __init__(self, context: Context, samplers: Mapping[int, Sampler]) -> None:
         self.context = context
         self.samplers = samplers
-        self.batch = Batch(max(context.batch, TILE))
+        self.batch = Batch(max(context.batch, context.costs.tile))
         self.interrupt = Interrupt(context)
         self._layout: Layout | None = None  # of saved states, once one was made
 
@@ -76,12 +76,12 @@ class Runner:
 
     def _pad(self, plan: Plan) -> bool:
         """Fill a small batch up to a tile of the attention kernel with tokens of no meaning, where that is faster."""
-        size = plan.num_tokens
+        size, tile, costs = plan.num_tokens, self.context.costs.tile, self.context.costs
         seen = sum(span.stop * len(span.tokens) for span in plan.spans)
         together = min(sum(span.stop for span in plan.spans), self.context.num_cells - plan.num_spare)
-        if size >= TILE or plan.num_spare < TILE - size or not self.context.pays_to_pad(size, seen, together):
+        if plan.num_spare < tile - size or not costs.pays_to_pad(size, seen, together):
             return False
-        self.batch.pad(size, TILE, self.context.scratch)
+        self.batch.pad(size, tile, self.context.scratch)
         return True
 
     def warm_up(self) -> bool:

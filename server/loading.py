@@ -68,17 +68,15 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     runner = Runner(context, samplers)
     host_bytes = _host_bytes(settings)
     host = HostTier(host_bytes // max(token_bytes(settings, model), 1), Replacement(settings.eviction))
-    tree = PrefixTree(context.num_cells, context.scratch, host, Replacement(settings.eviction), rest=context.rest)
+    tree = PrefixTree(context.num_cells, context.scratch, host, Replacement(settings.eviction), costs=context.costs)
     scheduler = Scheduler(
         tree,
-        settings.parallel,
-        context.batch,
-        settings.prefill_budget,
-        settings.idle_cells,
-        context.apart_from,
-        settings.window,
-        Snapshots(tree, 0 if model.can_trim else host_bytes),
-        context.aside_from,
+        num_lanes=settings.parallel,
+        batch_size=context.batch,
+        prefill_budget=settings.prefill_budget,
+        idle_cells=settings.idle_cells,
+        window=settings.window,
+        snapshots=Snapshots(tree, 0 if model.can_trim else host_bytes),
     )
     answers = AnswerMemory()
     disk = _disk_tier(settings, model, context)

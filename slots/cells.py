@@ -8,18 +8,15 @@ from .request import Request
 from .swap import Moves, resident, set_aside
 from .tree import PrefixTree
 
-RUN = 50  # cells that take as long to move as it takes to move one run more
-
 
 class Room:
     """Says whether a prompt fits, and makes room for it.
 
     running: who runs, as the scheduler keeps it. idle_cells: most cells that may hold what nobody who runs needs.
-    aside_from: tokens that a step must compute to pay for moving all cells in use, if it sees none of them.
     """
 
-    def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int, aside_from: float) -> None:
-        self._tree, self._running, self._idle_cells, self._aside_from = tree, running, idle_cells, aside_from
+    def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int) -> None:
+        self._tree, self._running, self._idle_cells, self._costs = tree, running, idle_cells, tree.costs
         self.num_set_aside = 0  # tokens of others whose KV left the device for a step, ever
         self._in_front: list[int] = []  # requests that got the first cells in the last such step
 
@@ -62,14 +59,14 @@ class Room:
         return self._tree.take_operations() + moves, afterwards  # in this order: copies for the host tier are among them
 
     def _set_aside(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
-        tree, used = self._tree, self.num_used
+        tree, costs = self._tree, self._costs
         background = all(request.background for request in computing)  # it must be possible to end it early
-        if background or num_tokens <= self._aside_from or used > tree.host.max_tokens:
+        if background or num_tokens <= costs.swap_from_tokens or (used := self.num_used) > tree.host.max_tokens:
             return (), ()
         runs, needed = list(resident(tree, self._running)), {request.sequence for request in computing}
         foreign = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
         foreign += sum(request.num_tail for request in self._running if request.sequence not in needed)
-        if foreign * num_tokens <= self._aside_from * (used + RUN * len(runs)):
+        if not costs.pays_to_swap(num_tokens, foreign, used, len(runs)):
             return (), ()
         self.num_set_aside += foreign
         before, self._in_front = self._in_front, [request.id for request in computing]

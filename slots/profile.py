@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .plan import Plan
 
-MIN_TOKENS = 64  # smaller steps take about as long, whatever they compute
 MEMORY = 0.98  # weight of all earlier steps when a new one has been seen
 
 
@@ -13,16 +12,18 @@ class Profile:
 
     RAGCache measures a grid at start and interpolates in it. A token costs a fixed share and one that grows with what
     it attends to, so a line through the steps that run anyway says the same, costs no start and follows the machine.
+    min_tokens: smaller steps take about as long, so they say nothing about a token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, min_tokens: int = 1) -> None:
+        self._min_tokens = min_tokens
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of tokens: weight, depth, depth squared, seconds, seconds times depth
         self._fixed, self._by_depth = 1.0, 0.0  # seconds a token, and a token and position in front of it
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """A plan took so long."""
         tokens = plan.num_tokens
-        if tokens < MIN_TOKENS:
+        if tokens < self._min_tokens:
             return
         depth = sum(len(span.tokens) * (span.start + span.stop) / 2 for span in plan.spans) / tokens
         each = seconds / tokens

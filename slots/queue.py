@@ -17,7 +17,7 @@ import numpy as np
 from .request import Layout, Request
 from .tree import PrefixTree
 
-LOOK_AHEAD = 16  # requests at the head of the queue that are compared: each costs some 100 us at an admission
+LOOK_AHEAD = 16  # requests at the head of the queue that are compared, so that an admission takes bounded time
 
 
 class Rejected(Exception):
@@ -59,8 +59,8 @@ class Queue:
     def next(self) -> Request:
         """Who is admitted next, with its prompt laid out; it stays in the queue. Of equals the first.
 
-        A request that has been paused, or overtaken `window` times, is overtaken no more, but by a higher priority.
-        Raises Rejected for a request whose prompt fails.
+        A request that has been paused, or overtaken `window` times, is overtaken no more, but by a higher priority. Each
+        candidate takes about 100 us. Raises Rejected for a request whose prompt fails.
         """
         highest = max(request.priority for request in self._waiting)
         equals = (request for request in self._waiting if request.priority == highest)

@@ -13,8 +13,6 @@ from .radix import common_prefix
 from .scope import Scope
 from .tree import Claim, PrefixTree
 
-MIN_SHARED = 32  # uncached tokens that two requests must share before the second waits for the first to compute them
-
 
 @dataclass(frozen=True, slots=True)
 class PlacedDocument:
@@ -114,13 +112,13 @@ class Request:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
 
-    def waits_for(self, leader: Request) -> bool:
-        """Whether `leader` is about to compute what this one needs next, MIN_SHARED tokens or more since it started."""
+    def waits_for(self, leader: Request, min_shared: int) -> bool:
+        """Whether `leader` is about to compute what this one needs next, `min_shared` tokens or more since it started."""
         if leader.scope != self.scope or leader.computed != self.computed:
             return False
         shared = common_prefix(leader.tokens[: leader.num_tokens], self.tokens[: self.num_tokens])
         shared = min(shared, self.num_tokens - self.rest)
-        return shared > self.computed and shared - self.started_at >= MIN_SHARED
+        return shared > self.computed and shared - self.started_at >= min_shared
 
     @property
     def source(self) -> str:

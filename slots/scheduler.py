@@ -7,9 +7,7 @@ from whatever of it is still in the tree. The oldest running request always make
 
 from __future__ import annotations
 
-import math
-
-from .budget import MIN_CHUNK, PrefillBudget, chunk
+from .budget import PrefillBudget, chunk_size
 from .cells import Room
 from .counters import Counters
 from .lanes import Lanes
@@ -21,8 +19,6 @@ from .scope import Scope
 from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
 
-BACKGROUND_STEP = MIN_CHUNK  # prompt tokens a step computes in the background: what is lost when a request ends it early
-
 
 class Scheduler:
     """Owns who waits and who runs. Not thread-safe: one thread calls it.
@@ -30,33 +26,30 @@ class Scheduler:
     batch_size: most tokens a step may compute. prefill_budget: most prompt tokens a step may compute while other
     requests are generating, at the speed of a short context. idle_cells: most cells that may hold what
     no running request needs, where there is a host tier to move it to: every step attends over the whole pool, so idle
-    KV slows what runs. apart_from: with so many cells in use, steps that generate and steps of prefill take turns.
-    window: how many later requests may be admitted before one that waits. snapshots: for models that cannot be cut.
-    aside_from: tokens that a step must compute to pay for moving all cells in use, if it sees none of them.
+    KV slows what runs. window: how many later requests may be admitted before one that waits. snapshots: for models that
+    cannot be cut.
     """
 
     def __init__(
         self,
         tree: PrefixTree,
+        *,
         num_lanes: int,
         batch_size: int = 512,
         prefill_budget: int = 512,
         idle_cells: int = 0,
-        apart_from: float = math.inf,
         window: int = 32,
         snapshots: Snapshots | None = None,
-        aside_from: float = math.inf,
     ) -> None:
         self.tree = tree
         self.lanes = Lanes(num_lanes)
         self.batch_size = batch_size
-        self.budget = PrefillBudget(prefill_budget)
-        self.apart_from = apart_from
+        self.budget = PrefillBudget(prefill_budget, tree.costs)
         self.waiting = Queue(tree, window)
         self.holds = Holds(tree)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
-        self.room = Room(tree, self.running, idle_cells, aside_from)
+        self.room = Room(tree, self.running, idle_cells)
         self.counters = Counters()
         self._turn_of_prefill = False  # the last step generated only
         self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
@@ -173,7 +166,7 @@ class Scheduler:
 
     def _spans(self) -> list[Span]:
         """The spans of one batch. Where generating and prefill go apart, whichever was not in the last one."""
-        apart = self.room.num_used >= self.apart_from
+        apart = self.room.num_used >= self.tree.costs.apart_from_cells
         if apart and self._turn_of_prefill and any(request.decoding for request in self.running):
             self._turn_of_prefill, self._in_flight = False, []
             if spans := self._prefill_spans(self.batch_size, protect=True):
@@ -197,12 +190,12 @@ class Scheduler:
         leaders: list[Request] = []
         for request in [request for request in self.running if not request.decoding]:
             self._catch_up(request)
-            if any(request.waits_for(leader) for leader in leaders):
+            if any(request.waits_for(leader, self.tree.costs.min_shared) for leader in leaders):
                 continue
             leaders.append(request)
-            most = min(left, BACKGROUND_STEP) if request.background else left
+            most = min(left, self.tree.costs.background_step) if request.background else left
             ahead = (next_stop(request.stops, request.computed) or request.num_tokens) - request.computed
-            size = chunk(ahead, most, self.tree.rest)
+            size = chunk_size(ahead, most, self.tree.costs)
             planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
             if size <= 0:
                 continue

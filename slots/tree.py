@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
+from .costs import UNMEASURED, Costs
 from .eviction import Replacement
 from .node import Claim, Node, Sequence
 from .plan import Share, Trim
@@ -34,8 +35,9 @@ class PrefixTree(Copies):
     Acts decide memory operations; the scheduler takes them with `take_operations()` into the next plan, where they run
     before anything is computed. num_cells: KV cells in the pool. num_sequences: sequence ids, at least 2 * lanes + 1.
     host: where evicted runs go; without one they are lost. replacement: which runs leave the device first. profile: what
-    it costs to compute a run again. rest: how many of a prompt's last tokens are computed, whatever is cached: one, since
-    without it there are no logits, or more, where a few tokens alone would be rounded otherwise than among others.
+    it costs to compute a run again. costs: of this device. Their `rest` is how many of a prompt's last tokens are computed,
+    whatever is cached: one, since without it there are no logits, or more, where a few tokens alone would be rounded
+    otherwise than among others.
     """
 
     def __init__(
@@ -45,12 +47,13 @@ class PrefixTree(Copies):
         host: HostTier | None = None,
         replacement: Replacement | None = None,
         profile: Profile | None = None,
-        rest: int = 1,
+        costs: Costs = UNMEASURED,
     ) -> None:
         super().__init__(num_cells, num_sequences, host)
         self.num_evicted = 0  # tokens that left the device, ever
-        self.profile = profile or Profile()
-        self.rest = rest
+        self.costs = costs
+        self.profile = profile or Profile(costs.chunk)
+        self.rest = costs.rest
         self._replacement = replacement or Replacement()
 
     def most_cached(self, num_tokens: int) -> int:

@@ -102,7 +102,7 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
         assert lab.runner.accepts(read.data, read.start, len(read.tokens))
         assert archive.adopt(read, "disk")
     answer = lab.run(prompt, limit=4, scope=SCOPE)
-    assert answer.request.sources["disk"] == answer.request.cached == len(prompt) - lab.context.rest
+    assert answer.request.sources["disk"] == answer.request.cached == len(prompt) - lab.context.costs.rest
     assert answer.tokens == reference.tokens
     assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
     assert lab.run(prompt, limit=1, scope=Scope.shared("another")).request.cached == 0

@@ -148,7 +148,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
 
         def cases(number):
             reading, scope = weights.readings[number], Scope.shared(f"{number}")
-            tokens, most = reading.tokens, len(reading.tokens) - lab.context.rest
+            tokens, most = reading.tokens, len(reading.tokens) - lab.context.costs.rest
             first = len(tokens) - 1 - number % 40
             lab.run(tokens[:first], limit=1, scope=scope)
             answer = lab.run(tokens, limit=5, stops=reading.stops, scope=scope)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx
 import openai
 import pytest
-from slotcache.models.context import MIN_ROWS
+from slotcache.models.costs import MIN_ROWS
 from slotcache.server.serve import make_server, run
 from slotcache.server.settings import Settings
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from slotcache.models.costs import CPU
 from slotcache.slots.check import check_tree
 from slotcache.slots.eviction import POLICIES, Replacement
 from slotcache.slots.plan import Plan, Span
@@ -70,7 +71,7 @@ def test_a_conversation_does_not_make_its_history_dearer_to_others():
 
 
 def test_of_two_used_alike_the_dearer_stays():
-    profile = Profile()
+    profile = Profile(CPU.chunk)
     for start, seconds in ((0, 0.1), (1000, 0.3)):
         profile.observe(Plan((), (Span(0, 0, start, np.zeros(100, np.int32), False),)), seconds)
     tier = Tier(150, "pgdsf", profile)
@@ -94,7 +95,7 @@ def test_an_unknown_policy_is_refused():
 
 
 def test_a_profile_learns_what_depth_costs():
-    profile = Profile()
+    profile = Profile(CPU.chunk)
     assert profile.seconds(1000, 10) == 10, "nothing seen: every token costs the same"
     for start in (0, 512, 1024, 2048):
         mean = start + 256
@@ -107,6 +108,6 @@ def test_a_profile_learns_what_depth_costs():
 
 
 def test_a_profile_of_one_depth_is_flat():
-    profile = Profile()
+    profile = Profile(CPU.chunk)
     profile.observe(Plan((), (Span(0, 0, 0, np.zeros(100, np.int32), False),)), 0.2)
     assert profile.seconds(5000, 10) == pytest.approx(0.02)

@@ -1,8 +1,11 @@
 """The rest: how many of a prompt's last tokens are computed at least, and together, so that their bits stay the same."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from slotcache.slots.budget import chunk
+from slotcache.models.costs import CPU
+from slotcache.slots.budget import chunk_size
 from slotcache.slots.plan import Save, Trim
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
@@ -15,6 +18,7 @@ from support.world import World
 from slots.test_scheduler import computed
 
 REST = 8
+COSTS = replace(CPU, rest=REST)
 
 
 def test_a_prompt_that_is_fully_cached_computes_its_rest_in_one_piece():
@@ -79,14 +83,14 @@ def test_no_piece_of_a_prompt_is_smaller_than_the_rest(room):
     for length in range(1, 1500):
         left = length
         while left:
-            size = chunk(left, room, REST)
+            size = chunk_size(left, room, COSTS)
             assert min(length, REST) <= size <= room
             left -= size
 
 
 def test_snapshots_leave_no_piece_that_is_smaller_than_the_rest():
-    tree = PrefixTree(400, 8, rest=REST)
-    scheduler = Scheduler(tree, 1, snapshots=Snapshots(tree, 1000, spacing=8))
+    tree = PrefixTree(400, 8, costs=COSTS)
+    scheduler = Scheduler(tree, num_lanes=1, snapshots=Snapshots(tree, 1000, spacing=8))
     tokens = np.arange(200, dtype=np.int32)
     request = Request(
         1, Fixed(tokens, [4, 40, 90, 93, 150, 185, 195]), 2, Scope.private(1), False, snapshot_scope=Scope.shared("kept")

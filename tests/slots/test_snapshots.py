@@ -19,7 +19,7 @@ class Server:
         tree = PrefixTree(100, 8)
         self.snapshots = Snapshots(tree, budget)
         self.snapshots.token_bytes = 1
-        self.scheduler = Scheduler(tree, 1, snapshots=self.snapshots)
+        self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
 
     def ask(self, tokens):
         """How much of a prompt a snapshot spared."""

@@ -1,7 +1,7 @@
 """A scheduler and a runner over a real context, without a server, to compare logits."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from slotcache.models.context import Context, ContextSettings
@@ -45,8 +45,9 @@ class Lab:
         """kernel: tokens that a kernel computes; the whole batch if it is not said."""
         settings = ContextSettings(num_cells, batch, kernel or batch, flash, threads=1, num_sequences=sequences)
         self.context = Context(model, settings)
-        tree = PrefixTree(num_cells, sequences - 1, HostTier(host), rest=self.context.rest)
-        self.scheduler = Scheduler(tree, lanes, batch, budget, apart_from=apart, aside_from=aside)
+        costs = replace(self.context.costs, apart_from_cells=apart, swap_from_tokens=aside)
+        tree = PrefixTree(num_cells, sequences - 1, HostTier(host), costs=costs)
+        self.scheduler = Scheduler(tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}
         self.runner = Runner(self.context, self.samplers)

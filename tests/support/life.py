@@ -4,11 +4,12 @@
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from slotcache.models.costs import CPU
 from slotcache.slots.check import check
 from slotcache.slots.eviction import POLICIES, Replacement
 from slotcache.slots.pins import Holds
@@ -91,8 +92,15 @@ class Life(RuleBasedStateMachine):
         """states: of a model that cannot be cut, the bytes of its snapshots, one a token and one for each."""
         self.can_cut = states is None
         self.policy, self.num_ids = policy, 2 * lanes + spare_ids
-        self.shape = (lanes, max(batch, lanes), budget, idle, apart, window)
-        self.aside, self.rest = aside, rest
+        self.shape = {
+            "num_lanes": lanes,
+            "batch_size": max(batch, lanes),
+            "prefill_budget": budget,
+            "idle_cells": idle,
+            "window": window,
+        }
+        self.costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest)
+        self.rest = rest
         self.now = 0
         self.ids = itertools.count()
         self.open: list[Request] = []
@@ -101,14 +109,13 @@ class Life(RuleBasedStateMachine):
 
     def build(self, cells, host, states):
         """A cache with nothing in it."""
-        lanes, batch, budget, idle, apart, window = self.shape
         self.memory = Memory(cells, self.can_cut)
         tier = HostTier(host if self.can_cut else 0, Replacement(self.policy))
-        self.tree = PrefixTree(cells, self.num_ids, tier, Replacement(self.policy), rest=self.rest)
+        self.tree = PrefixTree(cells, self.num_ids, tier, Replacement(self.policy), costs=self.costs)
         self.met_others: set[int] = set()  # requests that did not run alone all the time
         self.snapshots = Snapshots(self.tree, states or 0, spacing=8)
         self.snapshots.fixed_bytes = self.snapshots.token_bytes = 1
-        self.scheduler = Scheduler(self.tree, lanes, batch, budget, idle, apart, window, self.snapshots, self.aside)
+        self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, **self.shape)
         self.scheduler.holds = Holds(self.tree, lambda: self.now)
         tier.news, self.snapshots.news = [], []
 

@@ -1,7 +1,9 @@
 """A scheduler over a model of memory, step by step."""
 
 import math
+from dataclasses import replace
 
+from slotcache.models.costs import CPU
 from slotcache.slots.check import check
 from slotcache.slots.plan import Plan
 from slotcache.slots.request import Request
@@ -20,8 +22,11 @@ class World:
         self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf, window=32, aside=math.inf, rest=1
     ):
         self.memory = Memory(cells)
-        tree = PrefixTree(cells, 2 * lanes + 8, HostTier(host), rest=rest)
-        self.scheduler = Scheduler(tree, lanes, batch, budget, idle, apart, window, aside_from=aside)
+        costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest)
+        tree = PrefixTree(cells, 2 * lanes + 8, HostTier(host), costs=costs)
+        self.scheduler = Scheduler(
+            tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget, idle_cells=idle, window=window
+        )
         self.requests = []
         self.plans = []
 

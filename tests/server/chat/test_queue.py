@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from slotcache.models.costs import CPU
 from slotcache.ordering import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import ChatPrompt
@@ -25,7 +26,9 @@ def prompt(names, question):
 
 def serve(*sets, cells, lanes=1, host=0):
     """All at once in the queue; (order of starting, documents in the order used, documents reused) by request."""
-    scheduler = Scheduler(PrefixTree(cells, 16, HostTier(host)), lanes, 64, 64)
+    scheduler = Scheduler(
+        PrefixTree(cells, 16, HostTier(host), costs=CPU), num_lanes=lanes, batch_size=64, prefill_budget=64
+    )
     memory = Memory(cells)
     requests = [Request(number, prompt(names, number), 1, "") for number, names in enumerate(sets)]
     for request in requests:

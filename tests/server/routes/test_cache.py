@@ -1,9 +1,9 @@
 """The cache filled ahead, listed and dropped, as a user sees it."""
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from slotcache.slots.costs import NEVER
 from support.architectures import hybrid
 
 from server.conftest import REST, running
@@ -100,7 +100,7 @@ def test_snapshots_cannot_be_pinned_and_the_answer_says_so(tmp_path):
 def test_the_kv_of_those_who_answer_is_set_aside_while_a_prompt_is_computed(tiny):
     long = " ".join(f"word{number}" for number in range(400))
     with running(tiny, flash_attn="on", parallel=3) as server, ThreadPoolExecutor() as pool:
-        if server.service.context.aside_from == math.inf:
+        if server.service.context.costs.swap_from_tokens == NEVER:
             pytest.skip("not done on a GPU")
         questions = [f"{letter} {long}" for letter in "abc"]
         for question in questions:

@@ -1,0 +1,76 @@
+"""What work costs on one device, in the units that the tuning rules compare.
+
+`models/costs.py` makes the one value of a server, from what was timed. Every tuning rule reads it; no rule has a number of
+its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+NEVER = math.inf  # a threshold that is never reached: its rule is off
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The costs of one model on one device. Thresholds may be NEVER.
+
+    chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
+    background_step: prompt tokens of a background step: the work that is lost when a new request aborts it.
+    rest: the fewest tokens of a prompt to compute together, so that their bits do not depend on the cache.
+    min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
+    restore_share: time to restore KV from host memory, as a share of computing it.
+    apart_from_cells: from this many cells in use on, decode and prefill are cheaper in steps of their own.
+    swap_from_tokens: from this many tokens on, a step is faster if all cells in use, of which it sees none, are swapped out.
+    cells_per_run: cells that take as long to move as one more run does.
+    tile: query tokens of one tile of the attention kernel; 1 where it has no tiles.
+    token_ns: a token more in a batch of whole tiles.
+    cell_ns, tile_cell_ns: a cell that a token sees; a cell that a tile of tokens sees.
+    """
+
+    chunk: int
+    background_step: int
+    rest: int
+    min_shared: int
+    restore_share: float
+    apart_from_cells: float
+    swap_from_tokens: float
+    cells_per_run: int
+    tile: int
+    token_ns: float
+    cell_ns: float
+    tile_cell_ns: float
+
+    def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
+        """Return whether a batch of `size` tokens takes longer than a whole tile.
+
+        seen: cells that its tokens see, in sum. together: different cells among them.
+        """
+        if size >= self.tile:
+            return False
+        return self.cell_ns * seen > self.tile_cell_ns * together + self.token_ns * (self.tile - size)
+
+    def pays_to_swap(self, num_tokens: int, num_unseen: int, num_used: int, num_runs: int) -> bool:
+        """Return whether a step is faster if the cells that it does not see are swapped out for its time.
+
+        num_unseen: those cells. num_used, num_runs: all cells in use, and the runs that stand in them.
+        """
+        return num_unseen * num_tokens > self.swap_from_tokens * (num_used + self.cells_per_run * num_runs)
+
+
+UNMEASURED = Costs(
+    chunk=1,
+    background_step=1,
+    rest=1,
+    min_shared=1,
+    restore_share=0.0,
+    apart_from_cells=NEVER,
+    swap_from_tokens=NEVER,
+    cells_per_run=0,
+    tile=1,
+    token_ns=0.0,
+    cell_ns=0.0,
+    tile_cell_ns=0.0,
+)
+"""No device: every rule is off. For a tree whose plans are not computed."""
