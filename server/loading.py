@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -27,6 +28,8 @@ from ..slots.snapshots import Snapshots
 from ..slots.tiers.disk import DiskTier
 from ..slots.tiers.folder import own_folder
 from ..slots.tiers.host import HostTier
+from ..slots.tiers.loading import load_records
+from ..slots.tiers.tier import LowerTier
 from ..slots.tree import PrefixTree
 from .chat.builder import PromptBuilder
 from .chat.conversations import Conversations
@@ -79,8 +82,8 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         snapshots=Snapshots(tree, 0 if model.can_trim else host_bytes),
     )
     answers = AnswerMemory()
-    disk = _disk_tier(settings, model, context)
-    engine = Engine(model, scheduler, runner, samplers, answers, settings.check, disk)
+    tiers = lower_tiers(settings, model, context)
+    engine = Engine(model, scheduler, runner, samplers, answers, settings.check, tiers)
     wording = (settings.document_order, settings.order_hint, settings.dedup)
     builder = PromptBuilder(model, template, answers, limit, *wording, LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
@@ -89,43 +92,41 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     ids = itertools.count(1)
     idle = IdlePrefill(model, engine, builder, limit, settings.idle_prefill, settings.idle_sets, ids)
     running: set[Generation] = set()
+    disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
     metrics = Metrics(engine, token_bytes(settings, model), conversations, running, idle, disk)
     service = Service(
-        settings, name, model, context, engine, builder, source, metrics, limit, running, ids, conversations, idle, disk
+        settings, name, model, context, engine, builder, source, metrics, limit, running, ids, conversations, idle, tiers
     )
     engine.background.max_generations = service.room
     return service
 
 
 def start(service: Service, on_failure: Callable[[], None] = lambda: None) -> None:
-    """Start the engine; its events go to the running event loop. What is on disk comes back meanwhile.
+    """Start the engine; its events go to the running event loop. Records of lower tiers come back meanwhile.
 
     on_failure: called in the event loop if the engine cannot go on.
     """
     service.engine.start(asyncio.get_running_loop(), on_failure)
-    if service.disk is not None:
-        Thread(target=_load_from_disk, args=(service, service.disk), name="load", daemon=True).start()
+    if service.tiers:
+        Thread(target=_load_records, args=(service,), name="load", daemon=True).start()
 
 
-def _load_from_disk(service: Service, disk: DiskTier) -> None:
-    """Fill the host tier with what an earlier run of the server left."""
+def _load_records(service: Service) -> None:
+    """Fill host memory with what an earlier run of the server left. Nothing computed since the start leaves for it."""
+    engine, settings, model = service.engine, service.settings, service.model
     with contextlib.suppress(RequestError):
-        service.engine.ask(lambda: None).result()  # the warm-up is over
-    tokens = service.engine.scheduler.tree.host.max_tokens
-    began, budget = perf_counter(), tokens * token_bytes(service.settings, service.model) + service.snapshots.max_bytes
-    snapshots = service.snapshots
+        engine.ask(lambda: None).result()  # the warm-up is over
+    tokens = engine.scheduler.tree.host.max_tokens
+    budget = tokens * token_bytes(settings, model) + service.snapshots.max_bytes
 
-    def adopt(record: Record, still_there: Callable[[], bool]) -> bool:
-        """What was computed since the start is not given up for it."""
-
-        def is_wanted() -> bool:
-            return still_there() and (not snapshots.max_bytes or snapshots.has_room(len(record.tokens)))
-
-        return service.engine.adopt(record, "disk", is_wanted)
+    def adopt(tier: LowerTier, key: str, record: Record) -> bool:
+        return engine.adopt(record, tier.name, lambda: key in tier and engine.host_tier.has_room(record))
 
     with contextlib.suppress(TimeoutError, RequestError):  # the server is shutting down
-        count = disk.load(budget, adopt)
-        logger.info("%d runs came back from %s in %.1f s", count, disk.folder, perf_counter() - began)
+        for tier in service.tiers:
+            began = perf_counter()
+            count = load_records(tier, budget, partial(adopt, tier))
+            logger.info("%d runs came back from %s in %.1f s", count, tier, perf_counter() - began)
 
 
 def describe(model: Model, context: Context, settings: Settings) -> str:
@@ -162,14 +163,14 @@ def _host_bytes(settings: Settings) -> int:
     return min(wanted, most)
 
 
-def _disk_tier(settings: Settings, model: Model, context: Context) -> DiskTier | None:
-    """The disk tier, if there is one; the model's digest is made now where it is needed now or later."""
+def lower_tiers(settings: Settings, model: Model, context: Context) -> list[LowerTier]:
+    """The tiers below host memory. The model's digest is made now where it is needed now or later."""
     if not (settings.cache_dir or settings.slot_save_path):
-        return None
+        return []
     made_by = provenance_of(settings, model, context)
     if not settings.cache_dir:
-        return None
-    return DiskTier(Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, made_by)
+        return []
+    return [DiskTier(Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, made_by)]
 
 
 def _free_memory() -> int:

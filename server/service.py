@@ -16,7 +16,7 @@ from ..models.text import TextStream
 from ..slots.request import Request
 from ..slots.scope import Scope
 from ..slots.snapshots import Snapshots
-from ..slots.tiers.disk import DiskTier
+from ..slots.tiers.tier import LowerTier
 from .chat.builder import PromptBuilder
 from .chat.conversations import Conversations, Origin
 from .chat.prompt import ChatPrompt
@@ -49,7 +49,7 @@ class Service:
     ids: itertools.count
     conversations: Conversations
     idle: IdlePrefill
-    disk: DiskTier | None
+    tiers: list[LowerTier]  # below host memory
 
     def origin(self, asked: ChatRequest) -> Origin | None:
         """What a chat goes on from, if it has to do with a conversation. Raises RequestError where that is not known."""
@@ -142,8 +142,8 @@ class Service:
     def close(self) -> None:
         self.engine.stop()
         self.builder.close()
-        if self.disk is not None:
-            self.disk.close()
+        for tier in self.tiers:
+            tier.close()
         self.context.close()
         self.model.close()
 

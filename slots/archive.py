@@ -42,9 +42,22 @@ class Archive:
     def __init__(self, tree: PrefixTree, cut: Cut) -> None:
         self._tree, self._cut = tree, cut
 
-    def record(self, node: Node) -> Record | None:
+    def has_room(self, record: Record) -> bool:
+        """Whether the part of a record that is not cached fits, and nothing has to leave for it."""
+        return self._tree.host.has_room(len(record.tokens) - self.length(record.scope, record.tokens))
+
+    def get(self, node: Node) -> Record | None:
         """A run as a record; None where its copy in host memory has not been made."""
         return self.part(node, node.blob, node.end) if node.blob is not None else None
+
+    def drop(self, scope: Scope) -> int:
+        """Forget what a scope holds and no running request needs; how many tokens that were."""
+        return self._tree.drop(scope)
+
+    def take_unsaved(self) -> list[Node]:
+        """The runs that were copied to host memory since the last call; from the first one on they are noted."""
+        taken, self._tree.host.unsaved = self._tree.host.unsaved or [], []
+        return taken
 
     def part(self, node: Node, blob: Blob, stop: int) -> Record | None:
         """A run as a record, up to position `stop`, by a copy that goes so far; None where that has not been made."""
@@ -57,10 +70,10 @@ class Archive:
         within = tuple((key, at) for key, at in documents if at <= node.start)
         return Record(scope_of(node), tokens, node.start, data, within, node.frequency, node.token_cost)
 
-    def adopt(self, record: Record, source: str) -> bool:
+    def put(self, record: Record, source: str = "disk") -> bool:
         """Put a record into the host tier, if what comes before it is cached and there is room; whether it is there then.
 
-        Where a part of it is cached already, what follows on that is taken.
+        Where a part of it is cached already, what follows on that is taken. source: the tier that it comes from.
         """
         tree, stop = self._tree, len(record.tokens)
         start = self.length(record.scope, record.tokens)

@@ -35,7 +35,7 @@ class Histories:
         if self._snapshots.max_bytes:
             self._carry_out()
             nodes = list(self._snapshots.along(lane.scope, lane.history))[::-1]
-            return [record for node in nodes if (record := self._snapshots.record(node))]
+            return [record for node in nodes if (record := self._snapshots.get(node))]
         if not self._tree.host.max_tokens:
             return []
         runs = self._archive.cached(lane.scope, lane.history)

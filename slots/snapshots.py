@@ -37,7 +37,7 @@ class Snapshots(RadixTree):
         self.num_bytes = 0
         self.num_taken = 0  # ever
         self.num_loaded = 0  # ever
-        self.news: list[Node] | None = None  # those taken lately, where somebody writes them behind
+        self.unsaved: list[Node] | None = None  # those taken lately, where somebody writes them behind
         self._tree, self._spacing = tree, spacing
         self._kept: OrderedDict[Node, Scope] = OrderedDict()  # scopes of nodes with a snapshot at their end, oldest first
 
@@ -53,9 +53,9 @@ class Snapshots(RadixTree):
         """Bytes of a snapshot behind so many tokens."""
         return self.fixed_bytes + num_tokens * self.token_bytes
 
-    def has_room(self, num_tokens: int) -> bool:
-        """Whether one more behind so many tokens fits without another one leaving."""
-        return self.num_bytes + self.size_of(num_tokens) <= self.max_bytes
+    def has_room(self, record: Record) -> bool:
+        """Whether one more fits without another one leaving."""
+        return self.num_bytes + self.size_of(len(record.tokens)) <= self.max_bytes
 
     def of(self, scope: Scope) -> list[Node]:
         """The nodes of a scope at whose end there is a snapshot."""
@@ -104,10 +104,10 @@ class Snapshots(RadixTree):
             node.blob = self._blob(len(tokens), None)
             self.num_taken += 1
             self._tree.perform(Snap(request.sequence.id, node.blob))
-            if self.news is not None:
-                self.news.append(node)
+            if self.unsaved is not None:
+                self.unsaved.append(node)
 
-    def record(self, node: Node) -> Record | None:
+    def get(self, node: Node) -> Record | None:
         """The snapshot at the end of a node as a record; None where it is gone, or has not been made."""
         if node.blob is None or node.blob.data is None:
             return None
@@ -122,14 +122,19 @@ class Snapshots(RadixTree):
     def longest(self, scope: Scope | None, tokens: np.ndarray) -> Node | None:
         return next(self.along(scope, tokens), None)
 
-    def keep(self, scope: Scope, tokens: np.ndarray, data: np.ndarray) -> bool:
-        """Take over a snapshot (uint8) that was kept elsewhere; False where it does not fit."""
-        size = self.size_of(len(tokens))
-        if size > self.max_bytes or len(data) != size:
+    def put(self, record: Record, source: str = "disk") -> bool:
+        """Take over a snapshot that was kept elsewhere; False where it does not fit."""
+        size = self.size_of(len(record.tokens))
+        if size > self.max_bytes or len(record.data) != size:
             return False
-        node = self._place(scope, tokens)
-        node.blob = node.blob or self._blob(len(tokens), data)
+        node = self._place(record.scope, record.tokens)
+        node.blob = node.blob or self._blob(len(record.tokens), record.data)
         return True
+
+    def take_unsaved(self) -> list[Node]:
+        """The nodes with snapshots that were taken since the last call; from the first one on they are noted."""
+        taken, self.unsaved = self.unsaved or [], []
+        return taken
 
     def drop(self, scope: Scope) -> int:
         """Forget a scope's snapshots; how many tokens the longest of each path stood for."""

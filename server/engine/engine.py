@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from math import inf
 from threading import Thread
@@ -25,7 +25,8 @@ from ...slots.archive import Archive, Record
 from ...slots.check import check
 from ...slots.plan import Plan
 from ...slots.scheduler import Scheduler
-from ...slots.tiers.disk import DiskTier
+from ...slots.snapshots import Snapshots
+from ...slots.tiers.tier import LowerTier
 from ...slots.tiers.writing import WriteBehind
 from ..chat.tokens import AnswerMemory
 from ..errors import RequestError
@@ -55,7 +56,7 @@ class Engine:
         samplers: dict[int, Sampler],
         answers: AnswerMemory,
         checks: bool = False,
-        disk: DiskTier | None = None,
+        lower: Sequence[LowerTier] = (),
     ) -> None:
         self.scheduler = scheduler
         self.step_seconds = 0.0  # what the last step took, and how much of that was ours and not llama.cpp's
@@ -64,7 +65,7 @@ class Engine:
         self._model, self._runner, self._answers = model, runner, answers
         self._checks = checks
         self.archive = Archive(scheduler.tree, cut)
-        self._behind = WriteBehind(scheduler, self.archive, disk)
+        self._behind = WriteBehind((self.archive, scheduler.snapshots), lower)
         self.failure: str | None = None  # why the thread has ended for good
         self._inbox = Inbox()
         self._outbox = Outbox()
@@ -120,24 +121,21 @@ class Engine:
             self._recover()  # the tree believes what was not done
             raise
 
+    @property
+    def host_tier(self) -> Archive | Snapshots:
+        """The tier in host memory that takes records: states, where the model's memory cannot be cut."""
+        return self.scheduler.snapshots if self.scheduler.snapshots.max_bytes else self.archive
+
     def adopt(self, record: Record, source: str = "disk", is_wanted: Callable[[], bool] = lambda: True) -> bool:
         """Put a record from elsewhere into the host tier; whether it is there then. Waits for the step that runs.
 
         is_wanted: asked in the engine's thread, at the last moment.
         """
-        snapshots = self.scheduler.snapshots
         if not self._runner.accepts(record.data, record.start, len(record.tokens)):
             logger.warning("the KV of %d tokens in a file does not fit this model", len(record.tokens) - record.start)
             return False
 
-        def adopted() -> bool:
-            if not is_wanted():
-                return False
-            if snapshots.max_bytes:
-                return snapshots.keep(record.scope, record.tokens, record.data)
-            return self.archive.adopt(record, source)
-
-        return self.ask(adopted).result(ADOPT_SECONDS)
+        return self.ask(lambda: is_wanted() and self.host_tier.put(record, source)).result(ADOPT_SECONDS)
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
         """Run a function between two steps, where nothing changes under it."""
@@ -150,7 +148,7 @@ class Engine:
             self._warm_up()
             while not self._stopping:
                 self._take_turn()
-            if self._behind.disk is not None:
+            if self._behind.lower:
                 self._use_idle_time(until=perf_counter() + LAST_SAVE)
         except BaseException as error:
             self._end_for_good(error)

@@ -55,9 +55,9 @@ async def drop(request: Request) -> Response:
     service, scope = service_of(request), scope_of(request)
     service.idle.forget(scope)
     dropped = await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
-    if service.disk is not None:
-        await asyncio.to_thread(service.disk.drop, scope)
-        # Again: at the start of the server, runs that are gone from disk now may have come back from it meanwhile.
+    for tier in service.tiers:
+        await asyncio.to_thread(tier.drop, Scope.shared(scope))
+        # Again: at the start of the server, runs that are gone from the tier now may have come back from it meanwhile.
         await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
     service.go_on_idly()
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})

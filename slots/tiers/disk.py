@@ -14,12 +14,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from ..archive import Record
+from ..scope import Scope
 from .fileindex import Entry, FileIndex
 from .folder import own_folder
 from .neighbours import Neighbours, changed_at, names, stock
@@ -33,6 +34,8 @@ STALE = 3600  # seconds after which a file that was never finished has no writer
 
 class DiskTier:
     """Records in `root`, at most `max_bytes` of them. Raises FolderError if the folder cannot be used."""
+
+    name = "disk"
 
     def __init__(self, root: Path, max_bytes: int, made_by: Provenance) -> None:
         self.folder = own_folder(own_folder(root, "--cache-dir") / made_by.folder, "--cache-dir")
@@ -51,35 +54,58 @@ class DiskTier:
         self._thread = threading.Thread(target=self._write_behind, name="disk", daemon=True)
         self._thread.start()
 
+    def __str__(self) -> str:
+        return str(self.folder)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all files under the bound."""
         return self._index.num_bytes + self._neighbours.num_bytes
 
-    def write(self, record: Record) -> None:
-        """Write a record some time soon. From any thread."""
+    def has_room(self, record: Record) -> bool:
+        """Whether a record may wait to be written, too. Files that it displaces leave later, in the writer's thread."""
+        return self._pending_bytes + len(record.data) <= MOST_PENDING
+
+    def put(self, record: Record) -> bool:
+        """Write a record some time soon; False where too much waits already. From any thread."""
         with self._changed:
-            if self._pending_bytes + len(record.data) > MOST_PENDING:
+            if not self.has_room(record):
                 logger.debug("%d tokens are not written: the disk is too slow", len(record.tokens) - record.start)
-                return
+                return False
             self._pending.append(record)
             self._pending_bytes += len(record.data)
             self._changed.notify_all()
+        return True
 
-    def drop(self, scope: str, seconds: float = 10.0) -> bool:
+    def get(self, key: str) -> Record | None:
+        """Read a file; None where it is gone or damaged. From any thread."""
+        if key not in self:
+            return None
+        path = self.folder / key
+        try:
+            with open_file(path) as file:
+                return read(file, os.fstat(file.fileno()).st_size, self._made_by)
+        except (OSError, Torn) as error:
+            self._refuse(path, error)
+            return None
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a file still is there, and is not about to be deleted. From any thread."""
+        with self._changed:
+            entry = self._index.entries.get(self.folder / key)
+            return entry is not None and entry.scope not in self._dropped
+
+    def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
         """Delete a scope's files in all folders, those of other servers too; whether it is done in time. From any thread."""
         with self._changed:
-            self._pending = [record for record in self._pending if record.scope.name != scope]
+            self._pending = [record for record in self._pending if record.scope != scope]
             self._pending_bytes = sum(len(record.data) for record in self._pending)
-            self._dropped.append(scope)
+            self._dropped.append(scope.name)
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: scope not in self._dropped, seconds)
+            return self._changed.wait_for(lambda: scope.name not in self._dropped, seconds)
 
-    def load(self, num_bytes: int, adopt: Callable[[Record, Callable[[], bool]], bool]) -> int:
-        """Give `adopt` the newest records, as many as take `num_bytes`, beginnings first; how many it took.
-
-        With each record comes a function that says whether it still is on disk: what was dropped since must not come back.
-        """
+    def load(self, num_bytes: int) -> list[str]:
+        """The names of the newest files, as many as take `num_bytes`, beginnings first. From any thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready)
         chosen: list[Entry] = []
@@ -90,15 +116,7 @@ class DiskTier:
             if num_bytes < 0:
                 break
             chosen.append(entry)
-        count = 0
-        for entry, record in self._records(sorted(chosen, key=lambda entry: (entry.start, entry.used))):
-            try:
-                count += adopt(record, lambda entry=entry: self._holds(entry))
-            except TimeoutError:
-                raise
-            except Exception:  # one record must not keep the others from coming back
-                logger.exception("%s is not used", entry.path.name)
-        return count
+        return [entry.path.name for entry in sorted(chosen, key=lambda entry: (entry.start, entry.used))]
 
     @property
     def idle(self) -> bool:
@@ -179,12 +197,12 @@ class DiskTier:
         self._make_room(size)
         if is_whole and not self._has_beginnings(record):
             return  # there is no room for both
-        if self._put(path, parts, now):
+        if self._write_file(path, parts, now):
             self.num_written += 1
             with self._indexing:
                 self._index.add(path, scope, record.start, record.tokens, size, now)
 
-    def _put(self, path: Path, parts: list[bytes | memoryview], now: int) -> bool:
+    def _write_file(self, path: Path, parts: list[bytes | memoryview], now: int) -> bool:
         """Write a file aside and rename it."""
         aside = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # two servers may write the same run
         try:
@@ -271,24 +289,6 @@ class DiskTier:
             return
         with self._indexing:
             self._index.add(path, head.scope, head.start, tokens, size, used)
-
-    def _records(self, entries: list[Entry]) -> Iterator[tuple[Entry, Record]]:
-        for entry in entries:
-            if not self._holds(entry):
-                continue
-            try:
-                with open_file(entry.path) as file:
-                    record = read(file, os.fstat(file.fileno()).st_size, self._made_by)
-            except (OSError, Torn) as error:
-                self._refuse(entry.path, error)
-                self._remove([entry])
-                continue
-            yield entry, record
-
-    def _holds(self, entry: Entry) -> bool:
-        """Whether it still is there, and is not about to be deleted."""
-        with self._changed:
-            return self._index.entries.get(entry.path) is entry and entry.scope not in self._dropped
 
     def _refuse(self, path: Path, error: Exception) -> None:
         if isinstance(error, FileNotFoundError):

@@ -22,7 +22,7 @@ class HostTier:
         self.num_saved = 0  # tokens saved, ever
         self.num_restored = 0  # tokens restored, ever
         self.nodes: set[Node] = set()
-        self.news: list[Node] | None = None  # those saved lately, where somebody writes them behind
+        self.unsaved: list[Node] | None = None  # those saved lately, where somebody writes them behind
         self._replacement = replacement or Replacement()
         self._heap: list[tuple[float, int, Node]] = []  # may leave; entries that are no longer true are passed over
         self._count = itertools.count()
@@ -30,7 +30,7 @@ class HostTier:
     def clear(self) -> None:
         """Forget all copies."""
         self.nodes, self._heap, self.num_tokens = set(), [], 0
-        self.news = None if self.news is None else []
+        self.unsaved = None if self.unsaved is None else []
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether so many tokens more fit, and nothing has to leave for them."""
@@ -39,8 +39,8 @@ class HostTier:
     def save(self, node: Node) -> Blob:
         """A new, empty blob for a node's run; whoever asks has made room."""
         self.num_saved += len(node.tokens)
-        if self.news is not None:
-            self.news.append(node)
+        if self.unsaved is not None:
+            self.unsaved.append(node)
         return self.keep(node, Blob(node.start, node.end))
 
     def keep(self, node: Node, blob: Blob) -> Blob:
@@ -72,8 +72,8 @@ class HostTier:
             upper.blob.users += 1
             self.nodes.add(upper)
             self.offer(upper)
-            if self.news is not None and lower in self.news:
-                self.news.append(upper)
+            if self.unsaved is not None and lower in self.unsaved:
+                self.unsaved.append(upper)
 
     def drop(self, node: Node) -> None:
         """Forget a node's copy, if it has one."""

@@ -1,28 +1,26 @@
-"""From host memory to disk: every copy of KV that is new is handed to the disk tier, which writes it behind."""
+"""From host memory to lower tiers: each new copy of KV is handed over once, and written behind."""
 
 from __future__ import annotations
 
-from ..archive import Archive
-from ..scheduler import Scheduler
-from .disk import DiskTier
+from collections.abc import Sequence
+
+from .tier import HostMemory, LowerTier
 
 
 class WriteBehind:
-    """Lives in the engine's thread. disk None: nothing is kept."""
+    """Lives in the engine's thread. host: the tiers in host memory. lower: the tiers that get their records."""
 
-    def __init__(self, scheduler: Scheduler, archive: Archive, disk: DiskTier | None) -> None:
-        self.disk = disk
-        self._host, self._snapshots, self._archive = scheduler.tree.host, scheduler.snapshots, archive
-        if disk is not None:
-            self._host.news, self._snapshots.news = [], []
+    def __init__(self, host: Sequence[HostMemory], lower: Sequence[LowerTier]) -> None:
+        self.lower = tuple(lower)
+        self._host = tuple(host) if lower else ()
+        for tier in self._host:
+            tier.take_unsaved()  # from now on it notes them
 
     def write(self) -> None:
-        """Hand over the copies that were made since the last call, but for those of private runs."""
-        host, snapshots = self._host, self._snapshots
-        if self.disk is None or not (host.news or snapshots.news):
-            return
-        runs, states = host.news or (), snapshots.news or ()
-        host.news, snapshots.news = [], []
-        for record in (*map(self._archive.record, runs), *map(snapshots.record, states)):
-            if record is not None and record.scope.is_shared:
-                self.disk.write(record)
+        """Hand over the copies that were made since the last call. Private runs stay in host memory."""
+        for tier in self._host:
+            for node in tier.take_unsaved():
+                record = tier.get(node)
+                if record is not None and record.scope.is_shared:
+                    for below in self.lower:
+                        below.put(record)

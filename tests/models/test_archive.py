@@ -29,7 +29,7 @@ def model(tiny):
 
 def lab_of(model):
     lab = Lab(model, host=4096)
-    lab.scheduler.tree.host.news = []
+    lab.scheduler.tree.host.unsaved = []
     assert lab.runner.warm_up()
     return lab
 
@@ -47,7 +47,7 @@ def records(model, prompt):
     while plan := lab.scheduler.plan_idle_work():
         lab.runner.run(plan)
     archive = Archive(lab.scheduler.tree, cut)
-    found = [archive.record(node) for node in lab.scheduler.tree.host.news]
+    found = [archive.get(node) for node in lab.scheduler.tree.host.unsaved]
     lab.close()
     assert all(found)
     return sorted(found, key=lambda record: record.start)
@@ -61,7 +61,7 @@ def test_a_run_that_is_split_before_it_is_written_is_written_in_both_parts(model
         pass
     lab.run(np.concatenate([prompt[:150], prompt[:20]]), scope=SCOPE)
     archive = Archive(tree, cut)
-    spans = {(one.start, len(one.tokens)) for node in tree.host.news if (one := archive.record(node))}
+    spans = {(one.start, len(one.tokens)) for node in tree.host.unsaved if (one := archive.get(node))}
     assert {(0, 150), (150, 400)} <= spans
     lab.close()
 
@@ -100,7 +100,7 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
     for record in records:
         read = decode(file_of(record))
         assert lab.runner.accepts(read.data, read.start, len(read.tokens))
-        assert archive.adopt(read, "disk")
+        assert archive.put(read, "disk")
     answer = lab.run(prompt, limit=4, scope=SCOPE)
     assert answer.request.sources["disk"] == answer.request.cached == len(prompt) - lab.context.costs.rest
     assert answer.tokens == reference.tokens
@@ -112,9 +112,9 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
 def test_a_run_without_what_comes_before_it_is_not_taken(model, prompt, records):
     lab = lab_of(model)
     archive = Archive(lab.scheduler.tree, cut)
-    assert not archive.adopt(records[1], "disk") and not lab.scheduler.tree.roots
-    assert archive.adopt(records[0], "disk") and archive.adopt(records[1], "disk")
-    assert archive.adopt(records[1], "disk")  # the cache holds it already
+    assert not archive.put(records[1], "disk") and not lab.scheduler.tree.roots
+    assert archive.put(records[0], "disk") and archive.put(records[1], "disk")
+    assert archive.put(records[1], "disk")  # the cache holds it already
     assert lab.scheduler.tree.host.num_tokens == 260
     lab.close()
 
@@ -123,7 +123,7 @@ def test_a_run_that_does_not_fit_the_budget_is_not_taken(model, records):
     lab = lab_of(model)
     lab.scheduler.tree.host.max_tokens = 200
     archive = Archive(lab.scheduler.tree, cut)
-    assert archive.adopt(records[0], "disk") and not archive.adopt(records[1], "disk")
+    assert archive.put(records[0], "disk") and not archive.put(records[1], "disk")
     lab.close()
 
 
@@ -203,10 +203,10 @@ def test_documents_are_found_again(model, prompt, records):
     lab = lab_of(model)
     first, second = records[0], records[1]
     archive, tree = Archive(lab.scheduler.tree, cut), lab.scheduler.tree
-    assert archive.adopt(first, "disk")
+    assert archive.put(first, "disk")
     marked = Record(SCOPE, second.tokens, second.start, second.data, (("key", 100),))
-    assert archive.adopt(marked, "disk")
+    assert archive.put(marked, "disk")
     origin = next(iter(tree.roots[SCOPE].children.values()))
     assert origin.documents["key"].end == 260
-    assert archive.record(origin.documents["key"]).documents == (("key", 100),)
+    assert archive.get(origin.documents["key"]).documents == (("key", 100),)
     lab.close()

@@ -162,7 +162,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
             assert answer.request.sources["host"] == most
             yield "restore from host memory", answer
             for content in files(lab, scope):
-                assert Archive(restarted.scheduler.tree, cut).adopt(read(BytesIO(content), len(content), MADE_BY), "disk")
+                assert Archive(restarted.scheduler.tree, cut).put(read(BytesIO(content), len(content), MADE_BY), "disk")
             answer = restarted.run(tokens, limit=1, stops=reading.stops, scope=scope)
             assert answer.request.sources["disk"] == most
             yield "restore from disk", answer
@@ -175,7 +175,7 @@ def files(lab: Lab, scope: tuple[str, str]) -> list[bytes]:
     while plan := lab.scheduler.plan_idle_work():
         lab.runner.run(plan)
     archive = Archive(lab.scheduler.tree, cut)
-    records = [archive.record(node) for node in descendants(lab.scheduler.tree.roots[scope])]
+    records = [archive.get(node) for node in descendants(lab.scheduler.tree.roots[scope])]
     return [b"".join(encode(record, MADE_BY)) for record in records if record]
 
 

@@ -40,7 +40,7 @@ def test_what_is_being_computed_is_neither_saved_nor_taken_in(length, stops, lat
     for record in saved:
         assert record.data == [tuple(record.tokens[: at + 1].tolist()) for at in range(record.start, len(record.tokens))]
     for record in records:
-        archive.adopt(record, "disk")
+        archive.put(record, "disk")
         check(world.scheduler)
     if ends:
         world.scheduler.finish(again)

@@ -27,7 +27,7 @@ def restore(world, records, lane=0):
     """How many tokens came back."""
     archive = Archive(world.scheduler.tree, cut)
     for record in records:
-        if not archive.adopt(record, "disk"):
+        if not archive.put(record, "disk"):
             break
     check(world.scheduler)
     last = records[-1]

@@ -49,7 +49,7 @@ def test_no_request_looks_at_all_scopes(aside):
     assert world.moved == (aside < 1)
     archive = Archive(tree, cut)
     (node,) = tree.roots[5].children.values()
-    assert archive.record(node).scope == 5
+    assert archive.get(node).scope == 5
     assert tree.drop("a") and tree.drop(3) and "a" not in tree.roots and all(request.source for request in others)
     world.scheduler.holds.expire()
     assert not list(world.scheduler.holds.held())

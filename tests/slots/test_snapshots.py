@@ -1,6 +1,7 @@
 """Snapshots of whole states within a budget, without a model."""
 
 import numpy as np
+from slotcache.slots.archive import Record
 from slotcache.slots.check import check
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
@@ -59,8 +60,12 @@ def test_a_longer_prompt_takes_the_room_of_a_shorter_one():
     assert server.kept() == [30] and server.snapshots.num_bytes == 30
 
 
+def record(length):
+    return Record(Scope.shared("s"), np.zeros(length, np.int32), 0, np.zeros(length, np.uint8))
+
+
 def test_there_is_room_until_the_budget_is_spent():
     server = Server(budget=30)
-    assert server.snapshots.has_room(30) and not server.snapshots.has_room(31)
+    assert server.snapshots.has_room(record(30)) and not server.snapshots.has_room(record(31))
     server.ask(PROMPT[:20])
-    assert server.snapshots.has_room(10) and not server.snapshots.has_room(11)
+    assert server.snapshots.has_room(record(10)) and not server.snapshots.has_room(record(11))

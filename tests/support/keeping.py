@@ -6,13 +6,16 @@ from slotcache.slots.archive import Archive
 from slotcache.slots.histories import Histories
 from slotcache.slots.plan import Clear
 from slotcache.slots.radix import path, scope_of
+from slotcache.slots.tiers.loading import load_records
+from slotcache.slots.tiers.writing import WriteBehind
 
 from support.life import CONTEXT, EXPECTED, SEEN, Ask, Life
 from support.memory import cut
+from support.remote import Remote
 
 EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
 EXPECTED |= {"restore of a part", "erase slot", "used what was restored"}
-MOST_KEPT = 40  # records
+MOST_KEPT = 1000  # bytes in the lower tier: of these records, one a token
 
 
 class Keeping(Life):
@@ -20,8 +23,12 @@ class Keeping(Life):
 
     @initialize()
     def begin_with_nothing(self):
-        self.shelf, self.files = [], []
+        self.tier, self.files = Remote(MOST_KEPT), []
         self.written: set[tuple] = set()  # (scope, tokens up to a position) of all KV that was ever handed over
+
+    def build(self, *shape):
+        super().build(*shape)
+        self.behind = WriteBehind((self.archive(), self.snapshots), (self,))
 
     def archive(self):
         return Archive(self.tree, cut)
@@ -31,15 +38,16 @@ class Keeping(Life):
 
     def ran(self):
         """Write behind what has come to host memory, as the server does."""
-        runs, states = self.tree.host.news, self.snapshots.news
-        self.tree.host.news, self.snapshots.news = [], []
-        for record in (*map(self.archive().record, runs), *map(self.snapshots.record, states)):
-            if record is not None and record.scope.is_shared:
-                self.look_at(record)
-                self.shelf = [*self.shelf[1 - MOST_KEPT :], record]
-                tokens = record.tokens.tolist()
-                self.written |= {(record.scope, *tokens[:at]) for at in range(record.start + 1, len(tokens) + 1)}
-                SEEN["record"] += 1
+        self.behind.write()
+
+    def put(self, record):
+        """A record on its way to the lower tier, which need not keep it."""
+        assert record.scope.is_shared
+        self.look_at(record)
+        tokens = record.tokens.tolist()
+        self.written |= {(record.scope, *tokens[:at]) for at in range(record.start + 1, len(tokens) + 1)}
+        SEEN["record"] += 1
+        return self.tier.put(record)
 
     def look_at(self, record):
         tokens = record.tokens.tolist()
@@ -49,20 +57,19 @@ class Keeping(Life):
     def take_in(self, record):
         """Whether a record is in the cache then."""
         if not self.can_cut:
-            return self.snapshots.keep(record.scope, record.tokens, record.data)
+            return self.snapshots.put(record)
         before = self.archive().length(record.scope, record.tokens)
-        taken = self.archive().adopt(record, "disk")
+        taken = self.archive().put(record, self.tier.name)
         length = self.archive().length(record.scope, record.tokens)
         assert length == (len(record.tokens) if taken else before)
         SEEN["adopt in part"] += taken and record.start < before < len(record.tokens)
         return taken
 
-    @rule(
-        chosen=st.lists(st.integers(0, MOST_KEPT - 1), min_size=1, max_size=6), ordered=st.sampled_from([True, True, False])
-    )
+    @rule(chosen=st.lists(st.integers(0, 39), min_size=1, max_size=6), ordered=st.sampled_from([True, True, False]))
     def adopt(self, chosen, ordered):
         """Records come back in any order: most often beginnings first."""
-        records = [self.shelf[at % len(self.shelf)] for at in chosen if self.shelf]
+        keys = self.tier.load(MOST_KEPT)
+        records = [self.tier.get(keys[at % len(keys)]) for at in chosen if keys]
         if ordered:
             records.sort(key=lambda record: record.start)
         SEEN["adopt"] += sum([self.take_in(record) for record in records])
@@ -73,15 +80,23 @@ class Keeping(Life):
         states=st.sampled_from([60, 1000]),
         share=st.sampled_from([0.0, 0.5, 1.0]),
     )
-    @precondition(lambda self: self.shelf)
+    @precondition(lambda self: self.tier.load(MOST_KEPT))
     def restart(self, extra, host, states, share):
         """The server ends, and another one starts with other room; of what is kept, a share is taken in."""
         SEEN["restart"] += 1
         self.open.clear()
         self.memory.apply(Clear())
         self.build(CONTEXT + extra, host, None if self.can_cut else states)
-        for record in sorted(self.shelf[: int(share * len(self.shelf))], key=lambda record: record.start):
+        records = []
+        load_records(self.tier, int(share * MOST_KEPT), lambda key, record: key in self.tier and not records.append(record))
+        for record in records:
             self.take_in(record)
+
+    def let_go_by(self, act, scope):
+        if act == "drop":
+            self.tier.drop(scope)
+            assert all(self.tier.get(key).scope != scope for key in self.tier.load(MOST_KEPT))
+        return super().let_go_by(act, scope)
 
     def lane(self, number):
         """A lane that runs nothing, or None."""

@@ -117,7 +117,6 @@ class Life(RuleBasedStateMachine):
         self.snapshots.fixed_bytes = self.snapshots.token_bytes = 1
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, **self.shape)
         self.scheduler.holds = Holds(self.tree, lambda: self.now)
-        tier.news, self.snapshots.news = [], []
 
     @rule(asks=st.lists(ASKS, min_size=1, max_size=3), steps=st.integers(0, 6))
     def submit(self, asks, steps):

@@ -16,6 +16,7 @@ from slotcache.slots.radix import descendants
 from slotcache.slots.scope import Scope
 from slotcache.slots.tiers.disk import DiskTier
 from slotcache.slots.tiers.folder import FolderError
+from slotcache.slots.tiers.loading import load_records
 from slotcache.slots.tiers.provenance import Provenance
 from support.architectures import hybrid, recurrent
 
@@ -42,10 +43,10 @@ def settled(server):
 
     def is_saved():
         runs = [node for root in tree.roots.values() for node in descendants(root)]
-        return engine.scheduler.idle and runs and all(node.blob for node in runs) and not tree.host.news
+        return engine.scheduler.idle and runs and all(node.blob for node in runs) and not tree.host.unsaved
 
     until(lambda: engine.ask(is_saved).result())
-    until(lambda: server.service.disk.idle)
+    until(lambda: all(tier.idle for tier in server.service.tiers))
 
 
 def loaded(server):
@@ -169,11 +170,11 @@ def record(number, size=1000):
 def test_the_budget_holds_and_the_oldest_leave(tmp_path):
     disk = DiskTier(tmp_path, 5000, HERE)
     for number in range(8):
-        disk.write(record(number))
+        disk.put(record(number))
     disk.close()
     again = DiskTier(tmp_path, 5000, HERE)
     found = []
-    assert again.load(1 << 20, lambda one, _: found.append(int(one.data[0])) or True) == len(found)
+    assert load_records(again, 1 << 20, lambda _, one: found.append(int(one.data[0])) or True) == len(found)
     assert sorted(found) == [4, 5, 6, 7] or sorted(found) == [5, 6, 7]
     assert again.num_bytes == sum(one.stat().st_size for one in files(tmp_path)) <= 5000
     again.close()
@@ -182,17 +183,17 @@ def test_the_budget_holds_and_the_oldest_leave(tmp_path):
 def test_what_is_dropped_while_it_comes_back_stays_dropped(tmp_path):
     disk = DiskTier(tmp_path, 1 << 20, HERE)
     for number in range(3):
-        disk.write(record(number))
+        disk.put(record(number))
     until(lambda: disk.idle)
     asked = []
 
-    def adopt(_, is_there):
-        asked.append(is_there())
-        assert disk.drop("s")
-        asked.append(is_there())
-        return is_there()
+    def adopt(key, _):
+        asked.append(key in disk)
+        assert disk.drop(Scope.shared("s"))
+        asked.append(key in disk)
+        return key in disk
 
-    assert disk.load(1 << 20, adopt) == 0
+    assert load_records(disk, 1 << 20, adopt) == 0
     assert asked == [True, False] and disk.num_refused == 0 and not files(tmp_path)
     disk.close()
 
@@ -206,7 +207,7 @@ def test_a_full_disk_ends_nothing(tmp_path):
         "from slotcache.slots.tiers.disk import DiskTier\n"
         "disk = DiskTier(Path(sys.argv[1]), 1 << 30, HERE)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        "for one in (record(1), record(2, 9000), record(3)): disk.write(one)\n"
+        "for one in (record(1), record(2, 9000), record(3)): disk.put(one)\n"
         "disk.close(); print(disk.num_written)\n"
     )
     assert resource.RLIMIT_FSIZE is not None

@@ -48,13 +48,13 @@ def gate(monkeypatch):
 def test_what_is_dropped_again_while_it_is_written_is_gone(tmp_path, gate):
     disk = DiskTier(tmp_path, 1 << 20, HERE)
     gate.thread = disk._thread
-    disk.write(record(1, "other"))
+    disk.put(record(1, "other"))
     gate.await_one()
-    assert not disk.drop("s", seconds=0)
-    disk.write(record(2))  # computed after the drop
+    assert not disk.drop(Scope.shared("s"), seconds=0)
+    disk.put(record(2))  # computed after the drop
     gate.let_on()
     gate.await_one()
-    assert not disk.drop("s", seconds=0)  # while the record of it is half written
+    assert not disk.drop(Scope.shared("s"), seconds=0)  # while the record of it is half written
     gate.let_on()
     until(lambda: disk.idle)
     assert len(files(tmp_path)) == 1
@@ -66,9 +66,9 @@ def two(tmp_path, gate):
     """Two servers' tiers on a folder; the second one wrote a file while the first one was writing."""
     one, other = DiskTier(tmp_path, 5000, HERE), DiskTier(tmp_path, 5000, HERE)
     gate.thread = one._thread
-    one.write(record(1))
+    one.put(record(1))
     gate.await_one()
-    other.write(record(2))
+    other.put(record(2))
     until(lambda: other.idle)
     gate.let_on(10)
     until(lambda: one.idle)
@@ -78,12 +78,12 @@ def two(tmp_path, gate):
 
 
 def test_what_another_server_wrote_meanwhile_is_dropped_too(tmp_path, two):
-    assert two[0].drop("s")
+    assert two[0].drop(Scope.shared("s"))
     assert not files(tmp_path)
 
 
 def test_what_another_server_wrote_meanwhile_is_under_the_bound(tmp_path, two):
     for number in range(3, 8):
-        two[0].write(record(number))
+        two[0].put(record(number))
         until(lambda: two[0].idle)
     assert sum(one.stat().st_size for one in files(tmp_path)) == two[0].num_bytes <= 5000

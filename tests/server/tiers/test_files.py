@@ -11,6 +11,7 @@ from slotcache.slots.archive import Record
 from slotcache.slots.scope import Scope
 from slotcache.slots.tiers.disk import DiskTier
 from slotcache.slots.tiers.folder import FolderError
+from slotcache.slots.tiers.loading import load_records
 from slotcache.slots.tiers.provenance import Provenance
 from slotcache.slots.tiers.record import file_name
 from support.record_files import resealed, split
@@ -40,7 +41,7 @@ def test_another_model_does_not_take_the_kv_of_the_first(tiny, tmp_path):
         up.chat(**LONG)
         act(up, "save", filename="mill")
     with running(other, **settings) as up:
-        until(lambda: up.service.disk.idle)
+        until(lambda: up.service.tiers[0].idle)
         fresh = up.chat(**LONG | {"cache_prompt": False})
         refused = act(up, "restore", filename="mill")
         assert refused.status_code == 400 and "of another model" in refused.text
@@ -113,7 +114,7 @@ def path_of(number, *sizes):
 
 def written(disk, *records):
     for record in records:
-        disk.write(record)
+        disk.put(record)
         until(lambda: disk.idle)
 
 
@@ -159,10 +160,11 @@ def test_after_a_restart_what_a_full_disk_kept_is_found(tiny, tmp_path):
         for number in range(30):
             up.chat(**asking(number))
             settled(up)
-        assert up.service.disk.num_bytes <= 1 << 20 < up.service.disk.num_written * 30_000
+        (disk,) = up.service.tiers
+        assert disk.num_bytes <= 1 << 20 < disk.num_written * 30_000
     with running(tiny, cache_dir=str(tmp_path), cache_disk=1) as up:
         loaded(up)
-        until(lambda: up.service.disk.idle)
+        until(lambda: up.service.tiers[0].idle)
         answer = up.chat(**asking(99))
         assert answer["slotcache"]["source"] == "disk" and cached(answer) > 150
 
@@ -193,9 +195,9 @@ def test_what_one_server_drops_another_one_on_the_folder_has_dropped(tmp_path):
     written(beside, *path_of(3, 10))
     kept = Record(Scope.shared("keep"), np.arange(9, dtype=np.int32), 0, np.zeros(10, np.uint8))
     written(other, kept)
-    assert one.drop("s")
+    assert one.drop(Scope.shared("s"))
     assert on_disk(tmp_path) == {file_name(kept)}
-    assert other.load(1 << 20, lambda record, is_there: is_there()) == 1
+    assert load_records(other, 1 << 20, lambda key, _: key in other) == 1
     assert other.num_refused == 0
     for disk in (one, other, beside):
         disk.close()

@@ -9,6 +9,7 @@ import random
 import pytest
 from slotcache.server.routes.slots import _made_by
 from slotcache.slots.tiers.disk import DiskTier
+from slotcache.slots.tiers.loading import load_records
 from support.mutation import cases, forged, mutated
 
 from server.conftest import running
@@ -35,6 +36,10 @@ def saved(tiny, tmp_path_factory):
     return [one.read_bytes() for one in files(folder)], (slots / "whole").read_bytes(), answer["choices"]
 
 
+def brought_back(disk, engine):
+    return load_records(disk, 1 << 30, lambda key, record: engine.adopt(record, "disk", lambda: key in disk))
+
+
 @pytest.mark.timeout(3600)
 def test_damaged_records_hurt_nobody(tiny, tmp_path, saved, caplog):
     caplog.set_level(logging.CRITICAL)
@@ -53,7 +58,7 @@ def test_damaged_records_hurt_nobody(tiny, tmp_path, saved, caplog):
                 change = chance.choice((mutated, forged))
                 (disk.folder / f"{index + 16:032x}.kv").write_bytes(change(chance.choice(records), chance))
             again = DiskTier(root, 1 << 30, made_by)
-            num_adopted += again.load(1 << 30, lambda record, there: engine.adopt(record, "disk", there))
+            num_adopted += brought_back(again, engine)
             assert up.chat(**BODY)["choices"] == expected, number
             again.close()
             assert up.http.delete("/v1/cache").status_code == 200

@@ -1,0 +1,25 @@
+"""A new tier is one file, and one entry in the list of tiers."""
+
+from slotcache.server import loading
+from slotcache.slots.scope import Scope
+from support.remote import Remote
+
+from server.conftest import REST, running
+from server.tiers.test_disk import BODY, cached, loaded
+
+
+def test_a_server_writes_to_a_new_tier_and_starts_from_it(tiny, tmp_path, monkeypatch):
+    remote, lower_tiers = Remote(1 << 30), loading.lower_tiers
+    monkeypatch.setattr(loading, "lower_tiers", lambda *server: [*lower_tiers(*server), remote])
+    with running(tiny, cache_dir=str(tmp_path)) as up:
+        first = up.chat(**BODY)
+        up.chat(**BODY | {"cache_scope": "drop"})
+    for file in tmp_path.glob("*/*.kv"):
+        file.unlink()
+    with running(tiny, cache_dir=str(tmp_path)) as up:
+        loaded(up)
+        again = up.chat(**BODY)
+        assert again["slotcache"]["source"] == "remote"
+        assert cached(again) == again["usage"]["prompt_tokens"] - REST and again["choices"] == first["choices"]
+        up.http.delete("/v1/cache", params={"scope": "drop"})
+    assert {remote.get(key).scope for key in remote.load(1 << 30)} == {Scope.shared("")}
