@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import llama_cpp
@@ -22,22 +23,23 @@ from .state import Layout, cut, layout_of
 
 ALL = -1
 WARM_UP = 4  # tokens
+NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
 BYTES: Any = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Runner:
-    """Plan in, sampled tokens out. samplers: by request id, for every request that a plan may name."""
+    """Plan in, sampled tokens out."""
 
-    def __init__(self, context: Context, samplers: Mapping[int, Sampler]) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
-        self.samplers = samplers
         self.batch = Batch(max(context.batch, context.costs.tile))
         self.interrupt = Interrupt(context)
         self._layout: Layout | None = None  # of saved states, once one was made
 
-    def run(self, plan: Plan) -> list[int]:
+    def run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
         """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
 
+        samplers: by request id, for each request with a span that asks.
         Raises NoRoom and Interrupted (operations done, those behind the batch too, nothing computed), and RunnerError.
         """
         for operation in plan.operations:
@@ -63,7 +65,7 @@ class Runner:
         if self.context.twin:
             for span in plan.spans:
                 self._guard(span.sequence, span.start, span.stop)
-        return self._sample(plan.spans)
+        return self._sample(plan.spans, samplers)
 
     def _decode(self, may_end_early: bool) -> int:
         if not may_end_early:
@@ -198,7 +200,7 @@ class Runner:
         pointer = llama_cpp.llama_get_logits(self.context.handle)
         return np.ctypeslib.as_array(pointer, (num_rows, self.context.model.num_vocab))
 
-    def _sample(self, spans: tuple[Span, ...]) -> list[int]:
+    def _sample(self, spans: tuple[Span, ...], samplers: Mapping[int, Sampler]) -> list[int]:
         num_rows = sum(span.logits for span in spans)
         if not num_rows:
             return []
@@ -208,7 +210,7 @@ class Runner:
         for span in spans:
             last += len(span.tokens)
             if span.logits:
-                tokens.append(self.samplers[span.request].choose(logits[len(tokens)], self.context.handle, last))
+                tokens.append(samplers[span.request].choose(logits[len(tokens)], self.context.handle, last))
         return tokens
 
 

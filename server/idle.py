@@ -30,7 +30,8 @@ from .chat.prompt import ChatPrompt
 from .chat.threads import LARGE
 from .engine.backlog import Backlog
 from .engine.engine import Engine
-from .engine.generation import End, Failure, Generation
+from .engine.events import End, Failure
+from .engine.generation import Generation
 from .errors import RequestError
 from .wire import ChatRequest, decode
 
@@ -188,8 +189,8 @@ class IdlePrefill:
 
     def _generation(self, prompt: ChatPrompt, scope: str, guess: bool, follows: int | None) -> Generation:
         request = Request(next(self._ids), prompt, 1, Scope.shared(scope), background=True, guess=guess, follows=follows)
-        request.owner = Generation(request, GREEDY, TextStream((), self._model.piece), 0, scope)
-        return request.owner
+        text = TextStream((), self._model.piece)
+        return Generation(request=request, sampling=GREEDY, text=text, limit=0, scope=scope)
 
 
 def beginnings(prompt: ChatPrompt) -> Iterator[ChatPrompt]:

@@ -20,7 +20,6 @@ from ..models.errors import ModelError
 from ..models.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
-from ..models.sampling import Sampler
 from ..slots.archive import Record
 from ..slots.eviction import Replacement
 from ..slots.scheduler import Scheduler
@@ -34,6 +33,7 @@ from ..slots.tree import PrefixTree
 from .chat.builder import PromptBuilder
 from .chat.conversations import Conversations
 from .chat.tokens import AnswerMemory
+from .chat.turn import Turn
 from .edge.bodies import LARGEST
 from .engine.engine import Engine
 from .engine.generation import Generation
@@ -67,8 +67,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
     limit = min(context.num_cells, model.context_train or context.num_cells)
-    samplers: dict[int, Sampler] = {}
-    runner = Runner(context, samplers)
+    runner = Runner(context)
     host_bytes = _host_bytes(settings)
     host = HostTier(host_bytes // max(token_bytes(settings, model), 1), Replacement(settings.eviction))
     tree = PrefixTree(context.num_cells, context.scratch, host, Replacement(settings.eviction), costs=context.costs)
@@ -83,7 +82,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     )
     answers = AnswerMemory()
     tiers = lower_tiers(settings, model, context)
-    engine = Engine(model, scheduler, runner, samplers, answers, settings.check, tiers)
+    engine = Engine(model, scheduler, runner, settings.check, tiers)
     wording = (settings.document_order, settings.order_hint, settings.dedup)
     builder = PromptBuilder(model, template, answers, limit, *wording, LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
@@ -91,11 +90,25 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     ids = itertools.count(1)
     idle = IdlePrefill(model, engine, builder, limit, settings.idle_prefill, settings.idle_sets, ids)
-    running: set[Generation] = set()
+    running: dict[Generation, Turn | None] = {}
     disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
     metrics = Metrics(engine, token_bytes(settings, model), conversations, running, idle, disk)
     service = Service(
-        settings, name, model, context, engine, builder, source, metrics, limit, running, ids, conversations, idle, tiers
+        settings=settings,
+        name=name,
+        model=model,
+        context=context,
+        engine=engine,
+        builder=builder,
+        template=source,
+        metrics=metrics,
+        limit=limit,
+        open=running,
+        answers=answers,
+        ids=ids,
+        conversations=conversations,
+        idle=idle,
+        tiers=tiers,
     )
     engine.background.max_generations = service.room
     return service

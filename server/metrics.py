@@ -12,7 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ..slots.tiers.disk import DiskTier
 from .chat.conversations import Conversations
 from .engine.engine import Engine
-from .engine.generation import Generation, Report
+from .engine.generation import Generation
+from .engine.report import Report
 from .idle import IdlePrefill
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

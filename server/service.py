@@ -20,9 +20,11 @@ from ..slots.tiers.tier import LowerTier
 from .chat.builder import PromptBuilder
 from .chat.conversations import Conversations, Origin
 from .chat.prompt import ChatPrompt
+from .chat.tokens import AnswerMemory
 from .chat.turn import Turn
 from .engine.engine import Engine
-from .engine.generation import End, Failure, Final, Generation
+from .engine.events import End, Failure, Final
+from .engine.generation import Generation
 from .errors import RequestError, too_long
 from .idle import Ahead, IdlePrefill
 from .metrics import Metrics
@@ -34,7 +36,10 @@ logger = logging.getLogger("slotcache")
 
 @dataclass(slots=True, eq=False)
 class Service:
-    """What the routes work with. open: generations that were accepted and that the engine has not ended yet."""
+    """What the routes work with.
+
+    open: generations that were accepted and that the engine has not ended yet, each with the turn of its chat, if any.
+    """
 
     settings: Settings
     name: str
@@ -45,7 +50,8 @@ class Service:
     template: str
     metrics: Metrics
     limit: int  # tokens a prompt and its answer may have together
-    open: set[Generation]
+    open: dict[Generation, Turn | None]
+    answers: AnswerMemory
     ids: itertools.count
     conversations: Conversations
     idle: IdlePrefill
@@ -62,10 +68,10 @@ class Service:
         self._check_length(prompt)
         self._admit_to_queue()
         generation = self._generation(prompt, options)
-        generation.turn, generation.conclude = turn, self._conclude
+        generation.on_end = self._conclude
         self.idle.stop()
         self.engine.submit(generation)
-        self.open.add(generation)
+        self.open[generation] = turn
         return generation
 
     def ahead(self, key: Hashable, prompt: ChatPrompt, options: Options) -> Future[bool]:
@@ -73,7 +79,7 @@ class Service:
         options.check()
         self._check_length(prompt)
         generation = self._generation(prompt, options)
-        generation.request.background, generation.conclude = True, self._computed_ahead
+        generation.request.background, generation.on_end = True, self._computed_ahead
         self.idle.give_way()
         return self.engine.submit_background((options.cache_scope, key), generation)
 
@@ -91,7 +97,7 @@ class Service:
         if generation not in self.open or generation.abandoned:
             return
         self.metrics.cancelled()
-        generation.abandoned, generation.turn = True, None
+        generation.abandoned, self.open[generation] = True, None
         left = asyncio.wrap_future(self.engine.cancel(generation))
         left.add_done_callback(lambda left: self._left(generation, left))
 
@@ -102,9 +108,11 @@ class Service:
         self._close(generation)
 
     def _conclude(self, generation: Generation, event: Final) -> Final:
-        """The engine has ended a generation: make room for another one, account for it, remember its turn."""
-        turn, generation.turn = generation.turn, None
+        """The engine has ended a generation: make room for another one, account for it, remember what was said."""
+        turn = self.open.get(generation)
         try:
+            if isinstance(event, End) and event.sampled is not None:
+                self.answers.remember(generation.scope, "".join(generation.parts), event.sampled)
             if generation.abandoned:
                 return event
             if isinstance(event, Failure):
@@ -119,7 +127,7 @@ class Service:
         """Remember the turn of a whole answer; its end, with what became of the conversation."""
         request = generation.request
         assert request.layout is not None
-        entries = turn.entries(request.layout, "".join(generation.parts), generation.sampled)
+        entries = turn.entries(request.layout, "".join(generation.parts), end.sampled)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
         if request.cache and generation.limit:
             self.idle.add(Ahead(request.id, generation.scope, turn.options, entries), turn.chat.prompt)
@@ -131,7 +139,7 @@ class Service:
         return event
 
     def _close(self, generation: Generation) -> None:
-        self.open.discard(generation)
+        self.open.pop(generation, None)
         self.go_on_idly()
 
     def go_on_idly(self) -> None:
@@ -182,16 +190,16 @@ class Service:
             options.priority,
             snapshot_scope=shared if asked and self.snapshots.max_bytes else None,
         )
-        request.owner = Generation(
-            request,
-            options.sampling(self.model.ends, self.model.num_vocab),
-            TextStream(options.stops(), self.model.piece),
-            limit,
-            options.cache_scope,
-            options.return_progress,
-            self._why_not(asked, cache),
+        return Generation(
+            request=request,
+            sampling=options.sampling(self.model.ends, self.model.num_vocab),
+            text=TextStream(options.stops(), self.model.piece),
+            limit=limit,
+            scope=options.cache_scope,
+            wants_progress=options.return_progress,
+            no_cache_reason=self._why_not(asked, cache),
+            spells=self.model.spells if request.cache or request.snapshot_scope is not None else None,
         )
-        return request.owner
 
     @property
     def snapshots(self) -> Snapshots:

@@ -101,6 +101,7 @@ class Plan:
 
     afterwards: operations to carry out then, whatever came of the batch. num_spare: cells that are still free beside the
     batch's own, for the runner to use while it runs. background: nobody waits for it, so it may be ended early.
+    admitted: ids of the requests that left the queue for it.
     """
 
     operations: tuple[Operation, ...] = ()
@@ -108,6 +109,7 @@ class Plan:
     afterwards: tuple[Operation, ...] = ()
     num_spare: int = 0
     background: bool = False
+    admitted: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -75,7 +75,6 @@ class Request:
     guess: bool = False
     follows: int | None = None
     snapshot_scope: Scope | None = None  # where its states are kept, if its model cannot be cut and may keep them
-    owner: Any = None  # whoever submitted it: sampling state, text, events; the scheduler never looks inside
 
     layout: Layout | None = None
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))

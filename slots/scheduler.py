@@ -83,7 +83,7 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step. Empty when nobody runs and nobody could be admitted."""
         self.holds.expire()
-        self._admit()
+        started = self._admit()
         while True:
             spans = self._spans()
             if spans or not self.running:
@@ -92,7 +92,9 @@ class Scheduler:
         num_tokens = sum(len(span.tokens) for span in spans)
         background = all(request.background for request in self._in_flight)
         operations, afterwards = self.room.operations(num_tokens, self._in_flight)
-        return Plan(operations, tuple(spans), afterwards, self.room.num_free - num_tokens, background)
+        admitted = tuple(request.id for request in started if request.sequence is not None)  # not preempted since
+        num_spare = self.room.num_free - num_tokens
+        return Plan(operations, tuple(spans), afterwards, num_spare, background, admitted=admitted)
 
     def ahead(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
         """How many tokens a background request would compute, and whether the cells for it are free."""
@@ -222,8 +224,9 @@ class Scheduler:
 
     # ---- admission and memory --------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        """Start waiting requests while there are idle lanes and the pool has room for their prompts."""
+    def _admit(self) -> list[Request]:
+        """Start waiting requests while there are idle lanes and the pool has room for their prompts; return them."""
+        started: list[Request] = []
         while self.waiting and not self._head_is_stuck and self.lanes.any_idle:
             try:
                 request = self.waiting.next()
@@ -232,7 +235,7 @@ class Scheduler:
                 continue
             if not self.room.fits(request):
                 self._head_is_stuck = True
-                return
+                break
             self.waiting.take(request)
             try:
                 self._start(request)
@@ -240,6 +243,8 @@ class Scheduler:
                 request.sequence = None
                 self._rejected.append((request, error))
                 raise
+            started.append(request)
+        return started
 
     def take_rejected(self) -> list[tuple[Request, Exception]]:
         """The requests that could not be admitted since the last call, and why; they are finished."""

@@ -24,9 +24,9 @@ class Pool:
     """Acts return the seconds they took. Tokens mean nothing; answers are greedy."""
 
     def __init__(self, context: Context) -> None:
-        best = Sampler(context.model, Sampling(temperature=0))
         self.context = context
-        self.runner = Runner(context, dict.fromkeys(range(IDLE), best))
+        self.runner = Runner(context)
+        self._samplers = dict.fromkeys(range(IDLE), Sampler(context.model, Sampling(temperature=0)))
         self.num_idle = 0
         self._idle_blob: Blob | None = None
         self._tokens = np.random.default_rng(0).integers(0, min(4000, context.model.num_vocab), 1 << 16, np.int32)
@@ -45,7 +45,7 @@ class Pool:
         for start in range(0, length, size):
             stop = min(start + size, length)
             span = Span(sequence, sequence, start, self._tokens[start:stop], logits=stop == length)
-            self.runner.run(Plan((), (span,), num_spare=self._num_spare - stop))
+            self.runner.run(Plan((), (span,), num_spare=self._num_spare - stop), self._samplers)
         return perf_counter() - began
 
     def step(self, sequences: Sequence[int], position: int) -> float:
@@ -53,7 +53,7 @@ class Pool:
         token = self._tokens[position : position + 1]
         spans = tuple(Span(sequence, sequence, position, token, logits=True) for sequence in sequences)
         began = perf_counter()
-        self.runner.run(Plan((), spans, num_spare=self._num_spare - position - len(sequences)))
+        self.runner.run(Plan((), spans, num_spare=self._num_spare - position - len(sequences)), self._samplers)
         return perf_counter() - began
 
     def save(self, sequence: int, length: int) -> tuple[float, Blob]:

@@ -28,13 +28,13 @@ from ...slots.scheduler import Scheduler
 from ...slots.snapshots import Snapshots
 from ...slots.tiers.tier import LowerTier
 from ...slots.tiers.writing import WriteBehind
-from ..chat.tokens import AnswerMemory
 from ..errors import RequestError
-from .accepted import Accepted
 from .background import Background
-from .generation import End, Failure, Generation
+from .events import Failure
+from .generation import Generation
 from .inbox import Inbox
 from .outbox import Outbox
+from .roster import Roster
 
 logger = logging.getLogger("slotcache.engine")
 T = TypeVar("T")
@@ -45,7 +45,7 @@ LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
 class Engine:
     """Runs generations. `submit` and `cancel` are for the event loop's thread, `ask` for any.
 
-    samplers: the runner's, by request id; the engine keeps it. checks: verify the cache's invariants when idle.
+    checks: verify the cache's invariants when idle.
     """
 
     def __init__(
@@ -53,8 +53,6 @@ class Engine:
         model: Model,
         scheduler: Scheduler,
         runner: Runner,
-        samplers: dict[int, Sampler],
-        answers: AnswerMemory,
         checks: bool = False,
         lower: Sequence[LowerTier] = (),
     ) -> None:
@@ -62,16 +60,16 @@ class Engine:
         self.step_seconds = 0.0  # what the last step took, and how much of that was ours and not llama.cpp's
         self.host_seconds = 0.0
         self.num_failed_steps = 0
-        self._model, self._runner, self._answers = model, runner, answers
+        self._model, self._runner = model, runner
         self._checks = checks
         self.archive = Archive(scheduler.tree, cut)
         self._behind = WriteBehind((self.archive, scheduler.snapshots), lower)
         self.failure: str | None = None  # why the thread has ended for good
         self._inbox = Inbox()
         self._outbox = Outbox()
-        self._accepted = Accepted(scheduler, samplers, self._outbox)
+        self._roster = Roster(scheduler, self._outbox, model.is_end)
         self._on_failure: Callable[[], None] = lambda: None
-        self.background = Background(scheduler, self._accepted.end)
+        self.background = Background(scheduler, self._roster.end)
         self._stopping = False
         self._thread = Thread(target=self._live, name="engine", daemon=True)
 
@@ -110,7 +108,7 @@ class Engine:
 
     def cancel(self, generation: Generation) -> Future[None]:
         """Let go of a generation whose client has gone, by the next step; done when that is so."""
-        self._inbox.put(lambda: self._accepted.end(generation))
+        self._inbox.put(lambda: self._roster.end(generation))
         return self.ask(lambda: None)
 
     def carry_out(self) -> None:
@@ -168,8 +166,8 @@ class Engine:
         logger.exception("a step failed; what ran ends with an error, and the cache is dropped")
         failed = self.scheduler.abandon()
         self._runner.clear()
-        self._accepted.fail(failed, RequestError("the engine failed while computing this", status=500))
-        self._fail_rejected()
+        self._roster.fail(failed, RequestError("the engine failed while computing this", status=500))
+        self._roster.fail_rejected()
 
     def _end_for_good(self, error: BaseException) -> None:
         """Fail every open generation, once: the last resort of a thread that cannot go on."""
@@ -177,7 +175,7 @@ class Engine:
         logger.critical("%s", self.failure, exc_info=error)
         self._inbox.close(lambda: None)
         self._stopping = True
-        self._accepted.give_up(RequestError(self.failure, status=500))
+        self._roster.give_up(RequestError(self.failure, status=500))
         while (act := self._inbox.take()) is not None:
             with contextlib.suppress(Exception):
                 act()
@@ -220,11 +218,11 @@ class Engine:
     def _step(self) -> None:
         began = perf_counter()
         plan = self.scheduler.plan()
-        self._fail_rejected()
-        self._accepted.note_admissions()
+        self._roster.fail_rejected()
+        self._roster.admit(plan.admitted)
         planned = perf_counter()
         try:
-            sampled = self._runner.run(plan)
+            sampled = self._runner.run(plan, self._roster.samplers)
         except NoRoom:
             if not self.scheduler.refuse():
                 raise
@@ -240,31 +238,13 @@ class Engine:
 
     def _commit(self, plan: Plan, sampled: list[int]) -> None:
         for request, token in self.scheduler.commit(plan, sampled):
-            try:
-                self._push(request.owner, token)
-            except Exception as error:
-                self._accepted.fail_alone(request, error)
-        for request in self.scheduler.running:
-            if request.owner.wants_progress and request.num_tokens == request.num_prompt:
-                self._outbox.put(request.owner, request.owner.progress())
-
-    def _push(self, generation: Generation, token: int) -> None:
-        event = generation.push(token, self._model.is_end(token))
-        if isinstance(event, End):
-            self._remember(generation)
-            self._accepted.end(generation)
-        if event is not None:
-            self._outbox.put(generation, event)
-
-    def _fail_rejected(self) -> None:
-        """Fail the requests that the last plan could not admit."""
-        for request, error in self.scheduler.take_rejected():
-            self._accepted.fail_alone(request, error)
+            self._roster.push(request, token)
+        self._roster.report_progress()
 
     def _accept_background(self, key: Hashable, generation: Generation) -> bool:
         if self._stopping or not self.background.put(key, generation):
             return False
-        self._accepted.enter(generation, Sampler(self._model, GREEDY))
+        self._roster.enter(generation, Sampler(self._model, GREEDY))
         return True
 
     def _accept(self, generation: Generation, sampler: Sampler) -> None:
@@ -273,20 +253,8 @@ class Engine:
             self._outbox.put(generation, Failure(RequestError(self.failure or "the server is shutting down", status=503)))
             return
         self.background.give_way()
-        self._accepted.enter(generation, sampler)
-
-    def _remember(self, generation: Generation) -> None:
-        """Keep the sampled ids of an answer, if as plain text (without control tokens) they spell exactly what was sent."""
-        request = generation.request
-        tokens = request.tokens[request.num_prompt : request.num_tokens]
-        if len(tokens) and self._model.is_end(int(tokens[-1])):
-            tokens = tokens[:-1]
-        text = "".join(generation.parts)
-        kept = request.cache or request.snapshot_scope is not None
-        if kept and text and self._model.spells(tokens, text):
-            generation.sampled = tokens.copy()
-            self._answers.remember(generation.scope, text, generation.sampled)
+        self._roster.enter(generation, sampler)
 
     def _stop(self) -> None:
         self._stopping = True
-        self._accepted.fail_all(RequestError("the server is shutting down", status=503))
+        self._roster.fail_all(RequestError("the server is shutting down", status=503))

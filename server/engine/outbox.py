@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ..errors import RequestError
-from .generation import Event, Failure, Generation
+from .events import Event, Failure
+from .generation import Generation
 
 logger = logging.getLogger("slotcache.engine")
 

@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 from ..chat.conversations import Origin
 from ..chat.threads import PromptThreads
 from ..chat.turn import Turn
-from ..engine.generation import End, Event, Failure, Generation
+from ..engine.events import End, Event, Failure
+from ..engine.generation import Generation
 from ..errors import RequestError
 from ..service import Service
 from ..wire import ChatRequest, CompletionRequest, Options, StreamOptions

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..engine.generation import Delta, End, Event, Failure, Progress, Report
+from ..engine.events import Delta, End, Event, Failure, Progress
+from ..engine.report import Report
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine.generation import Generation
+from ...slots.request import Request as Queued
 from ..service import Service
 from .http import Json, service_of
 
@@ -43,13 +43,12 @@ def _slots(service: Service) -> list[dict[str, Any]]:
     """The lanes, without any text. Runs in the engine's thread."""
     return [
         {"id": lane.id, "n_ctx": service.limit, "is_processing": lane.request is not None}
-        | ({"sequence": lane.sequence_id} if lane.request is None else _running(lane.request.owner))
+        | ({"sequence": lane.sequence_id} if lane.request is None else _running(lane.request))
         for lane in service.engine.scheduler.lanes
     ]
 
 
-def _running(generation: Generation) -> dict[str, Any]:
-    request = generation.request
+def _running(request: Queued) -> dict[str, Any]:
     return {
         "id_task": request.id,
         "sequence": request.sequence.id if request.sequence else -1,
@@ -58,7 +57,7 @@ def _running(generation: Generation) -> dict[str, Any]:
         "prompt_tokens": request.num_prompt,
         "cached_tokens": request.cached,
         "computed_tokens": request.computed,
-        "generated_tokens": generation.num_generated,
+        "generated_tokens": request.num_tokens - request.num_prompt,
     }
 
 

@@ -70,7 +70,7 @@ def test_from_another_thread_in_the_middle(model):
     lab.submit(prompt, limit=1, cache=False)
     plan = replace(lab.scheduler.plan(), background=True)
     began = time.perf_counter()
-    lab.runner.run(plan)
+    lab.runner.run(plan, lab.samplers)
     whole = time.perf_counter() - began
     lab.scheduler.abandon()
     lab.runner.clear()

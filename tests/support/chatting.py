@@ -83,7 +83,7 @@ class Chatting(Life):
                 sum(part.num_tokens if isinstance(part, Fixed) else most_tokens(part) for part in parts) + ask.limit
                 <= CONTEXT
             ):
-                self.submit_prompt(ChatPrompt(parts), ask, owner=turn)
+                self.submit_prompt(ChatPrompt(parts), ask)
         self.step(steps)
 
     def parts(self, turn):

@@ -50,7 +50,7 @@ class Lab:
         self.scheduler = Scheduler(tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}
-        self.runner = Runner(self.context, self.samplers)
+        self.runner = Runner(self.context)
         self.answers: dict[int, Answer] = {}
         self.number = 0
 
@@ -65,7 +65,7 @@ class Lab:
 
     def step(self) -> None:
         plan = self.scheduler.plan()
-        sampled = self.runner.run(plan)
+        sampled = self.runner.run(plan, self.samplers)
         rows = self.runner.logits(len(sampled)).copy() if sampled else []
         for (request, token), row in zip(self.scheduler.commit(plan, sampled), rows, strict=True):
             answer = self.answers[request.id]

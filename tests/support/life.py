@@ -133,14 +133,12 @@ class Life(RuleBasedStateMachine):
         )
         self.submit_prompt(Fixed(tokens, at, documents), ask)
 
-    def submit_prompt(self, prompt, ask, owner=None):
+    def submit_prompt(self, prompt, ask):
         number = next(self.ids)
         kept = ask.scope if ask.cache and not self.can_cut else None  # where its states are kept
         cache = ask.cache and self.can_cut
         scope, guess = ask.scope if cache else Scope.private(number), ask.background and ask.of == 1
-        request = Request(
-            number, prompt, ask.limit, scope, cache, ask.priority, ask.background, guess, snapshot_scope=kept, owner=owner
-        )
+        request = Request(number, prompt, ask.limit, scope, cache, ask.priority, ask.background, guess, snapshot_scope=kept)
         self.scheduler.submit(request)
         self.open.append(request)
         return request

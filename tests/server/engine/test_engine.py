@@ -12,7 +12,7 @@ from slotcache.models.runner import Runner
 from slotcache.ordering import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import ChatPrompt
-from slotcache.server.engine.generation import Failure
+from slotcache.server.engine.events import Failure
 from slotcache.server.errors import RequestError
 from slotcache.server.wire import CompletionRequest
 from slotcache.slots.check import check
@@ -104,7 +104,7 @@ def test_an_engine_that_cannot_go_on_ends_every_request_once_and_the_server_with
         until(lambda: len(server.service.open) == 2)
         engine, host = server.service.engine, server.host
         monkeypatch.setattr(engine.scheduler, "abandon", lambda: 1 / 0)
-        monkeypatch.setattr(engine._runner, "run", lambda plan: 1 / 0)
+        monkeypatch.setattr(engine._runner, "run", lambda *given: 1 / 0)
         for stream in streams:
             assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
             assert stream.events[-1] == "[DONE]"
@@ -133,7 +133,7 @@ def test_what_the_cache_decided_and_nobody_did_is_forgotten(tiny, monkeypatch):
         run = engine._runner.run
 
         def fail_once():
-            monkeypatch.setattr(engine._runner, "run", lambda plan: 1 / 0)
+            monkeypatch.setattr(engine._runner, "run", lambda *given: 1 / 0)
             try:
                 engine.scheduler.tree.evict()
                 engine.carry_out()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from slotcache.server.app import make_app
+from slotcache.server.chat.turn import Turn
 from slotcache.server.errors import RequestError
 from slotcache.server.wire import ChatRequest, CompletionRequest
 
@@ -28,10 +29,10 @@ def held_up(server):
     runner, inside, gate = server.service.engine._runner, threading.Event(), threading.Event()
     step = runner.run
 
-    def run(plan):
+    def run(*given):
         inside.set()
         gate.wait(DEADLINE)
-        return step(plan)
+        return step(*given)
 
     runner.run = run
     try:
@@ -106,7 +107,7 @@ def test_what_waits_for_a_client_that_does_not_read_is_its_text_and_no_more(narr
     finally:
         narrow.service.engine.submit = submit
     (generation,) = held
-    assert generation.turn is None  # what was asked is not kept for it
+    assert generation not in narrow.service.open and not _alive(Turn)  # what was asked is not kept for it
 
     async def read():
         return [await generation.events.get() for _ in range(generation.events.qsize())]
@@ -169,14 +170,14 @@ def test_what_was_asked_is_not_kept_while_it_is_answered(server, route, stream):
     thread.start()
     with held_up(server):
         until(lambda: server.service.open)
-        until(lambda: not _kept())  # once the call that submitted it has returned
+        until(lambda: not _alive(ChatRequest | CompletionRequest))  # once the call that submitted it has returned
         assert server.service.open
     thread.join()
 
 
-def _kept():
+def _alive(kind):
     gc.collect()
-    return [one for one in gc.get_objects() if isinstance(one, ChatRequest | CompletionRequest)]
+    return [one for one in gc.get_objects() if isinstance(one, kind)]
 
 
 def test_an_end_that_cannot_be_concluded_harms_nobody_else(tiny):

@@ -192,7 +192,7 @@ def test_a_step_that_fails_ends_what_runs_and_the_server_goes_on(tiny, monkeypat
     with running(tiny, failed_steps=1, parallel=1) as server:
         runner = server.service.engine._runner
         run = runner.run
-        monkeypatch.setattr(runner, "run", lambda plan: 1 / 0)
+        monkeypatch.setattr(runner, "run", lambda *given: 1 / 0)
         failed = server.http.post(CHAT, json={"messages": USER})
         assert failed.status_code == 500 and failed.json()["error"]["type"] == "server_error"
         monkeypatch.setattr(runner, "run", run)

@@ -166,7 +166,7 @@ def standing_still(server):
     runner = server.service.engine._runner
     step = runner.run
 
-    def run(plan):
+    def run(plan, samplers):
         step(Plan(plan.operations))
         if plan.spans:
             raise Interrupted

@@ -1,0 +1,100 @@
+"""What the engine says of a generation, and where its client finds it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import RequestError
+from .report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prompt is: tokens in all, from the cache, and done so far (cached ones counted). Time in ms."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The answer is whole. reason: stop or length. text: the last piece of it.
+
+    sampled: the ids (int32) of the whole answer, where they spell its text exactly and may be kept.
+    """
+
+    text: str
+    reason: str
+    report: Report
+    sampled: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The answer ends here, with an error."""
+
+    error: RequestError
+
+
+Final = End | Failure
+Event = Delta | Progress | Final
+
+
+class Unread:
+    """Events that a client has not read yet: the newest progress, the text in one piece, and the end. The event loop's.
+
+    A slow client gets longer pieces, and a client that reads nothing keeps no more memory in use than its answer takes.
+    """
+
+    __slots__ = ("_arrived", "_final", "_progress", "_text")
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._text: list[str] = []
+        self._final: Final | None = None
+        self._arrived = asyncio.Event()
+
+    def qsize(self) -> int:
+        """How many events `get` would return without waiting."""
+        return (self._progress is not None) + bool(self._text) + (self._final is not None)
+
+    def put(self, event: Event) -> None:
+        match event:
+            case Delta(text):
+                self._text.append(text)
+            case Progress():
+                self._progress = event
+            case End() | Failure():
+                self._final = event
+        self._arrived.set()
+
+    async def get(self) -> Event:
+        """Wait for the next event and return it."""
+        await self._arrived.wait()
+        event = self._take()
+        if not self.qsize():
+            self._arrived.clear()
+        return event
+
+    def _take(self) -> Event:
+        event: Event | None
+        if self._progress is not None:  # it comes before all text
+            event, self._progress = self._progress, None
+        elif self._text:
+            event, self._text = Delta("".join(self._text)), []
+        else:
+            event, self._final = self._final, None
+        assert event is not None
+        return event

@@ -1,0 +1,101 @@
+"""What an answer cost and what it reused, and how an answer's JSON says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypedDict
+
+from ...slots.request import Layout
+
+Fields = dict[str, object]
+"""An object of JSON."""
+
+
+class DocumentReuse(TypedDict):
+    """How much of a document in a prompt came from the cache."""
+
+    id: str
+    tokens: int
+    cached_tokens: int
+
+
+class Miss(TypedDict):
+    """Where reuse ended, and why."""
+
+    at: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Times in seconds, lengths in tokens. conversation: added by the service, for a chat that belongs to one."""
+
+    lane: int
+    source: str
+    num_prompt: int
+    num_cached: int
+    num_generated: int
+    stop: str | None
+    documents: list[DocumentReuse]
+    repeated: tuple[str, ...]
+    miss: Miss | None
+    queue_time: float
+    prompt_time: float
+    generation_time: float
+    num_preempted: int
+    conversation: Mapping[str, object] | None = None
+
+    def timings(self) -> Fields:
+        """llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were."""
+        computed = self.num_prompt - self.num_cached
+        return {
+            "cache_n": self.num_cached,
+            "prompt_n": computed,
+            **_rates("prompt", computed, self.prompt_time),
+            "predicted_n": self.num_generated,
+            **_rates("predicted", self.num_generated, self.generation_time),
+            "queue_ms": self.queue_time * 1000,
+        }
+
+    def slotcache(self) -> Fields:
+        """Our own object in the answer: the lane, what was reused, and why not more."""
+        fields: Fields = {
+            "lane": self.lane,
+            "source": self.source,
+            "cached_tokens": self.num_cached,
+            "documents": self.documents,
+            "repeated": self.repeated,
+            "miss": self.miss,
+            "preempted": self.num_preempted,
+        }
+        return fields if self.conversation is None else fields | {"conversation": self.conversation}
+
+    def usage(self) -> Fields:
+        """OpenAI's `usage`."""
+        return {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_generated,
+            "total_tokens": self.num_prompt + self.num_generated,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }
+
+
+def document_reuse(layout: Layout, num_cached: int) -> list[DocumentReuse]:
+    """How much of each document the first `num_cached` tokens of a prompt are."""
+    return [
+        {
+            "id": document.id,
+            "tokens": document.stop - document.start,
+            "cached_tokens": min(max(num_cached - document.start, 0), document.stop - document.start),
+        }
+        for document in layout.documents
+    ]
+
+
+def _rates(name: str, tokens: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_ms": seconds * 1000,
+        f"{name}_per_token_ms": seconds * 1000 / max(tokens, 1),
+        f"{name}_per_second": tokens / seconds if seconds else 0.0,
+    }

@@ -1,0 +1,110 @@
+"""The generations that are open in the engine: each ends once, with a final event unless its client has gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from time import perf_counter
+
+from ...models.sampling import Sampler
+from ...slots.request import Request
+from ...slots.scheduler import Scheduler
+from ..errors import RequestError
+from .events import End, Failure
+from .generation import Generation
+from .outbox import Outbox
+
+logger = logging.getLogger("slotcache.engine")
+
+
+class Roster:
+    """Open generations and their samplers, by request id. Lives in the engine's thread.
+
+    is_end: whether a token ends an answer. samplers: made by callers, closed here.
+    """
+
+    def __init__(self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool]) -> None:
+        self.samplers: dict[int, Sampler] = {}
+        self._scheduler, self._outbox, self._is_end = scheduler, outbox, is_end
+        self._open: dict[int, Generation] = {}
+
+    def __getitem__(self, id: int) -> Generation:
+        return self._open[id]
+
+    def enter(self, generation: Generation, sampler: Sampler) -> None:
+        """Queue a generation."""
+        self._open[generation.request.id] = generation
+        self.samplers[generation.request.id] = sampler
+        self._scheduler.submit(generation.request)
+
+    def admit(self, ids: Iterable[int]) -> None:
+        """Begin to count for requests that left the queue, unless they were preempted and only come back."""
+        now = perf_counter()
+        for id in ids:
+            generation = self._open[id]
+            if not generation.admitted:
+                generation.admitted = now
+                self.samplers[id].prime(generation.request.tokens[: generation.request.num_prompt])
+
+    def push(self, request: Request, token: int) -> None:
+        """Give a generation its next token, by which it may end. One that fails ends alone."""
+        generation = self._open[request.id]
+        try:
+            event = generation.push(token, self._is_end(token))
+            if isinstance(event, End):
+                self.end(generation)
+            if event is not None:
+                self._outbox.put(generation, event)
+        except Exception as error:
+            self._fail_alone(generation, error)
+
+    def report_progress(self) -> None:
+        """Tell the clients that want to know how far their prompts are."""
+        for request in self._scheduler.running:
+            generation = self._open[request.id]
+            if generation.wants_progress and request.num_tokens == request.num_prompt:
+                self._outbox.put(generation, generation.progress())
+
+    def end(self, generation: Generation) -> None:
+        """Take a generation out of the engine, once."""
+        if generation.done:
+            return
+        generation.done = True
+        self._open.pop(generation.request.id, None)
+        self._scheduler.finish(generation.request)
+        if sampler := self.samplers.pop(generation.request.id, None):
+            sampler.close()
+
+    def fail(self, requests: Iterable[Request], error: RequestError) -> None:
+        """End the generations of these requests with a Failure, as far as they are open."""
+        for generation in [self._open[request.id] for request in requests if request.id in self._open]:
+            self._fail(generation, error)
+
+    def fail_rejected(self) -> None:
+        """Fail the requests that the last plan could not admit."""
+        for request, error in self._scheduler.take_rejected():
+            if request.id in self._open:
+                self._fail_alone(self._open[request.id], error)
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every open generation with a Failure."""
+        for generation in list(self._open.values()):
+            self._fail(generation, error)
+
+    def give_up(self, error: RequestError) -> None:
+        """Send every open generation its Failure, and touch nothing else: the scheduler may be in any state."""
+        for generation in self._open.values():
+            generation.done = True
+            self._outbox.put(generation, Failure(error))
+        self._open.clear()
+
+    def _fail(self, generation: Generation, error: RequestError) -> None:
+        self.end(generation)
+        self._outbox.put(generation, Failure(error))
+
+    def _fail_alone(self, generation: Generation, error: Exception) -> None:
+        """Fail one generation for its own error."""
+        if not isinstance(error, RequestError):
+            logger.error("request %d failed", generation.request.id, exc_info=error)
+            error = RequestError("the server failed on this request", status=500)
+        self._fail(generation, error)
