@@ -1,6 +1,6 @@
-"""Documents and their order: which of them a cache already holds, and the arrangement that reuses the most of it.
+"""Documents and their order: the documents that a cache already holds, and the order that reuses the most of them.
 
-Pure Python, and usable in front of any engine with a prefix cache:
+Pure Python, for use in front of any engine with a prefix cache:
 
     >>> from slotcache.ordering import KnowledgeTree, arrange, document_text, order_hint, parse_documents
     >>> tree = KnowledgeTree()

@@ -1,4 +1,4 @@
-"""The order in which a request's documents stand in its prompt."""
+"""The order of a request's documents in its prompt."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from .index import Index, P
-from .policy import POLICIES, Request, walk
+from .policy import POLICIES, OrderRequest, walk
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """An order of documents, and what it reuses: `order[0]` is the retrieval rank of the document that stands first.
+    """An order of documents and its reuse.
 
-    `reused_documents` is the length of the leading run that is cached, `reused_tokens` the tokens in it. What stands
-    before the documents and behind them is not counted.
+    order: retrieval ranks, from 0, in the order of the prompt; `order[0]` is the rank of the first document.
+    reused_documents: how many of the first documents are cached in this order. reused_tokens: the tokens of those
+    documents. Text before and after the documents is not counted.
     """
 
     order: tuple[int, ...]
@@ -25,7 +26,7 @@ class Arrangement:
 
     @property
     def is_rank(self) -> bool:
-        """Whether no document moved."""
+        """Whether all documents stand in retrieval rank."""
         return self.order == tuple(range(len(self.order)))
 
 
@@ -38,28 +39,29 @@ def arrange(
     names: Sequence[str] | None = None,
     waiting: Sequence[Collection[str]] = (),
 ) -> Arrangement:
-    """Orders the documents `keys`, given in retrieval rank, for the most reuse (RAGBoost 5.1, CacheWeaver 3.3).
+    """Return the order of documents that reuses the most cached tokens (RAGBoost 5.1, CacheWeaver 3.3).
 
-    The first `keep_first` and the last `keep_last` documents stay where they are. `names` are what the `sorted`
-    policy sorts by, the keys where there are none. A document that is not reused keeps its rank among the others
-    under `auto` and `greedy`. `waiting` are the documents of requests that come next: under `auto`, what they share with
-    this one stands before what they do not.
+    keys: of the documents, in retrieval rank. index: the cached documents. policy: one of `POLICIES`.
+    keep_first, keep_last: the first and last documents that keep their place. names: sort keys of the `sorted` policy,
+    by default `keys`. waiting: the documents of each request that comes next; `auto` puts documents that those requests
+    share first. Under `auto` and `greedy`, documents that are not reused stay in retrieval rank.
 
-    Raises ValueError for an unknown policy, a document given twice, a negative guard, names that do not match the
-    keys, and more documents than the `oracle` can try.
+    Raises ValueError for an unknown policy, a key given twice, a negative `keep_first` or `keep_last`, a number of
+    `names` other than the number of keys, and more documents than `oracle` can try.
     """
-    request = _request(keys, keep_first, keep_last, keys if names is None else names, waiting)
+    order_request = _order_request(keys, keys if names is None else names, (keep_first, keep_last), waiting)
     if policy not in POLICIES:
         raise ValueError(f"unknown ordering policy {policy!r}: expected one of {', '.join(POLICIES)}")
-    middle = POLICIES[policy](request, index)
-    order = (*range(request.first), *middle, *range(request.last, len(keys)))
+    middle = POLICIES[policy](order_request, index)
+    order = (*range(order_request.first), *middle, *range(order_request.last, len(keys)))
     reused = walk(index, index.start(), [keys[i] for i in order])
     return Arrangement(order, reused.documents, reused.tokens)
 
 
-def _request(
-    keys: Sequence[str], keep_first: int, keep_last: int, names: Sequence[str], waiting: Sequence[Collection[str]]
-) -> Request:
+def _order_request(
+    keys: Sequence[str], names: Sequence[str], kept: tuple[int, int], waiting: Sequence[Collection[str]]
+) -> OrderRequest:
+    keep_first, keep_last = kept
     if len(set(keys)) != len(keys):
         twice = next(key for key, count in Counter(keys).items() if count > 1)
         raise ValueError(f"document {twice!r} is given twice: a request names each document once")
@@ -69,4 +71,4 @@ def _request(
         raise ValueError(f"expected one name for each of {len(keys)} documents, got {len(names)}")
     first = min(keep_first, len(keys))
     sets: list[AbstractSet[str]] = [other if isinstance(other, AbstractSet) else frozenset(other) for other in waiting]
-    return Request(keys, names, first, max(first, len(keys) - keep_last), sets)
+    return OrderRequest(keys, names, first=first, last=max(first, len(keys) - keep_last), waiting=sets)

@@ -1,4 +1,4 @@
-"""A retrieved document, in every shape that clients send one."""
+"""A retrieved document, in all JSON shapes that clients send."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from unicodedata import category
 
-ID_DIGITS = 10  # of the hash of a document without an id: so few, since they stand in the prompt
-MAX_ID = 200  # characters: an id stands in the prompt, in front of the text and again in hints
+ID_DIGITS = 10  # of a document's hash that serve as its id: few, because the id is part of the prompt
+MAX_ID = 200  # characters: an id is part of the prompt, before the text and again in hints
 
-# OpenAI-style clients, Cohere, and LangChain call it differently.
+# OpenAI-style clients, Cohere and LangChain use different names for the text.
 TEXT_FIELDS = ("text", "snippet", "content", "page_content")
-UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories; joiners (Cf) stay, several scripts need them
+UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories. Joiners (Cf) stay: several scripts need them
 SHAPES = "a string, {id, text, title} or {id, data: {text, title}}"
 
 
 class DocumentError(ValueError):
-    """A document that cannot be used: what is wrong, where (`documents[3].text`, say), and what would be right."""
+    """A document that cannot be used. The message names the field, the mistake and the remedy.
+
+    where: the path of the field, for example `documents[3].text`.
+    """
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(f"{where} {problem}")
@@ -27,10 +30,10 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document under its id.
+    """A document with an id, a text and an optional title.
 
-    Id and title are made single lines and the text loses blank ends, so equal documents read the same. `key` identifies
-    the prompt text: 32 hexadecimal digits, equal exactly where id, title and text are.
+    Id and title become single lines and the text is stripped, so that equal documents have equal prompt text.
+    key: 32 hexadecimal digits; two documents have the same key exactly if id, title and text are the same.
     """
 
     id: str
@@ -45,10 +48,10 @@ class Document:
 
     @classmethod
     def parse(cls, value: object, where: str = "document") -> Document:
-        """A document from JSON: a string, `{id, text, title}`, `{doc_id, text}` or Cohere's `{id, data}`.
+        """Return a document from JSON: a string, `{id, text, title}`, `{doc_id, text}` or Cohere's `{id, data}`.
 
-        The text may also be called `content`, `page_content` (LangChain) or `snippet`. Without an id the first 10 digits
-        of the content's hash are the id. Raises DocumentError.
+        The text may also be named `content`, `page_content` (LangChain) or `snippet`. The default id is the first 10
+        digits of a hash of title and text. where: the path of `value` in error messages. Raises DocumentError.
         """
         if isinstance(value, str):
             return cls(_digest("", text := _text(value, where))[:ID_DIGITS], text)
@@ -61,9 +64,9 @@ class Document:
 
 
 def parse_documents(values: object, where: str = "documents") -> tuple[Document, ...]:
-    """The documents of a request, in retrieval rank. One that is sent twice keeps its better rank.
+    """Return the documents of a request, in retrieval rank. A document that is sent twice keeps the better rank.
 
-    Raises DocumentError for a document that cannot be used, and for one id that was given to two texts.
+    Raises DocumentError for a document that cannot be used, and for two texts with the same id.
     """
     if not isinstance(values, list | tuple):
         raise DocumentError(where, f"must be a list of documents, not {_kind(values)}")
@@ -78,13 +81,16 @@ def parse_documents(values: object, where: str = "documents") -> tuple[Document,
 
 
 def _own_id(document: Document) -> str:
-    """Its id, in full where it is the beginning of the content's hash, and so another's by chance."""
+    """Return another id for a document whose id is taken: the full hash if the id is the short hash, else the same."""
     digest = _digest(document.title, document.text)
     return digest if document.id == digest[:ID_DIGITS] else document.id
 
 
 def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str]:
-    """The fields that hold the text: the document's own, or Cohere's `data`, all of it where that names no text."""
+    """Return the object that holds the text, and its path: the document, or Cohere's `data` object.
+
+    If `data` has no text field, all its fields together are the text, a line each.
+    """
     data = value.get("data")
     if data is None or any(value.get(name) is not None for name in TEXT_FIELDS):
         return value, where
@@ -141,7 +147,7 @@ def _id(value: Mapping[str, object], where: str) -> str | None:
 
 
 def _line(text: str) -> str:
-    """`text` on one line: line breaks, control characters, lone surrogates and runs of blanks become one space."""
+    """Return `text` as one line. Line breaks, control characters, lone surrogates and runs of blanks become one space."""
     if not text.isprintable():
         text = "".join(" " if category(c) in UNPRINTABLE else c for c in text)
     return " ".join(text.split())
@@ -152,7 +158,7 @@ def _shown(value: object) -> str:
 
 
 def _digest(*parts: str) -> str:
-    """Lengths go in too, so that no two lists of parts read the same."""
+    """Hash the parts and their lengths, so that no two lists of parts give the same input."""
     digest = blake2b(digest_size=16)
     for part in parts:
         data = part.encode(errors="surrogatepass")

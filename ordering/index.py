@@ -1,7 +1,6 @@
-"""What an ordering policy may ask of a cache.
+"""The questions that an ordering policy may ask a cache.
 
-Two things answer: the engine's own prefix tree (exact), and a `KnowledgeTree` over document keys for engines that are
-not ours.
+Two classes answer them: slotcache's own prefix tree, exactly, and `KnowledgeTree`, a prediction for other engines.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[P]):
-    """One cached document: where it ends, and what reusing it is worth.
+    """One cached document: its end, and the worth of its reuse.
 
-    `tokens` are its reusable tokens. `saved` is that less the cost of restoring them, in tokens of prefill, never
-    below 0: a document on the device saves all of its tokens, one on a slower tier fewer. `ahead` is an upper bound
-    on what any path behind it saves, `Index.beyond` included; an index that knows it spares the search the branches
-    that cannot win.
+    position: the end of the document in the cache. tokens: the tokens that can be reused. saved: `tokens` less the cost
+    of their restore, in tokens of prefill, 0 or more; a document on the device saves all its tokens, a document on a
+    slower tier fewer. ahead: an upper bound on the tokens that any path after this document saves, `Index.beyond`
+    included; with it, the search skips branches that cannot win.
     """
 
     position: P
@@ -31,33 +30,36 @@ class Step(Generic[P]):
 
 
 class Index(Protocol[P]):
-    """Which documents are cached behind which, as positions of type `P`. Asking never changes the index."""
+    """The cached documents and their successors. A position, of type `P`, is a place in the cache. No method changes it."""
 
     def start(self) -> P | None:
-        """Where the request's documents begin in the cache, None when nothing is cached up to there."""
+        """Return the position at which a request's documents begin; None if the text before them is not cached."""
         ...
 
     def behind(self, position: P) -> Collection[str]:
-        """Keys of the documents that are cached right behind `position`; in constant time, and so is `in` of it."""
+        """Return the keys of the documents that are cached directly after `position`.
+
+        Must take constant time, and so must `in` on the result.
+        """
         ...
 
     def follow(self, position: P, key: str) -> Step[P] | None:
-        """The step over document `key` where it is cached right behind `position`, else None."""
+        """Return the step over document `key`; None if it is not cached directly after `position`."""
         ...
 
     def beyond(self, position: P) -> float:
-        """Tokens saved behind `position` once the whole set is placed, 0.0 when nothing follows.
+        """Return the tokens that a request saves after its last document if that document ends at `position`.
 
-        An earlier turn's documents are followed by the rest of the conversation: the order they were read in keeps
-        all of it.
+        The rest of a conversation follows the documents of an earlier turn: the same order reuses the rest, too. 0.0
+        if no cached text follows.
         """
         ...
 
 
 @runtime_checkable
 class RecencyIndex(Protocol):
-    """An index that also knows when a document was last used; the recency baseline asks for it."""
+    """An index that also knows the last use of a document. Only the `recency` policy needs it."""
 
     def recency(self, key: str) -> float | None:
-        """A number that grows with later use, None for a document never seen."""
+        """Return a number that is greater for later use; None for an unknown document."""
         ...

@@ -1,4 +1,4 @@
-"""For LangChain: a document compressor that puts retrieved documents in the order that reuses the most of what is cached."""
+"""For LangChain: a document compressor that orders retrieved documents for the most reuse of cached tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import ConfigDict, Field  # pyright: ignore[reportMissingImports]
 from .arrangement import arrange
 from .tree import KnowledgeTree
 
-CHARACTERS = 4  # a token, more or less
+CHARACTERS = 4  # of a token, roughly
 
 
 class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseClass]
-    """Behind a retriever, in a `ContextualCompressionRetriever`. keep_first, keep_last: documents that stay in their rank.
+    """A compressor for a `ContextualCompressionRetriever`. keep_first, keep_last: documents that keep their place.
 
-    The documents are remembered as served in the order it returns, so a prompt should hold them in that order.
+    The tree stores the returned order as served, so a prompt should hold the documents in that order.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -26,14 +26,15 @@ class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseCl
     keep_last: int = 0
 
     def compress_documents(self, documents: Sequence[Document], query: str, callbacks: object = None) -> Sequence[Document]:
-        """The same documents in another order; one that comes twice comes once."""
+        """Return the documents in their new order, duplicates removed."""
         found = {_key(document): document for document in documents}
         keys = list(found)
-        order = [keys[at] for at in arrange(keys, self.tree, "auto", self.keep_first, self.keep_last).order]
+        arranged = arrange(keys, self.tree, keep_first=self.keep_first, keep_last=self.keep_last)
+        order = [keys[rank] for rank in arranged.order]
         self.tree.insert((key, len(found[key].page_content) // CHARACTERS) for key in order)
         return [found[key] for key in order]
 
 
 def _key(document: Document) -> str:
-    """Its text and its name: another version of a document is another one to a cache."""
+    """Hash id and text: to a cache, a new version of a document is a new document."""
     return hashlib.blake2b(f"{document.id}\n{document.page_content}".encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""For LlamaIndex: a postprocessor that puts retrieved nodes in the order that reuses the most of what is cached."""
+"""For LlamaIndex: a postprocessor that orders retrieved nodes for the most reuse of cached tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle  # 
 from .arrangement import arrange
 from .tree import KnowledgeTree
 
-CHARACTERS = 4  # a token, more or less
+CHARACTERS = 4  # of a token, roughly
 
 
 class CacheOrder(BaseNodePostprocessor):  # pyright: ignore[reportUntypedBaseClass]
-    """One of a query engine's `node_postprocessors`, the last. keep_first, keep_last: nodes that stay in their rank.
+    """The last of a query engine's `node_postprocessors`. keep_first, keep_last: nodes that keep their place.
 
-    The nodes are remembered as served in the order it returns, so a prompt should hold them in that order.
+    The tree stores the returned order as served, so a prompt should hold the nodes in that order.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -30,10 +30,11 @@ class CacheOrder(BaseNodePostprocessor):  # pyright: ignore[reportUntypedBaseCla
         return "CacheOrder"
 
     def _postprocess_nodes(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None) -> list[NodeWithScore]:
-        """The same nodes in another order; one that comes twice comes once."""
+        """Return the nodes in their new order, duplicates removed."""
         found = {_key(node): node for node in nodes}
         keys = list(found)
-        order = [keys[at] for at in arrange(keys, self.tree, "auto", self.keep_first, self.keep_last).order]
+        arranged = arrange(keys, self.tree, keep_first=self.keep_first, keep_last=self.keep_last)
+        order = [keys[rank] for rank in arranged.order]
         self.tree.insert((key, len(_text(found[key])) // CHARACTERS) for key in order)
         return [found[key] for key in order]
 
@@ -43,5 +44,5 @@ def _text(node: NodeWithScore) -> str:
 
 
 def _key(node: NodeWithScore) -> str:
-    """Its text and its name: another version of a node is another one to a cache."""
+    """Hash id and text: to a cache, a new version of a node is a new node."""
     return hashlib.blake2b(f"{node.node.node_id}\n{_text(node)}".encode(), digest_size=16).hexdigest()

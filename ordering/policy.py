@@ -1,7 +1,7 @@
-"""Ordering policies: `auto`, and the baselines it is measured against.
+"""Ordering policies: `auto`, and the baselines of the benchmarks.
 
-A policy orders the documents of a request that may move, and answers with their indices. It reads the index and
-changes nothing.
+A policy takes a request and an index, and returns the ranks of the movable documents in their new order. It does not
+change the index.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ ORACLE_LIMIT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Documents in retrieval rank. Those before index `first` and those from `last` on stay where they are.
+class OrderRequest:
+    """The documents of one request, in retrieval rank.
 
-    `waiting` are the documents of requests that come next and would read this one's order.
+    names: the sort keys of the `sorted` policy. Documents before rank `first`, and from rank `last` on, keep their place.
+    waiting: the documents of each request that comes next and can reuse this order.
     """
 
     keys: Sequence[str]
@@ -39,16 +40,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Walk(Generic[P]):
-    """The leading run of a sequence of documents that is cached."""
+    """The cached beginning of a sequence of documents: its documents, its tokens, and the tokens of prefill saved."""
 
     documents: int
     tokens: int
     saved: float
-    end: P | None  # behind the last document, None when one of them is not cached
+    end: P | None  # the end of the sequence; None if one of its documents is not cached
 
 
 def walk(index: Index[P], position: P | None, keys: Sequence[str]) -> Walk[P]:
-    """Follows `keys` in order from `position` until one of them is not cached there."""
+    """Follow `keys` in order from `position` up to the first document that is not cached."""
     documents, tokens, saved = 0, 0, 0.0
     for key in keys:
         step = None if position is None else index.follow(position, key)
@@ -59,15 +60,18 @@ def walk(index: Index[P], position: P | None, keys: Sequence[str]) -> Walk[P]:
 
 
 def walk_to_end(index: Index[P], position: P | None, keys: Sequence[str]) -> float:
-    """Tokens saved by `keys` as the last documents of a request: behind a fully cached set, what follows counts too."""
+    """Return the tokens saved by `keys`, the last documents of a request.
+
+    If all of them are cached, the saving after the documents counts, too.
+    """
     walked = walk(index, position, keys)
     return walked.saved if walked.end is None else walked.saved + index.beyond(walked.end)
 
 
 def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list[int]:
-    """Return the ranks of the documents that are cached right behind `position`, ascending.
+    """Return the ranks of the documents that are cached directly after `position`, ascending.
 
-    ranks: by key, ascending. Takes time in proportion to the shorter of `ranks` and what is cached there.
+    ranks: by key, ascending. The time is proportional to the smaller of `ranks` and the documents cached at `position`.
     """
     behind = index.behind(position)
     if len(behind) < len(ranks):
@@ -75,12 +79,12 @@ def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list
     return [rank for key, rank in ranks.items() if key in behind]
 
 
-def auto(request: Request, index: Index[P]) -> Sequence[int]:
-    """The order that saves the most tokens, of several the lexicographically smallest (nearest to retrieval rank).
+def auto(request: OrderRequest, index: Index[P]) -> Sequence[int]:
+    """Return the order that saves the most tokens; of equal orders the lexicographically smallest, nearest to rank.
 
-    Exact, by depth-first search over the cached paths of this request's own documents: one visit for each cached node
-    that the request can reach, none where the index says that nothing better is ahead. A document that is not cached
-    keeps its rank, behind those that it shares with requests that wait.
+    Exact: a depth-first search visits every cached path that this request's documents can reach, and skips a branch
+    whose bound (`Step.ahead`) cannot win. Documents that are not cached follow: first the documents that waiting
+    requests share, then the rest in retrieval rank.
     """
     keys, movable = request.keys, request.movable
     head = walk(index, index.start(), keys[: request.first])
@@ -90,10 +94,9 @@ def auto(request: Request, index: Index[P]) -> Sequence[int]:
     path: list[int] = []  # the ranks placed, in order
     placed: set[int] = set()
     best: list[int] = []
-    same = 0  # leading ranks that `best` and `path` have in common
+    same = 0  # length of the common beginning of `best` and `path`
     most = 0.0
-    # Paths are visited in the lexicographic order of the orders they lead to, so the first one with the most saved
-    # wins a tie.
+    # The search visits orders in lexicographic order, so the first order with the greatest saving wins a tie.
     stack = [(head.end, 0.0, iter(cached_ranks(index, head.end, ranks)))]
     while stack:
         position, saved, candidates = stack[-1]
@@ -119,11 +122,12 @@ def auto(request: Request, index: Index[P]) -> Sequence[int]:
     return _shared_first(request, best)
 
 
-def _shared_first(request: Request, placed: Sequence[int]) -> Sequence[int]:
-    """`placed`, then at each step the document that most of the waiting requests share which share all before it.
+def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]:
+    """Return `placed`, then the documents shared with the most waiting requests, then the rest in rank.
 
-    So a cold start helps the next request (RAGBoost, 5.1); exact for one waiting request, greedy for several. Takes time
-    in proportion to the documents of all these requests: a count only falls, when a request drops out.
+    A waiting request counts only while it has all documents before: it reuses a common beginning, and a cold start
+    then helps it (RAGBoost, 5.1). Exact for one waiting request, greedy for several. The time is proportional to the
+    number of documents of all these requests, because counts only fall.
     """
     rest = dict.fromkeys(request.movable)
     for i in placed:
@@ -151,8 +155,8 @@ def _shared_first(request: Request, placed: Sequence[int]) -> Sequence[int]:
     return [*order, *rest]
 
 
-def greedy(request: Request, index: Index[P]) -> Sequence[int]:
-    """At each step the best-ranked document that is cached there (CacheWeaver, Algorithm 1), until none is."""
+def greedy(request: OrderRequest, index: Index[P]) -> Sequence[int]:
+    """Take the best-ranked document cached at each position, until no document is cached (CacheWeaver, Algorithm 1)."""
     keys, ranks = request.keys, {request.keys[i]: i for i in request.movable}
     position = walk(index, index.start(), keys[: request.first]).end
     order: list[int] = []
@@ -164,8 +168,8 @@ def greedy(request: Request, index: Index[P]) -> Sequence[int]:
     return [*order, *ranks.values()]
 
 
-def oracle(request: Request, index: Index[P]) -> Sequence[int]:
-    """The best of all permutations, found by trying each. ValueError beyond 8 movable documents."""
+def oracle(request: OrderRequest, index: Index[P]) -> Sequence[int]:
+    """Return the best of all permutations. Raises ValueError for more than 8 movable documents."""
     keys, movable = request.keys, request.movable
     if len(movable) > ORACLE_LIMIT:
         raise ValueError(f"policy 'oracle' takes {ORACLE_LIMIT} documents, not {len(movable)}: 'auto' takes any number")
@@ -174,18 +178,21 @@ def oracle(request: Request, index: Index[P]) -> Sequence[int]:
     return max(permutations(movable), key=lambda order: walk_to_end(index, head.end, [keys[i] for i in order] + tail))
 
 
-def retrieval(request: Request, index: Index[P]) -> Sequence[int]:
-    """Retrieval rank, whatever is cached."""
+def retrieval(request: OrderRequest, index: object) -> Sequence[int]:
+    """Return retrieval rank; the cache does not matter."""
     return request.movable
 
 
-def by_name(request: Request, index: Index[P]) -> Sequence[int]:
-    """By document name: equal sets meet in one order, whatever is cached (CacheWeaver's APC+Sorted)."""
+def by_name(request: OrderRequest, index: object) -> Sequence[int]:
+    """Sort by name, so that equal sets have equal orders; the cache does not matter (CacheWeaver's APC+Sorted)."""
     return sorted(request.movable, key=request.names.__getitem__)
 
 
-def by_recency(request: Request, index: Index[P]) -> Sequence[int]:
-    """Most recently used documents first, unknown ones behind them in rank; plain rank where the index cannot say."""
+def by_recency(request: OrderRequest, index: object) -> Sequence[int]:
+    """Put the most recently used documents first, then unknown documents in rank.
+
+    If the index is not a `RecencyIndex`, all documents are unknown.
+    """
     if not isinstance(index, RecencyIndex):
         return request.movable
     used = [(index.recency(request.keys[i]), i) for i in request.movable]
@@ -194,9 +201,9 @@ def by_recency(request: Request, index: Index[P]) -> Sequence[int]:
 
 
 class Policy(Protocol):
-    """Orders the documents of a request that may move: their indices."""
+    """A function that returns the ranks of a request's movable documents in their new order."""
 
-    def __call__(self, request: Request, index: Index[P], /) -> Sequence[int]: ...
+    def __call__(self, request: OrderRequest, index: Index[P]) -> Sequence[int]: ...
 
 
 POLICIES: Mapping[str, Policy] = {

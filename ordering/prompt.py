@@ -1,4 +1,4 @@
-"""The prompt text of documents: the one place where it is worded."""
+"""The prompt text of documents and of hints about them. No other module writes these texts."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from math import inf
 
 from .document import Document
 
-SYNTAX = re.compile(r"[\\\[\]>]")  # what labels and hints are made of, where an id has it
-LABEL_LIKE = re.compile(r"(?<=\n\n) *\[")  # where a document's text reads as if the next one began
+SYNTAX = re.compile(r"[\\\[\]>]")  # characters with a meaning in labels and hints
+LABEL_LIKE = re.compile(r"(?<=\n\n) *\[")  # text that reads like the label of a next document
 
 
 def document_text(document: Document) -> str:
-    """The text of one document in a prompt, the same wherever it stands.
+    """Return the prompt text of one document. It does not depend on the document's place in the prompt.
 
-    The id comes first, so that different documents part at their first tokens. Documents that differ, and lists of
-    documents that differ, never read the same: an id's brackets get a backslash, and a paragraph of the text that begins
-    with a bracket gets one space more.
+    The id comes first, so that two documents differ from their first tokens on. Two different lists of documents never
+    have the same text: brackets in an id get a backslash, and a paragraph that begins with a bracket gets one more space.
     """
     title = f" {document.title}" if document.title else ""
     return f"[{_name(document.id)}]{title}\n{LABEL_LIKE.sub(_indented, document.text)}\n\n"
 
 
 def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
-    """One line that tells the model the retrieval ranking, empty where the documents stand in it (RAGBoost, 5.3).
+    """Return a line that tells the model the retrieval rank; "" if `order` is the rank already (RAGBoost, 5.3).
 
-    It names the best ranked documents up to where the rest stand in their rank anyway: fewer tokens, and nothing lost.
-    It belongs behind the documents, in front of the question: there it breaks no shared prefix. It holds ids, never
-    document text.
+    The line names only the first ids: it stops where the remaining documents already stand in rank, which saves tokens
+    and loses no information. It belongs after the documents and before the question, where it breaks no shared prefix. It
+    holds ids, never document text.
     """
     place = {document.id: at for at, document in enumerate(order)}
     ranks = [document.id for document in rank]
@@ -39,16 +38,16 @@ def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
 
 
 def location_hint(ids: Iterable[str]) -> str:
-    """A line for each document that the conversation already holds and that is not shown again, empty where there is none.
+    """Return a line for each document that an earlier turn already shows and this turn leaves out; "" for no ids.
 
-    It belongs behind the new documents, in front of the order hint. It holds ids, never document text.
+    The lines belong after the new documents and before the order hint. They hold ids, never document text.
     """
     lines = "".join(f"See [{_name(id)}] above.\n" for id in ids)
     return f"{lines}\n" if lines else ""
 
 
 def _name(id: str) -> str:
-    """An id as it stands in a label or a hint: where it ends is plain to see, and no two ids read the same."""
+    """Return an id as labels and hints show it: its end is unambiguous, and no two ids look the same."""
     return SYNTAX.sub(r"\\\g<0>", id)
 
 

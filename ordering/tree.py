@@ -1,4 +1,4 @@
-"""A knowledge tree: which documents were served behind which, for engines whose cache cannot be asked."""
+"""A knowledge tree: the recent orders of documents, as a prediction of the cache of an engine that cannot be asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .index import Step
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
-    """A document in the tree, or the root. Its children are the documents that were served right behind it."""
+    """A document in the tree, or the root. children: the documents that were served directly after it, by key."""
 
     parent: Node | None
     key: str
@@ -21,10 +21,11 @@ class Node:
 
 
 class KnowledgeTree:
-    """A trie over document keys whose paths are the orders served of late (CacheWeaver, section 3.2). An `Index`.
+    """A trie over document keys; its paths are the orders served recently (CacheWeaver, section 3.2). An `Index`.
 
-    It predicts what an engine still holds from what that engine was sent: of at most `max_nodes` documents, the least
-    recently served leaf leaves first, as blocks leave a prefix cache. Any thread may call any method.
+    It predicts the documents that an engine still caches from the prompts that the engine was sent. It holds at most
+    `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All methods are
+    thread-safe. Raises ValueError if `max_nodes` is less than 1.
     """
 
     def __init__(self, max_nodes: int = 10_000) -> None:
@@ -32,7 +33,7 @@ class KnowledgeTree:
             raise ValueError(f"max_nodes is the number of documents to remember, 1 or more: got {max_nodes}")
         self.max_nodes = max_nodes
         self._root = Node(None, "")
-        # Least recently served first. A path is touched from its leaf up, so a node always stands before its parent,
+        # Least recently served first. `_touch` moves a path from its leaf up, so a node always comes before its parent,
         # and the first node is always a leaf.
         self._nodes: OrderedDict[Node, None] = OrderedDict()
         self._served: OrderedDict[str, int] = OrderedDict()
@@ -42,32 +43,32 @@ class KnowledgeTree:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    # Asking takes no lock: each answer is one dictionary lookup, and a node that has just left is a prediction that
-    # was just wrong.
+    # Reads take no lock: each is one dictionary lookup, and a node that was evicted a moment ago is only a wrong
+    # prediction.
 
     def start(self) -> Node:
-        """The root: documents stand behind the same system text in every prompt."""
+        """Return the root: in every prompt, the documents follow the same system text."""
         return self._root
 
     def behind(self, position: Node) -> Collection[str]:
-        """Keys of the documents that were served right behind `position`."""
+        """Return the keys of the documents that were served directly after `position`."""
         return position.children
 
     def follow(self, position: Node, key: str) -> Step[Node] | None:
-        """The step over `key` where it was served right behind `position`."""
+        """Return the step over `key`; None if it was not served directly after `position`."""
         return position.children.get(key)
 
     def beyond(self, position: Node) -> float:
-        """0.0: the tree knows documents only."""
+        """Return 0.0: the tree knows documents only, no text after them."""
         return 0.0
 
     def recency(self, key: str) -> int | None:
-        """When `key` was last served, as a count that grows; None when that is not remembered."""
+        """Return a count that is greater the later `key` was served; None if the tree does not remember it."""
         return self._served.get(key)
 
     def insert(self, order: Iterable[tuple[str, int]]) -> None:
-        """Remembers documents as just served: (key, tokens) in the order they stood in."""
-        served = [(key, tokens) for key, tokens in order]  # before the lock: it may be anybody's generator
+        """Store documents as served now: (key, tokens) in the order of the prompt."""
+        served = [(key, tokens) for key, tokens in order]  # before the lock: it may be a generator with code of its own
         with self._lock:
             node = self._root
             for key, tokens in served:
@@ -76,10 +77,11 @@ class KnowledgeTree:
             self._trim()
 
     def report(self, order: Iterable[tuple[str, int]], cached_tokens: int) -> None:
-        """Remembers documents as just served, and what the engine said it had cached of them, in tokens.
+        """Store documents as served now, and correct the tree by the cached tokens that the engine reported.
 
-        What stood in front of the documents is not to be counted. Where the engine had less than was remembered it has
-        dropped the rest, and so whatever stood behind that.
+        order: (key, tokens) in the order of the prompt. cached_tokens: of these documents, without the text before them.
+        If the engine had fewer tokens than the tree predicted, it has evicted the rest and all that followed, and the tree
+        drops those nodes.
         """
         served = [(key, tokens) for key, tokens in order]
         with self._lock:
@@ -94,7 +96,7 @@ class KnowledgeTree:
         self.insert(served)
 
     def forget(self, path: Sequence[str]) -> int:
-        """Drops the last document of `path` and all behind it, everything for an empty path. Returns how many left."""
+        """Drop the last document of `path` and all documents after it; an empty path drops all. Return their number."""
         with self._lock:
             node = self._root
             for key in path:
@@ -106,7 +108,7 @@ class KnowledgeTree:
             return before - len(self._nodes)
 
     def check(self) -> None:
-        """Asserts the invariants: no node is lost or too many, children leave first, and the bounds hold."""
+        """Assert the invariants: every node is reachable, children are evicted before their parents, all bounds hold."""
         with self._lock:
             age = {node: i for i, node in enumerate(self._nodes)}
             assert len(age) <= self.max_nodes and len(self._served) <= self.max_nodes
@@ -135,8 +137,8 @@ class KnowledgeTree:
             self._nodes[node] = None
             self._nodes.move_to_end(node)
             step = node.parent.children[node.key]
-            # It only grows until the last child has left: too high a bound costs the search a visit, too low a one
-            # the best path.
+            # The bound only grows until the last child is evicted: a bound that is too high costs the search a visit, a
+            # bound that is too low costs it the best path.
             if ahead > step.ahead:
                 step = node.parent.children[node.key] = replace(step, ahead=ahead)
             ahead = step.saved + step.ahead
