@@ -1,4 +1,4 @@
-"""One act on each route, as clients mix them: chats, texts, tokens, what is cached and remembered, nonsense."""
+"""Acts of a mixed load, one for each route: chats, texts, tokens, cache and conversation routes, wrong requests."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from ..models.demo.corpus import Corpus
 from .bystanders import PATH, Reader
 
 SCOPES = 6
-TURNS = 6  # of a conversation, before the next one is begun
+TURNS = 6  # of a conversation, before the next one begins
 CORPUS = Corpus.load()
 TIMEOUT = aiohttp.ClientTimeout(total=120)
 
@@ -21,15 +21,15 @@ class Lost(Exception):
 
 
 class Visitor:
-    """One client. The same seed does the same."""
+    """One client of the mixed load. The same seed gives the same acts."""
 
     def __init__(self, http: aiohttp.ClientSession, seed: int) -> None:
         self._http, self._rng = http, random.Random(f"visitor {seed}")
         self._seed, self._turns = seed, 0
-        self._answers: list[tuple[str, str]] = []  # scope and id of answers that are remembered
+        self._answers: list[tuple[str, str]] = []  # scope and id of stored answers
 
     async def act(self) -> str:
-        """One act; its name. Raises Lost."""
+        """Do one act and return its name. Raises Lost."""
         acts = list(ACTS)
         (name,) = self._rng.choices(acts, [ACTS[act][0] for act in acts])
         try:
@@ -102,7 +102,7 @@ class Visitor:
     async def template(self) -> None:
         await self._answered(self._chat(), "/apply-template")
 
-    # ---- the rest --------------------------------------------------------------------------------------------------
+    # ---- other routes --------------------------------------------------------------------------------------------------
 
     async def complete(self) -> None:
         path = self._rng.choice(("/v1/completions", "/completion"))
@@ -130,7 +130,7 @@ class Visitor:
         await self._answered({"filename": f"slot-{self._seed}"}, f"/slots/{self._rng.randrange(2)}?action={action}")
 
     async def nonsense(self) -> None:
-        """What must be refused with a reason."""
+        """Send a wrong request. The server must refuse it with a reason."""
         wrong = self._rng.choice((b"{", b'{"messages": 1}', b"[]", json.dumps(self._chat(messages=[])).encode()))
         async with self._http.post(
             PATH, data=wrong, headers={"Content-Type": "application/json"}, timeout=TIMEOUT
@@ -139,7 +139,7 @@ class Visitor:
                 raise Lost(f"nonsense was answered {answer.status}")
             await self._check(answer)
 
-    # ---- how they are sent -------------------------------------------------------------------------------------------
+    # ---- sending -------------------------------------------------------------------------------------------
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._http.post(path, json=body, timeout=TIMEOUT)
@@ -150,7 +150,7 @@ class Visitor:
             return json.loads(await answer.read())
 
     async def _check(self, answer: aiohttp.ClientResponse) -> None:
-        """An answer, or a refusal that says why: never an error of the server's own."""
+        """Accept an answer, or a refusal with a reason. Raises Lost for any error of the server itself."""
         content = await answer.read()
         is_refusal = answer.status < 500 or answer.status == 503
         if answer.status < 400 or (is_refusal and "error" in json.loads(content)):
@@ -178,4 +178,4 @@ ACTS: dict[str, tuple[int, Callable[[Visitor], Awaitable[None]]]] = {
     "slot": (1, Visitor.slot),
     "nonsense": (1, Visitor.nonsense),
 }
-"""By name: how often, beside the others, and what."""
+"""By name: the weight of an act in the mix, and the act."""

@@ -1,4 +1,4 @@
-"""The arms of a comparison: a server, started fresh for each measurement, and the dialect it is spoken to in."""
+"""The arms of a comparison: a server, started fresh for each measurement, and its dialect."""
 
 import argparse
 import asyncio
@@ -19,12 +19,12 @@ from .trace import Query
 T = TypeVar("T")
 
 WARM_UP = Query("warm-up", 1, "Say hello.")
-"""Asked once, uncounted, of every server: the first request of a process pays for its start."""
+"""Sent once to every server, uncounted: the first request of a process pays for its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side of a comparison. `command` makes the server's command line for a port; None where it runs at `url`."""
+    """One side of a comparison. command: the server's command line for a port; None for a server that runs at `url`."""
 
     name: str
     dialect: Dialect
@@ -32,13 +32,13 @@ class Arm:
     url: str = ""
 
     def measure(self, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Starts the server, does `work` with a client of it, stops the server."""
+        """Start the server, run `work` with a client of it, stop the server."""
         with self.up() as url:
             return asyncio.run(self.work(url, sampling, work))
 
     @contextmanager
     def up(self) -> Iterator[str]:
-        """The server's URL while it runs."""
+        """Yield the server's URL while it runs."""
         if self.command is None:
             yield self.url
             return
@@ -47,12 +47,12 @@ class Arm:
             yield server.url
 
     def describe(self) -> dict[str, Any]:
-        """The arm as JSON values."""
+        """Return the arm as JSON values."""
         server = {"url": self.url} if self.command is None else {"command": shlex.join(self.command(0))}
         return {"name": self.name, "dialect": repr(self.dialect), **server}
 
     async def work(self, url: str, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Does `work` with a client of the server at `url`, which has been asked something before."""
+        """Run `work` with a client of the server at `url`, after one uncounted request."""
         async with Client(url, self.dialect, sampling) as client:
             if (warm := await client.ask(WARM_UP)).error:
                 raise BenchError(f"{self.name} at {url}: {warm.error}")
@@ -65,7 +65,7 @@ def arms_for(
     llama_lanes: int | None = None,
     slotcache_flags: Sequence[str] = (),
 ) -> list[Arm]:
-    """slotcache once per document order, and llama-server where its path is given; with `--url` that server alone."""
+    """Return slotcache once for each document order, and llama-server if its path is given; with `--url` only one arm."""
     extra = {} if getattr(args, "order_hint", True) else {"order_hint": False}
     if args.url:
         return [Arm(args.url, _dialect(args.dialect, {"document_order": orders[0]} | extra), url=args.url)]
@@ -86,7 +86,7 @@ def arms_for(
 
 
 def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
-    """Every arm once a round, every other round backwards, so that a machine that slows down slows no arm alone."""
+    """Yield every arm once a round, backwards in every other round, so that a drifting machine speed favours no arm."""
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
             print(f"round {number + 1} of {rounds}: {arm.name}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Well-behaved clients beside a fault: what they are answered, whether each request ends once, and what health says."""
+"""Well-behaved clients beside a fault. They record their answers, how each request ends, and the status of /health."""
 
 import asyncio
 import json
@@ -14,14 +14,17 @@ from ..models.demo.corpus import Corpus
 from .dialect import Body
 
 PATH = "/v1/chat/completions"
-NUM_PROMPTS = 6  # of each bystander, asked in turn
-LOOK = 0.05  # s between two looks at health
-SLOW_HEALTH = 2.0  # s: later than this is no answer
+NUM_PROMPTS = 6  # of each bystander, asked in this order
+LOOK = 0.05  # s between two polls of /health
+SLOW_HEALTH = 2.0  # s: a later answer does not count
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """One request as its client saw it. finals: events that end it, an error being one. refused: there was no server."""
+    """One request as its client saw it.
+
+    finals: the number of events that end the stream; an error is one. refused: no server accepted the connection.
+    """
 
     prompt: str
     status: int = 0
@@ -34,12 +37,12 @@ class Ending:
 
     @property
     def longest_gap(self) -> float:
-        """Seconds between two pieces of text, or between asking and the first one."""
+        """Seconds between two pieces of text, or between the request and the first piece."""
         return max((later - earlier for earlier, later in pairwise(self.arrivals)), default=0.0)
 
     @property
     def ended_once(self) -> bool:
-        """A stream ends with one final event and [DONE], a refusal with its body."""
+        """Whether the stream ended with one final event and [DONE], or the request with one error body."""
         return self.refused or (self.finals == 1 and (self.done or self.status != 200))
 
 
@@ -53,7 +56,7 @@ class Reader:
     done: bool = False
     error: str | None = None
     arrivals: list[float] = field(default_factory=lambda: [perf_counter()])
-    """When it was asked, then when each piece of text came."""
+    """The time of the request, then of each piece of text."""
 
     def read(self, line: bytes) -> None:
         if not line.startswith(b"data: "):
@@ -86,12 +89,12 @@ class Reader:
 
 @dataclass(slots=True)
 class Health:
-    """What `/health` said, by time: the status, 0 where there was no server, None where there was no answer."""
+    """The status of `/health` over time: 0 if the connection was refused, None if no answer came in time."""
 
     looks: list[tuple[float, int | None]] = field(default_factory=list)
 
     async def watch(self, http: aiohttp.ClientSession) -> None:
-        """Look until cancelled."""
+        """Poll until cancelled."""
         while True:
             self.looks.append((perf_counter(), await health(http)))
             await asyncio.sleep(LOOK)
@@ -108,10 +111,10 @@ async def health(http: aiohttp.ClientSession) -> int | None:
 
 
 def prompts(number: int, max_tokens: int) -> list[Body]:
-    """What bystander `number` asks, in a scope of its own: questions with their documents, greedy.
+    """Return the requests of bystander `number`, in a scope of its own: greedy questions with their documents.
 
-    Each answer ends where the model ends it: what it is forced to say after that hangs on how sums round, which beside
-    others is not always the same.
+    Each answer ends with the model's end token. Tokens forced after that token depend on how sums round, and rounding
+    depends on the other requests in a step.
     """
     corpus = Corpus.load()
     chosen = corpus.questions[number * NUM_PROMPTS : (number + 1) * NUM_PROMPTS]
@@ -119,7 +122,7 @@ def prompts(number: int, max_tokens: int) -> list[Body]:
         {
             "messages": [{"role": "user", "content": one.question}],
             "documents": [{"id": name, "text": corpus.documents[name].text} for name in one.ranked],
-            "document_order": "retrieval",  # the same prompt each time, whatever is cached
+            "document_order": "retrieval",  # the same prompt each time: the cache must not change it
             "cache_prompt": True,
             "cache_scope": f"bystander {number}",
             "max_tokens": max_tokens,
@@ -131,7 +134,7 @@ def prompts(number: int, max_tokens: int) -> list[Body]:
 
 
 async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: float) -> Ending:
-    """One streamed chat. Never raises."""
+    """Stream one chat. Never raises."""
     reader = Reader(f"{body['cache_scope']}: {body['messages'][-1]['content']}")
     answered = False
     try:
@@ -153,7 +156,10 @@ async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: flo
 async def live(
     http: aiohttp.ClientSession, bodies: Sequence[Mapping[str, Any]], enough: asyncio.Event, timeout: float
 ) -> list[Ending]:
-    """One bystander: every prompt once, then over again until it is enough, a request has no end, or there is no server."""
+    """Ask as one bystander: every prompt once, then again from the first, until `enough` is set.
+
+    Stop early if a request does not end properly or the server refuses the connection.
+    """
     endings: list[Ending] = []
     while len(endings) < len(bodies) or not enough.is_set():
         endings.append(await ask(http, bodies[len(endings) % len(bodies)], timeout))

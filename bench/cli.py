@@ -35,34 +35,34 @@ class Scenario:
             raise BenchError(f"{self.name} needs {missing}: pip install 'slotcache[bench]'") from None
 
 
-# A scenario is imported only when it is chosen: each needs other packages, and `quality` a folder that is not in the wheel.
+# A scenario is imported when it is chosen: scenarios need different packages, and `quality` a folder outside the wheel.
 _ALL = (
     Scenario(".scenarios.burst", "bursts of questions with overlapping documents"),
     Scenario(".scenarios.mtrag", "human multi-turn RAG conversations"),
     Scenario(".scenarios.conversations", "more conversations than lanes"),
     Scenario(".scenarios.decode", "tokens per second of many streams"),
-    Scenario(".scenarios.step", "what a step costs outside llama.cpp"),
+    Scenario(".scenarios.step", "time of a step outside llama.cpp"),
     Scenario(".scenarios.stall", "a long prefill among running streams"),
-    Scenario(".scenarios.speculation", "a search in stages, with a server that reads along"),
+    Scenario(".scenarios.speculation", "a search in stages, with a server that prefills along"),
     Scenario(".scenarios.fanout", "one prompt many times at once"),
     Scenario(".scenarios.idle", "a request's speed beside idle KV"),
     Scenario(".scenarios.stress", "more clients than lanes, more prompts than cells"),
-    Scenario(".scenarios.faults", "faults and bad clients beside good ones"),
+    Scenario(".scenarios.faults", "faults and bad clients beside well-behaved ones"),
     Scenario(".scenarios.soak", "mixed load on all routes for hours"),
-    Scenario(".scenarios.history", "a history sent whole, with a document more each turn"),
-    Scenario(".scenarios.cached", "a prompt that is cached as a whole"),
-    Scenario(".scenarios.quality", "answers of the embedded model, however its documents come"),
-    Scenario(".offline.arrange", "what choosing an order and writing the prompt takes"),
-    Scenario(".offline.residency", "what idle and moved KV costs, without a server"),
-    Scenario(".offline.replacement", "which idle KV should leave first, simulated"),
+    Scenario(".scenarios.history", "a history that grows by a document each turn"),
+    Scenario(".scenarios.cached", "a prompt that is cached whole"),
+    Scenario(".scenarios.quality", "answer quality of the embedded model"),
+    Scenario(".offline.arrange", "time to choose an order and write the prompt"),
+    Scenario(".offline.residency", "cost of idle and moved KV, without a server"),
+    Scenario(".offline.replacement", "eviction policies for idle KV, simulated"),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one scenario and print its report; the exit code.
+    """Run one scenario and print its report. Return the exit code.
 
-    0: it ran, a missed bar being a result, too. 1: requests failed that must not. 2: it cannot run. 130: ctrl-C.
+    0: it ran, even if a bar was missed. 1: requests failed that must not. 2: it cannot run. 130: ctrl-C.
     """
     arguments = sys.argv[1:] if argv is None else argv
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -101,7 +101,7 @@ def _parser(chosen: str | None, module: ModuleType | None) -> argparse.ArgumentP
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """End on SIGTERM as on ctrl-C, so that the servers which were started are stopped."""
+    """Handle SIGTERM like ctrl-C, so that the servers of the benchmark are stopped."""
     raise KeyboardInterrupt
 
 

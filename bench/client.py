@@ -1,4 +1,4 @@
-"""A streaming client that measures a server from outside, over HTTP, like anybody else."""
+"""A streaming client that measures a server from outside, over HTTP."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,23 +14,23 @@ from .error import BenchError
 from .trace import Query
 
 STALL_SECONDS = 600
-"""No byte for so long and a request counts as failed: a hung server must not hang the bench."""
+"""A request fails after this time without a byte: a hung server must not hang the bench."""
 
 JSON = {"Content-Type": "application/json"}
 UNREADY = (aiohttp.ClientError, TimeoutError, KeyError, ValueError)
-"""What can go wrong before a request is ready to be sent."""
+"""Errors of the preparation of a request."""
 
 
 class StreamError(Exception):
-    """A stream that told of an error, or ended without its final event."""
+    """A stream that reported an error or ended without its final event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one request looked like from outside. Times are seconds of the client's monotonic clock, lengths are tokens.
+    """One request, seen from outside. Times are seconds of the client's monotonic clock, lengths are tokens.
 
-    `arrivals` are those of the chunks that carried a token, measured from `started`, the moment just before sending.
-    `documents` are in the order used, where the server tells it. `error` is one line, None when all went well.
+    arrivals: of the chunks that carried a token, counted from `started`, the moment just before sending. documents: in the
+    order of use, if the server reports it. error: one line; None if the request succeeded.
     """
 
     started: float
@@ -48,17 +48,17 @@ class Result:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token; not a number when there was none."""
+        """Seconds to the first token; not a number if no token came."""
         return self.arrivals[0] if self.arrivals else float("nan")
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between tokens that followed each other."""
+        """Seconds between successive tokens."""
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens the server had to compute."""
+        """Prompt tokens that the server had to compute."""
         return self.prompt_tokens - self.cached_tokens
 
 
@@ -71,7 +71,7 @@ class EncodedRequest:
 
 
 class _Stream:
-    """What has arrived so far of one answer; the last word on a figure counts."""
+    """The part of an answer that has arrived. If a figure comes twice, the last value counts."""
 
     def __init__(self, dialect: Dialect, started: float, on_token: Callable[[float], None] | None) -> None:
         self._dialect, self._started, self._on_token = dialect, started, on_token
@@ -83,14 +83,16 @@ class _Stream:
         self.figures: dict[str, Any] = {}
 
     def receive(self, data: bytes) -> None:
-        """Bytes that have just arrived. They are read when the answer is whole, unless somebody waits for its tokens:
-        client and server share a machine, and what the client computes meanwhile slows the server."""
+        """Store bytes that just arrived; decode them now only if `on_token` waits for tokens, else at the end.
+
+        Client and server share a machine: decoding JSON during the answer would slow the server.
+        """
         self._received.append((perf_counter(), data))
         if self._on_token:
             self.read()
 
     def read(self) -> None:
-        """Read what was received. Raises StreamError where it tells of an error."""
+        """Decode the stored bytes. Raises StreamError if an event reports an error."""
         received, self._received = self._received, []
         for at, data in received:
             *lines, self._rest = (self._rest + data).split(b"\n")
@@ -98,7 +100,7 @@ class _Stream:
                 self._read_line(line.rstrip(b"\r"), at)
 
     def end(self) -> None:
-        """Nothing more will arrive. Raises StreamError where that is too early, or too late."""
+        """Check a complete answer. Raises StreamError if it had no final event or more than one."""
         self.read()
         if not self._num_final:
             raise StreamError("the stream ended before its final event")
@@ -138,7 +140,7 @@ class Client:
         self.sampling = sampling or Sampling()
 
     async def __aenter__(self) -> "Client":
-        # A connection for each request: a kept one may have been closed by the server just before it is used again.
+        # A new connection for each request: the server may close an idle connection just before the next request uses it.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         # trust_env is off by default: a proxy between the bench and a server on this machine would be measured too.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=STALL_SECONDS)
@@ -151,7 +153,7 @@ class Client:
         await self.http.close()
 
     async def prepare(self, query: Query, history: History = (), sampling: Sampling | None = None) -> EncodedRequest:
-        """The request of a query, encoded and ready to send. Raises aiohttp.ClientError."""
+        """Return the encoded request of a query. Raises aiohttp.ClientError."""
         path, body = await self.dialect.prepare(self.http, query, history, sampling or self.sampling)
         return EncodedRequest(path, json.dumps(body).encode())
 
@@ -162,7 +164,7 @@ class Client:
         sampling: Sampling | None = None,
         on_token: Callable[[float], None] | None = None,
     ) -> Result:
-        """Prepares and sends. An error is a result with an `error`, never an exception."""
+        """Prepare and send a query. An error is a result with an `error`, never an exception."""
         try:
             request = await self.prepare(query, history, sampling)
         except UNREADY as error:
@@ -170,7 +172,7 @@ class Client:
         return await self.send(request, on_token)
 
     async def send(self, request: EncodedRequest, on_token: Callable[[float], None] | None = None) -> Result:
-        """Streams one answer. The clock starts just before sending; `on_token` gets its reading at every token."""
+        """Stream one answer. The clock starts just before sending; `on_token` gets the clock's reading at every token."""
         status, problem = 0, None
         started = perf_counter()
         stream = _Stream(self.dialect, started, on_token)
@@ -196,7 +198,7 @@ class Client:
         )
 
     async def gauge(self, name: str) -> float:
-        """A value of slotcache's `/metrics`. Raises BenchError if the server has none of this name."""
+        """Return a value of slotcache's `/metrics`. Raises BenchError if the server has no value of this name."""
         async with self.http.get("/metrics") as answer:
             text = await answer.text()
         found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
@@ -206,7 +208,7 @@ class Client:
 
 
 def _message(body: bytes) -> str:
-    """The message of an error body shaped as OpenAI's, else the body."""
+    """Return the message of an OpenAI-style error body, else the whole body."""
     try:
         error = json.loads(body)
         error = error.get("error", error)

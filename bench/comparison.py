@@ -1,4 +1,4 @@
-"""Arms driven with one trace, and the figures they are compared by."""
+"""The arms of a comparison on one trace, and their figures."""
 
 import argparse
 import asyncio
@@ -35,7 +35,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one arm did in each round. Figures are medians over rounds; times in seconds."""
+    """The runs of one arm, one for each round. Figures are medians over rounds; times in seconds."""
 
     arm: Arm
     runs: tuple[Run, ...]
@@ -52,21 +52,21 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """The whole trace."""
+        """Time of the whole trace."""
         return median([run.seconds for run in self.runs])
 
     @property
     def documents_reused(self) -> float:
-        """Documents of its own that a query found cached, on average; not a number where the server names none."""
+        """Mean number of a query's own documents that were cached; not a number if the server names none."""
         pairs = [pair for run in self.runs for pair in zip(run.queries, run.results, strict=True)]
         return mean([reused(query, result) for query, result in pairs if result.documents])
 
     def total(self, name: str) -> float:
-        """A figure of the results, summed over the trace."""
+        """Return a figure of the results, summed over the trace."""
         return median([sum(getattr(result, name) for result in run.answered) for run in self.runs])
 
     def row(self) -> tuple[str | int | float, ...]:
-        """The arm's row under COLUMNS."""
+        """Return the arm's row under COLUMNS."""
         ttft, gap, cached, prompt = self.ttft, self.gap, self.total("cached_tokens"), self.total("prompt_tokens")
         return (
             self.arm.name,
@@ -81,17 +81,17 @@ class Outcome:
         )
 
     def data(self) -> dict[str, Any]:
-        """The arm and every request of it, as JSON values."""
+        """Return the arm and all its requests, as JSON values."""
         return self.arm.describe() | {
             "runs": [{"seconds": run.seconds, "requests": _rows(run)} for run in self.runs],
         }
 
 
 def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace) -> list[Outcome]:
-    """Drives every arm with the same queries, `--rounds` times.
+    """Drive every arm with the same queries, `--rounds` times.
 
-    One client at a time: all servers are up, and the arms take turns query by query, with `--pause` after each answer.
-    Under load, where an arm needs the whole machine for the whole trace: one server at a time.
+    With one client, all servers run at the same time and the arms take turns query by query, with `--pause` after each
+    answer. With several clients an arm needs the whole machine, so one server runs at a time.
     """
     pause = args.pause if args.concurrency == 1 else 0.0
     if args.concurrency == 1 and len(arms) > 1:
@@ -101,29 +101,29 @@ def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namesp
     for _, arm in in_rounds(arms, args.rounds):
         with Progress(arm.name, len(queries)) as progress:
 
-            def told(_: int, result: Result, progress: Progress = progress) -> None:
+            def show(_: int, result: Result, progress: Progress = progress) -> None:
                 progress.step(result.error or f"TTFT {1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
 
-            async def work(client: Client, told: Any = told) -> Run:
-                return await drive(client, queries, args.concurrency, told, pause=pause)
+            async def work(client: Client, show: Any = show) -> Run:
+                return await drive(client, queries, args.concurrency, show, pause=pause)
 
             runs[arm.name].append(arm.measure(sampling(args), work))
     return [Outcome(arm, tuple(runs[arm.name])) for arm in arms]
 
 
 async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace, pause: float) -> list[Run]:
-    """One run of each arm."""
+    """Return one run of each arm."""
     turn, all_warm = asyncio.Lock(), asyncio.Barrier(len(arms))
     with ExitStack() as servers, Progress("all arms in turn", len(arms) * len(queries)) as progress:
         urls = [servers.enter_context(arm.up()) for arm in arms]
 
         async def one(arm: Arm, url: str) -> Run:
-            def told(_: int, result: Result) -> None:
+            def show(_: int, result: Result) -> None:
                 progress.step(result.error or f"{arm.name}: TTFT {1000 * result.ttft:.0f} ms")
 
             async def work(client: Client) -> Run:
-                await all_warm.wait()  # one arm's warm-up must not slow another's first query
-                return await drive(client, queries, concurrency=1, on_result=told, turn=turn, pause=pause)
+                await all_warm.wait()  # one arm's warm-up must not slow the first query of another arm
+                return await drive(client, queries, concurrency=1, on_result=show, turn=turn, pause=pause)
 
             return await arm.work(url, sampling(args), work)
 
@@ -131,27 +131,27 @@ async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: arg
 
 
 def pace(args: argparse.Namespace) -> str:
-    """How the queries came, for a title."""
+    """Return the concurrency and pause of the queries, for a title."""
     return f"{args.concurrency} at a time" + (f", {args.pause} s after each answer" if args.concurrency == 1 else "")
 
 
 def table(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """One row for each arm."""
+    """Return a table with one row for each arm."""
     return Table(title, COLUMNS, [outcome.row() for outcome in outcomes])
 
 
 def problems(outcomes: Sequence[Outcome]) -> list[str]:
-    """One line for each arm that had errors, with the first of them."""
+    """Return one line for each arm that had errors, with the first error."""
     errors = {outcome.arm.name: [error for run in outcome.runs for error in run.errors] for outcome in outcomes}
     return [f"{name}: {len(found)} requests failed, the first with: {found[0]}" for name, found in errors.items() if found]
 
 
 def reused(query: Query, result: Result) -> int:
-    """The query's own leading documents that were cached as a whole; those of earlier turns, in front, do not count."""
+    """Return the number of the query's leading documents that were cached whole, without those of earlier turns."""
     count, own = 0, {name for name, _ in query.documents}
     for used in result.documents[max(0, len(result.documents) - len(query.documents)) :]:
         if used.id not in own:
-            continue  # of an earlier turn: of its own, not all had to be shown again
+            continue  # of an earlier turn; with de-duplication, some of the query's own documents are not shown again
         if used.cached_tokens < used.tokens:
             break
         count += 1

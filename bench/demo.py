@@ -27,12 +27,12 @@ SCRIPT = (
     "When is the Museum of Hats closed?",
 )
 NUM_DOCUMENTS = 3
-TIMEOUT = 60.0  # s for an answer
+TIMEOUT = 60.0  # s to answer
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """ttft: seconds. documents: (id, tokens, cached tokens), in the order used."""
+    """One answer. ttft: seconds. documents: (id, tokens, cached tokens), in the order of use."""
 
     text: str
     ttft: float
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question of the script, asked twice."""
+    """One question of the script, answered with reuse and without."""
 
     question: CorpusQuestion
     reused: Answer
@@ -51,12 +51,12 @@ class Exchange:
 
 
 def demo(url: str = "", model: Path | None = None) -> int:
-    """Hold the conversation with the server at `url`, or with one that is started for it; the exit code."""
+    """Hold the conversation with the server at `url`, or with a server started for it. Return the exit code."""
     try:
         with _server(url, model) as address:
             steps = []
             for step in converse(address):
-                print(_told(len(steps) + 1, step), flush=True)
+                print(_describe(len(steps) + 1, step), flush=True)
                 steps.append(step)
         print(_table(steps))
         return 0
@@ -66,11 +66,11 @@ def demo(url: str = "", model: Path | None = None) -> int:
 
 
 def converse(url: str) -> Iterator[Exchange]:
-    """The script, turn by turn. What the conversation holds already, the server does not show the model again."""
+    """Ask the script turn by turn. The server does not repeat documents that the conversation already holds."""
     corpus = Corpus.load()
     asked = {one.question: one for one in corpus.questions}
-    scope = f"demo {time.time_ns()}"  # nothing is left of an earlier demo
-    ask(url, [{"role": "user", "content": "Hello"}], scope, reuse=False)  # the first request pays for the start
+    scope = f"demo {time.time_ns()}"  # a scope of its own: an earlier demo's KV does not count
+    ask(url, [{"role": "user", "content": "Hello"}], scope, reuse=False)  # uncounted: the first request pays for the start
     history: list[dict[str, Any]] = []
     for question in (asked[text] for text in SCRIPT):
         found = question.ranked[:NUM_DOCUMENTS]
@@ -85,7 +85,7 @@ def converse(url: str) -> Iterator[Exchange]:
 
 
 def ask(url: str, messages: list[dict[str, Any]], scope: str, reuse: bool) -> Answer:
-    """One greedy answer, streamed. Raises URLError and TimeoutError."""
+    """Stream one greedy answer. Raises URLError and TimeoutError."""
     body = {"messages": messages, "max_tokens": 60, "temperature": 0, "stream": True, "cache_prompt": reuse}
     body |= {"stream_options": {"include_usage": True}, "cache_scope": scope}
     request = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
@@ -121,7 +121,7 @@ def _server(url: str, model: Path | None) -> Iterator[str]:
         yield server.url
 
 
-def _told(number: int, step: Exchange) -> str:
+def _describe(number: int, step: Exchange) -> str:
     mark = "" if step.reused.text == step.question.answer else f"   (expected: {step.question.answer})"
     lines = [f"{number}. {step.question.question}", f"   {step.reused.text}{mark}"]
     for verb, wanted in (("computed", False), ("reused", True)):

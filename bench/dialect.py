@@ -1,4 +1,4 @@
-"""How one server is spoken to: where a query's documents go, and where its figures come from."""
+"""The API of a server under test: the fields for a query's documents, and the fields with its figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from .trace import SYSTEM_PROMPT, Query
 
 Body = dict[str, Any]
 History = Sequence[tuple[Query, str]]
-"""Earlier turns of a conversation, each with the answer the server really gave."""
+"""The earlier turns of a conversation, each with the server's real answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a request asks for beside its prompt. Greedy; `ignore_eos` makes the answers of all arms equally long."""
+    """The fields of a request besides its prompt. Greedy; with `ignore_eos` the answers of all arms have the same length."""
 
     max_tokens: int = 16
     ignore_eos: bool = True
@@ -26,7 +26,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class DocumentUse:
-    """A document as the server says it used it, in tokens."""
+    """The server's report about one document, in tokens."""
 
     id: str
     tokens: int
@@ -35,12 +35,12 @@ class DocumentUse:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One event of a stream. A figure is None where this event does not tell it."""
+    """One event of a stream. A figure that the event does not hold is None."""
 
     text: str = ""
     has_token: bool = False
     finish_reason: str | None = None
-    """Of the final event alone: `length`, or what else ended the answer."""
+    """Only in the final event: `length` or another reason."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
@@ -53,28 +53,28 @@ class Chunk:
 
 
 class Dialect(Protocol):
-    """Prepares the request of a query, and reads the events of its stream."""
+    """An API: it builds the request of a query and reads the events of the stream."""
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
-        """The path and the JSON body. Runs outside the timed part. Raises aiohttp.ClientError."""
+        """Return the path and the JSON body. Not part of the measured time. Raises aiohttp.ClientError."""
         ...
 
     def read(self, event: Body) -> Chunk:
-        """One decoded event of the stream."""
+        """Return one decoded event of the stream."""
         ...
 
 
 def question_with_documents(query: Query) -> str:
-    """The user message for a server that knows no documents: in retrieval rank, laid out as slotcache lays them out."""
+    """Return the user message for a server without a documents field: rank order, in slotcache's own wording."""
     documents = (document_text(Document(name, text)) for name, text in query.documents)
     return "".join(documents) + query.question
 
 
 @dataclass(frozen=True, slots=True)
 class ChatDialect:
-    """OpenAI's `/v1/chat/completions`. Without `documents_field` documents are text in the user message.
+    """OpenAI's `/v1/chat/completions`. Without `documents_field`, documents are text in the user message.
 
-    own_scope: each session has a cache scope of its own, so that none reuses what another left.
+    own_scope: each session has a cache scope of its own, so that sessions share no KV.
     """
 
     documents_field: bool = False
@@ -94,7 +94,7 @@ class ChatDialect:
             body["ignore_eos"] = True
         if self.documents_field:
             body["cache_prompt"] = sampling.cache_prompt
-            # The last turn's documents stand at the top level of the request.
+            # The last turn's documents go to the top level of the request.
             body |= {key: value for key, value in body["messages"][-1].items() if key == "documents"}
             body["messages"][-1].pop("documents", None)
         if self.own_scope:
@@ -123,7 +123,7 @@ class ChatDialect:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDialect:
-    """llama-server's own `/completion`. It applies its template beforehand; `timings.cache_n` tells the reuse."""
+    """llama-server's own `/completion`: the template is applied by a request before; `timings.cache_n` is the reuse."""
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
         messages = _messages(query, history, _with_text)
@@ -146,7 +146,7 @@ class CompletionDialect:
             text=text,
             has_token=bool(text or event.get("tokens")),
             finish_reason={"limit": "length"}.get(event.get("stop_type", ""), "stop") if final else None,
-            # `tokens_cached` is the length of the slot, not what was reused, so it is not read.
+            # `tokens_cached` is the length of the slot, not the reuse, so it is not read.
             prompt_tokens=timings["prompt_n"] + cached if cached is not None else None,
             cached_tokens=cached,
             completion_tokens=event.get("tokens_predicted") if final else None,

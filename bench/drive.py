@@ -1,4 +1,4 @@
-"""A closed loop: so many clients, each sending its next query when its last one is answered."""
+"""A closed loop: each client sends its next query when its last one is answered."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from .trace import Query
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A driven trace: one result per query in the trace's order, and the seconds it took altogether."""
+    """A driven trace: one result for each query, in the order of the trace, and the seconds of the whole run."""
 
     queries: tuple[Query, ...]
     results: tuple[Result, ...]
@@ -26,13 +26,13 @@ class Run:
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong, in the trace's order."""
+        """The errors, in the order of the trace."""
         return [result.error for result in self.results if result.error is not None]
 
 
 @dataclass(slots=True)
 class _Line:
-    """Queries waiting in order. A session's next turn waits for its last answer, which becomes history."""
+    """Queries that wait, in order. The next turn of a session waits for the last answer, which becomes history."""
 
     queries: Sequence[Query]
     waiting: list[int] = field(init=False)
@@ -44,7 +44,7 @@ class _Line:
         self.waiting = list(range(len(self.queries)))
 
     async def take(self) -> int | None:
-        """The first query whose session is not being answered; None when no query waits any more."""
+        """Return the index of the first query whose session is idle; None if no query is left."""
         async with self.changed:
             while self.waiting:
                 for index in self.waiting:
@@ -71,12 +71,12 @@ async def drive(
     turn: AbstractAsyncContextManager[Any] | None = None,
     pause: float = 0.0,
 ) -> Run:
-    """Sends `queries` in order through `concurrency` clients.
+    """Send `queries` in order, with `concurrency` clients.
 
-    Turns of one session follow each other, with the answers the server really gave as history. With a `turn` (a lock
-    that several drives share), a query is under way only while it is held: arms take turns query by query, and a
-    machine whose speed drifts slows them all alike. pause: seconds after each answer, for it to be read, and for what a
-    server does meanwhile to be out of the next one's way. With one client the seconds of the run are its queries' alone.
+    The turns of a session follow each other, with the server's real answers as history. turn: a lock that several drives
+    share; a query runs only while it is held, so that the arms take turns and a machine whose speed drifts slows all arms
+    equally. pause: seconds after each answer, in which a user would read it and the server may do idle work; the next query
+    is then not slowed by that work. With one client, the run's seconds are the sum of its queries' seconds.
     """
     line, results = _Line(queries), [Result(0.0, 0.0, error="not sent")] * len(queries)
     prepared = await _prepare_openings(client, queries)
@@ -105,7 +105,7 @@ async def drive(
 
 
 async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, EncodedRequest]:
-    """Requests that need no history, prepared before the clock of the whole run starts."""
+    """Return the requests that need no history, by index, prepared before the clock of the run starts."""
     first: dict[str, int] = {}
     for index, query in enumerate(queries):
         first.setdefault(query.session, index)
@@ -114,5 +114,5 @@ async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[in
         try:
             prepared[index] = await client.prepare(queries[index])
         except UNREADY:
-            continue  # sent without preparation, it fails again and says why in its result
+            continue  # sent later without preparation, it fails again and its result holds the error
     return prepared

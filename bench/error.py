@@ -1,13 +1,13 @@
-"""What ends a bench early.
+"""Errors that end a benchmark early.
 
-BenchError      something needed is wrong or missing; one clear message
+BenchError      a precondition is wrong or missing; one clear message
   ServerError   a server did not start
-  Skip          a part that cannot run here, which is no failure
+  Skip          a scenario that cannot run here, which is not a failure
 """
 
 
 class BenchError(Exception):
-    """Ends the bench with its message and exit code 2."""
+    """Ends the benchmark with its message and exit code 2."""
 
 
 class ServerError(BenchError):
@@ -15,4 +15,4 @@ class ServerError(BenchError):
 
 
 class Skip(BenchError):
-    """What was asked for cannot run here, such as a trace whose data is not on this machine. Exit code 0."""
+    """A scenario that cannot run here, for example because its data is not on this machine. Exit code 0."""

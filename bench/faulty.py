@@ -1,6 +1,6 @@
-"""A server with a fault in it: `python -m slotcache.bench.faulty FAULT serve ...`. Each SIGUSR1 sets it off once.
+"""A server with a fault: `python -m slotcache.bench.faulty FAULT serve ...`. Each SIGUSR1 triggers the fault once.
 
-The server is the command line's own. Only what it stands on is broken, so that it needs no door for faults itself.
+The server itself is unchanged. Only functions that it calls are replaced, so that it needs no code for faults.
 """
 
 import os
@@ -13,17 +13,19 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-FATAL = -3  # what llama_decode returns for an error that it does not recover from
-ALMOST_FULL = 64 << 10  # bytes: the log fits, KV does not
+from ..models.runner import Runner
+
+FATAL = -3  # llama_decode's code for an error that cannot be recovered
+ALMOST_FULL = 64 << 10  # bytes of a file: enough for the log, too little for KV
 SLOW = 1.0  # s
 
 
 class Killed(BaseException):
-    """An error that no handler of the engine catches: its thread ends."""
+    """An error that no handler of the engine catches: the engine thread ends."""
 
 
 class Trigger:
-    """Signals that have come and have not done their harm."""
+    """The signals that have arrived and not yet caused a fault."""
 
     def __init__(self) -> None:
         self._shots = 0
@@ -39,34 +41,28 @@ class Trigger:
 
 
 def decode(trigger: Trigger) -> None:
-    """The next step's computation fails."""
-    from ..models.runner import Runner
-
+    """Make the next step's computation fail."""
     _break(Runner, "_decode", lambda real: lambda *given, **named: FATAL if trigger.pull() else real(*given, **named))
 
 
 def allocation(trigger: Trigger) -> None:
-    """There is no memory for the next copy of KV."""
-    from ..models.runner import Runner
-
+    """Make the next copy of KV fail for lack of memory."""
     _break(Runner, "_write", lambda real: _raising(real, trigger, MemoryError("no memory for a copy of KV")))
 
 
 def killed(trigger: Trigger) -> None:
-    """The thread that computes ends in its next step."""
-    from ..models.runner import Runner
-
+    """End the engine thread in its next step."""
     _break(Runner, "run", lambda real: _raising(real, trigger, Killed("the thread was killed")))
 
 
 def full_disk(trigger: Trigger) -> None:
-    """No file may grow any more."""
+    """Let no file grow any more."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     trigger.on_signal = lambda number, frame: resource.setrlimit(resource.RLIMIT_FSIZE, (ALMOST_FULL, most))
 
 
 def slow_disk(trigger: Trigger) -> None:
-    """What waits for the disk waits long, from the start."""
+    """Make every wait for the disk long, from the start on."""
     for name in ("fsync", "replace"):
         _break(os, name, _late)
 
@@ -82,7 +78,7 @@ FAULTS: dict[str, Callable[[Trigger], None]] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Serve with the fault that comes first, the rest being the arguments of `slotcache`."""
+    """Serve with the fault `arguments[0]`; the rest are arguments of `slotcache`."""
     trigger = Trigger()
     FAULTS[arguments[0]](trigger)
     signal.signal(signal.SIGUSR1, lambda number, frame: trigger.on_signal(number, frame))
@@ -91,7 +87,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _break(owner: Any, name: str, broken: Callable[[Any], Any]) -> None:
-    """Replace a function by what `broken` makes of it. Raises AttributeError where it has moved."""
+    """Replace a function by `broken(function)`. Raises AttributeError if the function was renamed."""
     setattr(owner, name, broken(getattr(owner, name)))
 
 

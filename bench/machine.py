@@ -1,4 +1,4 @@
-"""What a result must say about where it comes from: machine, versions, commit, date."""
+"""The origin of a result: machine, versions, commit, date."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def describe(llama_server: str | None = None) -> dict[str, Any]:
-    """Processor, cores, memory, GPUs, versions, git commit, date and the command line, as JSON values."""
+    """Return processor, cores, memory, GPUs, versions, git commit, date and the command line, as JSON values."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -45,7 +45,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, with `+` where files differ from it; None for an installed package."""
+    """Return the checkout's commit, with `+` if files differ from it; None for an installed package."""
     folder = Path(__file__).resolve().parents[1]
     if not (folder / ".git").exists() or not (commit := _output("git", ["-C", str(folder), "rev-parse", "HEAD"])):
         return None
@@ -53,7 +53,7 @@ def _commit() -> str | None:
 
 
 def _output(program: str, arguments: Sequence[str]) -> str | None:
-    """What a program prints, None where it is absent or fails."""
+    """Return the output of a program; None if it is absent or fails."""
     if shutil.which(program) is None:
         return None
     try:

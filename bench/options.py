@@ -1,4 +1,4 @@
-"""The options every scenario shares: which servers, which model, how often."""
+"""The options that all scenarios share: servers, model, repetitions."""
 
 import argparse
 import os
@@ -16,11 +16,11 @@ LLAMA_SLOTS = 4
 
 
 def add_options(parser: argparse.ArgumentParser, context: int = 16384, lanes: int = 4, max_tokens: int = 16) -> None:
-    """Adds the shared options, with a scenario's own defaults."""
+    """Add the shared options, with a scenario's own defaults."""
     add = parser.add_argument
     add("-m", "--model", type=Path, help="GGUF to serve (default: the bench model, generated once)")
     add("--url", help="measure the server that runs there, and start none")
-    add("--dialect", choices=("slotcache", "openai", "llama"), default="slotcache", help="what --url speaks")
+    add("--dialect", choices=("slotcache", "openai", "llama"), default="slotcache", help="API of the server at --url")
     add("--llama-server", metavar="PATH", help="llama-server to compare with; without it that arm is left out")
     add("-c", "--ctx-size", type=int, default=context, help="context of each server, tokens (default: %(default)s)")
     add("-np", "--parallel", type=int, default=lanes, help="lanes of slotcache (default: %(default)s)")
@@ -35,20 +35,20 @@ def add_options(parser: argparse.ArgumentParser, context: int = 16384, lanes: in
 
 
 def add_clients(parser: argparse.ArgumentParser) -> None:
-    """How many clients there are, and how long they read."""
+    """Add the options for the number of clients and the pause after each answer."""
     add = parser.add_argument
     add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
-    text = "seconds for which one client reads an answer, and a server may do something ahead (default: %(default)s)"
+    text = "seconds in which one client reads an answer and the server may do idle work (default: %(default)s)"
     add("--pause", type=float, default=0.2, help=text)
 
 
 def sampling(args: argparse.Namespace) -> Sampling:
-    """What each request asks for: equally long greedy answers."""
+    """Return the sampling of each request: greedy answers of the same length."""
     return Sampling(max_tokens=args.max_tokens)
 
 
 def bench_model(args: argparse.Namespace) -> Path:
-    """`--model`, else the bench model from the user's cache, which is generated when it is not there yet."""
+    """Return `--model`, else the bench model in the user's cache, generated on first use. Raises BenchError."""
     if args.model:
         if not args.model.is_file():
             raise BenchError(f"no model at {args.model}")
@@ -64,13 +64,15 @@ def bench_model(args: argparse.Namespace) -> Path:
 
 
 def llama_lanes(args: argparse.Namespace) -> int | None:
-    """None for as many slots as llama-server has by default: they share its context, and one that is told gives each a
-    part of it, too short for what slotcache's lanes are asked."""
+    """Return the slots to ask of llama-server; None for its own default number.
+
+    By default its slots share the context. With an explicit number each slot gets a part, too short for these prompts.
+    """
     return None if args.parallel == LLAMA_SLOTS else args.parallel
 
 
 def llama_server(args: argparse.Namespace) -> str | None:
-    """The llama-server to compare with, checked; None where none was asked for."""
+    """Return the llama-server to compare with, None without `--llama-server`. Raises BenchError if it is not a program."""
     if args.llama_server and shutil.which(args.llama_server) is None:
         raise BenchError(f"--llama-server {args.llama_server}: not a program that can be run")
     return args.llama_server

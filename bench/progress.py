@@ -1,4 +1,4 @@
-"""One line on stderr that says how far a bench has come."""
+"""One line on stderr with the progress of a benchmark."""
 
 import sys
 from time import monotonic
@@ -6,11 +6,11 @@ from types import TracebackType
 from typing import TextIO
 
 EVERY = 10
-"""Steps between two lines where the output is no terminal."""
+"""Steps between two lines if the output is not a terminal."""
 
 
 class Progress:
-    """Counts steps of `total` under a label: a line that updates on a terminal, else one line in ten steps."""
+    """Counts steps of `total` under a label: one line that updates on a terminal, else a line every ten steps."""
 
     def __init__(self, label: str, total: int, stream: TextIO | None = None) -> None:
         self.label, self.total = label, total
@@ -28,7 +28,7 @@ class Progress:
             print(file=self._stream)
 
     def step(self, note: str = "") -> None:
-        """One more is done; `note` says something about it."""
+        """Count one more step. note: shown at the end of the line."""
         self.done += 1
         if self._is_terminal or self.done % EVERY == 0 or self.done == self.total:
             self._show(note)

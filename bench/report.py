@@ -1,4 +1,4 @@
-"""What a bench reports: tables and bars as plain text, everything as JSON."""
+"""The report of a scenario: tables and bars as plain text, all data as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ Cell = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under column names. The first column is left-aligned, the others right; floats get about three digits."""
+    """Rows under column names. The first column is left-aligned, the rest right-aligned; floats have about three digits."""
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Cell]]
 
     def text(self) -> str:
-        """The table in plain text, without a line end."""
+        """Return the table as plain text, without a final line end."""
         cells = [list(self.columns), *([_cell(value) for value in row] for row in self.rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
         lines = [
@@ -35,7 +35,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A measured figure beside the one that is asked for: at most `limit`, or at least where `at_least`."""
+    """A measured figure beside its limit: at most `limit`, or at least `limit` with `at_least`."""
 
     number: int
     name: str
@@ -46,11 +46,11 @@ class Bar:
 
     @property
     def is_met(self) -> bool:
-        """Never for a figure that could not be measured."""
+        """Whether the figure keeps the limit. False for a figure that could not be measured."""
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
     def text(self) -> str:
-        """One line: number, name, measured, asked for, and whether it is met."""
+        """Return one line: number, name, measured figure, limit, and whether it is met."""
         asked = f"{'at least' if self.at_least else 'at most'} {_cell(self.limit)}{self.unit}"
         word = "not measured" if isnan(self.measured) else "met" if self.is_met else "MISSED"
         return f"bar {self.number}  {self.name}: {_cell(self.measured)}{self.unit} ({asked}) {word}"
@@ -58,9 +58,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of one scenario. `data` holds what the tables leave out, as JSON values.
+    """The outcome of one scenario. data: JSON values that the tables leave out.
 
-    has_failed: what was measured did not work; a bar that is missed is no failure.
+    has_failed: requests failed that must not. A missed bar is not a failure.
     """
 
     scenario: str
@@ -71,13 +71,13 @@ class Report:
     has_failed: bool = False
 
     def text(self) -> str:
-        """Tables, notes, bars."""
+        """Return tables, notes and bars as plain text."""
         parts = [table.text() for table in self.tables]
         parts += ["\n".join(lines) for lines in (self.notes, [bar.text() for bar in self.bars]) if lines]
         return "\n\n".join(parts)
 
     def write(self, path: Path, machine: dict[str, Any]) -> None:
-        """The report as one JSON object in `path`. Figures that are not numbers become null."""
+        """Write the report to `path` as one JSON object. Figures that are infinite or not a number become null."""
         tables = [{"title": table.title, "columns": table.columns, "rows": table.rows} for table in self.tables]
         bars = [{f: getattr(bar, f) for f in bar.__slots__} | {"met": bar.is_met} for bar in self.bars]
         value = {"scenario": self.scenario, "machine": machine, "tables": tables, "bars": bars}

@@ -1,4 +1,4 @@
-"""Whether a server reused as many documents as the orders it served before allow."""
+"""Check that a server reused as many documents as the orders that it served before allow."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .drive import Run
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """For one query: the documents that could be reused, and those the server says it reused."""
+    """For one query: the number of documents that could be reused, and the documents that the server reused."""
 
     index: int
     predicted: int
@@ -20,23 +20,23 @@ class Prediction:
     order: tuple[str, ...]
 
     def text(self) -> str:
-        """One line that names the query."""
+        """Return one line about the query."""
         return f"query {self.index}: predicted {self.predicted}, reported {self.reported}, used {', '.join(self.order)}"
 
 
 def predictions(run: Run) -> Iterator[Prediction]:
-    """An exhaustive search over a trie of all earlier orders, against what the server reports, query by query.
+    """Compare an exhaustive search over a trie of all earlier orders with the server's report, query by query.
 
-    Of a trace that was sent one at a time: the trie holds the orders the server says it used. Where it predicts more
-    than is reported, KV was evicted meanwhile; where it predicts less, one of the two is wrong. Queries whose result
-    names no documents are left out.
+    For a trace that was sent one query at a time. The trie holds the orders that the server reported. If the search finds
+    more than the report, KV was evicted in between; if it finds less, one of the two is wrong. Queries whose result names no
+    documents are left out.
     """
     tree = KnowledgeTree(max_nodes=max(1, sum(len(query.documents) for query in run.queries)))
     for index, (query, result) in enumerate(zip(run.queries, run.results, strict=True)):
         if not result.documents:
             continue
         keys = [name for name, _ in query.documents]
-        # The two are exact alike; the oracle tries every order and so is limited to a few documents.
+        # Both are exact. The oracle tries every order, so it is limited to a few documents.
         policy = "oracle" if len(keys) <= ORACLE_LIMIT else "auto"
         predicted = arrange(keys, tree, policy).reused_documents
         tree.insert([(used.id, used.tokens) for used in result.documents])
@@ -44,9 +44,9 @@ def predictions(run: Run) -> Iterator[Prediction]:
 
 
 def differences(run: Run, more_is_right: bool = False) -> tuple[list[Prediction], int]:
-    """The queries where prediction and report differ, and how many were compared.
+    """Return the queries whose prediction and report differ, and the number of queries compared.
 
-    more_is_right: of a server that computes documents ahead, so that it holds more than it has used.
+    more_is_right: the server prefills documents in idle time, so it may hold more than it has used.
     """
     compared = list(predictions(run))
     found = [one for one in compared if one.predicted != one.reported]

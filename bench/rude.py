@@ -1,4 +1,4 @@
-"""Clients that no server wishes for: they do not read, they leave, they send too slowly or never to the end."""
+"""Badly behaved clients: they do not read, they leave, they send slowly or never finish."""
 
 import asyncio
 import json
@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from .bystanders import PATH
 
-UNREAD = 2048  # bytes that the client's side of a connection takes
-AT_ONCE = 2  # that do not read: they may not take all lanes
-PACE = 0.5  # s between two of them, and between two bytes of one that sends slowly
-PROMISED = 4 << 20  # bytes of a body that never comes to its end
+UNREAD = 2048  # bytes of the client's receive buffer
+AT_ONCE = 2  # clients that do not read: they must not take all lanes
+PACE = 0.5  # s between two clients, and between two bytes of a slow client
+PROMISED = 4 << 20  # Content-Length of a body that never ends
 SENT = 1 << 20
 
 
@@ -37,7 +37,7 @@ def _connected(url: str) -> socket.socket:
 
 
 async def stall(url: str, count: int, tokens: int) -> list[socket.socket]:
-    """Clients that ask for a long stream and never read it, some at a time; their connections, open."""
+    """Request long streams without reading them, a few at a time. Return the open connections."""
     connections: list[socket.socket] = []
     for number in range(count):
         connection = await asyncio.to_thread(_connected, url)
@@ -50,7 +50,7 @@ async def stall(url: str, count: int, tokens: int) -> list[socket.socket]:
 
 
 async def leave(url: str, count: int, seed: int = 0) -> None:
-    """Clients that go away: within the head, within the body, before the answer, or in the middle of it."""
+    """Connect and disconnect: within the head, within the body, before the answer, or during it."""
     rng = random.Random(seed)
     for number in range(count):
         connection = await asyncio.to_thread(_connected, url)
@@ -60,15 +60,15 @@ async def leave(url: str, count: int, seed: int = 0) -> None:
         connection.sendall(whole[:part])
         if part == len(whole) and rng.random() < 0.7:
             await asyncio.to_thread(connection.recv, 1 + rng.randrange(600))
-        if rng.random() < 0.5:  # not politely
+        if rng.random() < 0.5:  # with a reset instead of an orderly end
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
 
 async def dawdle(url: str, count: int, patience: float) -> int:
-    """Clients whose body never ends: half of them send a part of it and stop, half a byte now and then.
+    """Send bodies that never end: half of the clients stop after a part, half send a byte now and then.
 
-    How many of them the server has not let go of after `patience` seconds.
+    Return the number of connections that the server still holds after `patience` seconds.
     """
     async with asyncio.TaskGroup() as clients:
         held = [clients.create_task(_dawdle(url, number % 2 == 0, patience)) for number in range(count)]
@@ -80,7 +80,7 @@ async def _dawdle(url: str, stops: bool, patience: float) -> bool:
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     dripping = asyncio.create_task(_send(writer, stops))
     try:
-        await asyncio.wait_for(reader.read(), patience)  # an answer and the end of the connection, or only the end
+        await asyncio.wait_for(reader.read(), patience)  # reads to the end of the connection, with or without an answer
         return False
     except TimeoutError:
         return True
@@ -93,6 +93,6 @@ async def _dawdle(url: str, stops: bool, patience: float) -> bool:
 
 async def _send(writer: asyncio.StreamWriter, stops: bool) -> None:
     writer.write(_request(PROMISED) + (b" " * SENT if stops else b""))
-    while not stops and not writer.is_closing():  # a connection that is closed takes bytes, and drops them
+    while not stops and not writer.is_closing():  # a closed connection accepts bytes and drops them
         writer.write(b" ")
         await asyncio.sleep(PACE)

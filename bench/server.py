@@ -1,4 +1,4 @@
-"""A server process: started for one arm of a bench, waited for, and stopped by its process id."""
+"""A server process: started for one arm of a benchmark, polled until it is ready, and stopped by its process id."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ TAIL_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What a server is started with: flags with the same name everywhere. `lanes` None is the server's own default."""
+    """Options of a server; both servers use the same flags. `lanes`: None for the server's own default."""
 
     model: Path
     context: int = 16384
@@ -31,28 +31,31 @@ class ServerOptions:
     threads: int = os.cpu_count() or 1
     flash_attention: str = "auto"
     repack: str = "default"
-    """`on` or `off` in every arm, or each engine's own default."""
+    """`on` or `off` in every arm, or `default`: each engine's own default."""
     extra: tuple[str, ...] = ()
 
     def flags(self, port: int) -> list[str]:
-        """The flags both servers know."""
+        """Return the flags that both servers know."""
         lanes = ["-np", str(self.lanes)] if self.lanes else []
         flags = ["--host", HOST, "--port", str(port), "-m", str(self.model), "-c", str(self.context), *lanes]
         return [*flags, "-t", str(self.threads), "-fa", self.flash_attention, *self.extra]
 
 
 def llama_server_command(binary: str, options: ServerOptions, port: int) -> list[str]:
-    """llama-server with its defaults beside those flags, without its page."""
+    """Return the command of llama-server: its defaults with these flags, without its web page."""
     return [binary, *options.flags(port), *llama_repack(options.repack), "--no-webui"]
 
 
 def llama_repack(repack: str) -> list[str]:
-    """llama.cpp's flag for `repack`: its programs repack by default."""
+    """Return llama.cpp's flag for `repack`; its programs repack by default."""
     return {"on": ["--repack"], "off": ["--no-repack"]}.get(repack, [])
 
 
 def slotcache_command(options: ServerOptions, port: int) -> list[str]:
-    """`slotcache serve` of this Python environment; from a bare checkout its module, which then must be importable."""
+    """Return the command of `slotcache serve` in this Python environment.
+
+    In a bare checkout it runs the module, which must then be importable.
+    """
     script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
     start = [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
     repack = [] if options.repack == "default" else ["--repack", options.repack]
@@ -60,7 +63,7 @@ def slotcache_command(options: ServerOptions, port: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A port nothing listens on right now."""
+    """Return a port that no program listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]
@@ -69,7 +72,7 @@ def free_port() -> int:
 class Server:
     """Runs `command` while the context lasts. Entering waits until `/health` answers 200.
 
-    Raises ServerError, with the end of the log, when the process ends or `deadline` seconds pass before that.
+    Raises ServerError, with the end of the log, if the process ends or `deadline` seconds pass first.
     """
 
     def __init__(self, command: Sequence[str], port: int, deadline: float = 300.0) -> None:
@@ -81,18 +84,18 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """The process id; None if the process does not run."""
         return self._process.pid if self._process else None
 
     @property
     def code(self) -> int | None:
-        """What the process ended with; None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.poll() if self._process else None
 
     def __enter__(self) -> "Server":
         with self.log.open("wb") as log:
             try:
-                # A session of its own: ctrl-C reaches the bench alone, which then stops the server in order.
+                # A session of its own: ctrl-C reaches only the benchmark, which then stops the server in order.
                 self._process = subprocess.Popen(
                     self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
@@ -115,7 +118,7 @@ class Server:
             print(f"the server's log is {self.log}", file=sys.stderr)
 
     def stop(self, patience: float = 10.0) -> None:
-        """Asks the process to end, and ends it after `patience` seconds."""
+        """Ask the process to end; kill it after `patience` seconds."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -127,7 +130,7 @@ class Server:
             process.wait()
 
     def tail(self) -> str:
-        """The last lines of the log."""
+        """Return the last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
 
     def _wait(self) -> None:
@@ -142,10 +145,10 @@ class Server:
             if waited - told >= 5:
                 told = int(waited)
                 print(f"waiting for {Path(self.command[0]).name}: {told} s", file=sys.stderr, flush=True)
-            sleep(0.05)  # between two looks at a server that may take minutes
+            sleep(0.05)  # between two polls of a server that may take minutes to load
 
     def _is_healthy(self) -> bool:
-        direct = build_opener(ProxyHandler({}))  # no proxy stands between the bench and a server on this machine
+        direct = build_opener(ProxyHandler({}))  # a server on this machine is not behind a proxy
         with contextlib.suppress(OSError), direct.open(f"{self.url}/health", timeout=2) as answer:
             return answer.status == 200
         return False
@@ -155,9 +158,9 @@ class Server:
 
 
 def _ended(code: int) -> str:
-    """How a process ended; a signal has a name that says more than its number."""
+    """Describe how a process ended. The name of a signal says more than its number."""
     if code >= 0:
         return f"ended with code {code}"
-    # Some machines report AMX but do not let it be used, and repacked weights use it.
+    # Some machines report AMX but forbid its use, and repacked weights use it.
     hint = " (try --repack off)" if -code == signal.SIGILL else ""
     return f"was ended by {signal.Signals(-code).name}{hint}"

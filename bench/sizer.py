@@ -1,4 +1,4 @@
-"""Prompts of a wanted length in tokens, for servers that can only be asked over HTTP."""
+"""Prompts of a given length in tokens, for servers that are only reachable over HTTP."""
 
 from dataclasses import replace
 
@@ -8,18 +8,18 @@ from .text import prose
 from .trace import Query
 
 PROBES = (100, 400)
-"""Words of the two prompts that show how many tokens a word takes, and how many the system prompt and template."""
+"""Words of two prompts. Their lengths in tokens give the tokens of a word, and of system prompt and template."""
 
 
 class PromptSizer:
-    """Makes queries whose whole prompt has about a wanted number of tokens, within a percent or two."""
+    """Makes queries whose whole prompt has a given number of tokens, to within one or two percent."""
 
     def __init__(self, per_word: float, fixed: float) -> None:
         self.per_word, self.fixed = per_word, fixed
 
     @classmethod
     async def of(cls, client: Client) -> "PromptSizer":
-        """Asks the server what two prompts take. Raises BenchError when it does not answer or does not count."""
+        """Measure two prompts on the server. Raises BenchError if it fails or reports no prompt length."""
         once = replace(client.sampling, max_tokens=1, cache_prompt=False)
         lengths: list[int] = []
         for words in PROBES:
@@ -31,7 +31,7 @@ class PromptSizer:
         return cls(per_word, lengths[0] - per_word * PROBES[0])
 
     def query(self, seed: str, tokens: int) -> Query:
-        """A query of about `tokens` prompt tokens altogether, different from its first word on for every seed."""
+        """Return a query of about `tokens` prompt tokens in all. Queries of different seeds share no beginning."""
         words = max(1, round((tokens - self.fixed) / self.per_word))
         return Query(seed, 1, _text(seed, words))
 

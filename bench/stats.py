@@ -1,4 +1,4 @@
-"""Figures that sum up many measurements."""
+"""Figures that summarise many measurements."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from math import isnan, nan
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of `values` lie, linear between neighbours; not a number for none."""
+    """Return the value below which `share` (0 to 1) of `values` lie, interpolated linearly; not a number for no values."""
     if not values:
         return nan
     ordered = sorted(values)
@@ -17,18 +17,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean; not a number for none."""
+    """Return the arithmetic mean; not a number for no values."""
     return sum(values) / len(values) if values else nan
 
 
 def median(values: Sequence[float]) -> float:
-    """The 50th percentile; not a number for none."""
+    """Return the 50th percentile; not a number for no values."""
     return percentile(values, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Mean, 50th and 95th percentile and maximum of `count` values, in their unit."""
+    """Mean, 50th and 95th percentile and maximum of `count` values, in the unit of the values."""
 
     count: int
     mean: float
@@ -38,7 +38,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Summary":
-        """Sums up `values`, leaving out what is not a number."""
+        """Summarise `values`, without those that are not a number."""
         numbers = [value for value in values if not isnan(value)]
         return cls(
             count=len(numbers),
@@ -50,7 +50,7 @@ class Summary:
 
     @classmethod
     def median_of(cls, rounds: Sequence["Summary"]) -> "Summary":
-        """The median of each figure over repeated rounds: one disturbed round does not decide."""
+        """Return the median of each figure over repeated rounds, so that one disturbed round does not decide."""
         return cls(
             sum(summary.count for summary in rounds),
             *(median([getattr(summary, name) for summary in rounds]) for name in ("mean", "p50", "p95", "maximum")),

@@ -1,4 +1,4 @@
-"""English-like text made of common words: distinct for every seed, the same for the same seed on every machine."""
+"""English-like text of common words: a different text for every seed, the same text for one seed on every machine."""
 
 import random
 
@@ -7,7 +7,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Both a large vocabulary and the bench model's small one hold most of these words whole: about 1.2 tokens a word.
+# Large vocabularies and the bench model's small one have most of these words as one token: about 1.2 tokens a word.
 ADJECTIVES = _words(
     "old new large small long short high low open full empty clear simple single special direct final current general "
     "public private local common complex original recent useful important known real exact normal standard complete "
@@ -39,8 +39,8 @@ OPENERS = (
 
 
 def prose(seed: str, words: int) -> str:
-    """Sentences of about `words` words altogether (never fewer), fixed by `seed`."""
-    rng = random.Random(seed)  # a string seed goes through SHA-512: no hash seed, no platform in it
+    """Return sentences of at least `words` words, and a few more, fixed by `seed`."""
+    rng = random.Random(seed)  # a string seed goes through SHA-512: it depends on no hash seed and no platform
     sentences: list[str] = []
     count = 0
     while count < words:
@@ -51,7 +51,7 @@ def prose(seed: str, words: int) -> str:
 
 
 def question(seed: str) -> str:
-    """One question of about fifteen words, fixed by `seed`."""
+    """Return a question of about fifteen words, fixed by `seed`."""
     rng = random.Random(seed)
     first, second = _noun_phrase(rng), _noun_phrase(rng)
     return f"What did the {first} do when the {second} {rng.choice(VERBS)} it, and why did people remember it?"

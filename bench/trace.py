@@ -1,4 +1,4 @@
-"""The questions a bench asks: traces of queries, each the same on every machine for the same seed."""
+"""The queries of the benchmarks, as traces: the same seed gives the same trace on every machine."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ SYSTEM_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One user turn: a question and its evidence as (id, text), best ranked first."""
+    """One user turn: a question and its documents as (id, text), best ranked first."""
 
     session: str
     turn: int
@@ -36,11 +36,12 @@ def burst(
     words: int = 158,
     seed: int = 0,
 ) -> list[Query]:
-    """Bursts of queries on one region whose neighbours share exactly `round(k * overlap)` documents.
+    """Return bursts of queries, each burst on one region of documents; successive queries share exactly
+    `round(k * overlap)` documents.
 
-    The workload of RAGCache++ (section 4, Workload) and CacheWeaver: regions of 10 documents of about 200 tokens,
-    bursts of 10, k = 5, overlap 60 %. The papers leave open how regions are drawn; here every region has its turn
-    before one comes again. The retrieval rank is shuffled for every query.
+    The workload of RAGCache++ (section 4, Workload) and CacheWeaver: regions of 10 documents of about 200 tokens, bursts of
+    10, k = 5, overlap 60 %. The papers do not say how regions are drawn; here every region is used once before the first
+    repeats. The retrieval rank is shuffled for every query. Raises ValueError if the regions are too small.
     """
     kept = round(k * overlap)
     if burst < 1:
@@ -61,7 +62,10 @@ def burst(
 
 
 def conversations(count: int = 20, turns: int = 3, words: int = 40, seed: int = 0, opening: int = 0) -> list[Query]:
-    """Plain chats without documents, one turn of each before the next turn of any. opening: words of first messages."""
+    """Return plain chats without documents: the first turn of each, then the second of each.
+
+    words: of a message. opening: words of a first message; 0 for `words`.
+    """
     return [
         Query(f"c{session}", turn, f"{prose(f'chat {seed} {session} {turn}', size)} {question(f'{session} {turn}')}")
         for turn in range(1, turns + 1)
@@ -79,10 +83,11 @@ def mtrag(
     turns: int | None = None,
     active: int = 4,
 ) -> list[Query]:
-    """MT-RAG's human conversations with what a real retriever ranked for each turn.
+    """Return MT-RAG's human conversations, with the documents that a real retriever ranked for each turn.
 
-    `path` is the folder that holds `rankings.jsonl`, `documents.jsonl.gz` and `tasks.jsonl`, or its parent.
-    `active` sessions are interleaved turn by turn, then come the next; within a session turns stay in order.
+    path: the folder with `rankings.jsonl`, `documents.jsonl.gz` and `tasks.jsonl`, or its parent. active: the number of
+    sessions that are interleaved turn by turn before the next ones start; a session's turns stay in order. Raises ValueError
+    if no ranking matches, OSError if a file is missing.
     """
     folder = path / "mtrag_retrieved" if (path / "mtrag_retrieved").is_dir() else path
     texts = {row["id"]: row["text"].strip() for row in _rows(folder / "documents.jsonl.gz")}

@@ -1,6 +1,6 @@
-"""What a cache is asked for over time, as prompts of blocks: the traces of the replacement simulator.
+"""The accesses of a cache over time, as prompts of blocks: the traces of the eviction simulator.
 
-A block stands for `BLOCK` tokens of a prompt (512 in Mooncake's trace, whose blocks are named by what precedes them, too).
+A block stands for `BLOCK` tokens of a prompt; in Mooncake's trace for 512 tokens, and its name includes the blocks before.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from ..trace import mtrag
 
 BLOCK = 16  # tokens
-SYSTEM = 6  # blocks that every prompt of documents begins with
-QUESTION = 2  # blocks that no other prompt has
-ANSWER = 6  # blocks of an answer in a history
+SYSTEM = 6  # blocks of the system prompt, with which every prompt begins
+QUESTION = 2  # blocks of a question, unique to its prompt
+ANSWER = 6  # blocks of an answer in the history
 WORDS_TO_TOKENS = 1.3
 
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
-    """A trace: each prompt's blocks (int32), and where its documents end. tokens: those of one block."""
+    """A trace: each prompt's blocks (int32) and the ends of its documents. tokens: of one block."""
 
     name: str
     prompts: Sequence[tuple[np.ndarray, tuple[int, ...]]]
@@ -33,12 +33,12 @@ class Accesses:
 
     @property
     def footprint(self) -> int:
-        """Blocks that a cache without end would hold: those of all different prefixes."""
+        """The blocks that an unlimited cache would hold: the number of different prefixes."""
         return len({prefix for blocks, _ in self.prompts for prefix in prefixes(blocks)})
 
 
 def prefixes(blocks: np.ndarray) -> list[Hashable]:
-    """A name for each prefix of a prompt, the same wherever it comes again."""
+    """Return a name for each prefix of a prompt; equal prefixes have equal names."""
     names, name = [], 0
     for block in blocks.tolist():
         name = hash((name, block))
@@ -47,7 +47,7 @@ def prefixes(blocks: np.ndarray) -> list[Hashable]:
 
 
 def skewed(requests: int = 4000, documents: int = 1000, hot: float = 0.03, share: float = 0.6, k: int = 2) -> Accesses:
-    """RAGCache's skew (section 3.2): 60 % of what is retrieved is 3 % of the documents, whose lengths differ widely."""
+    """Draw from RAGCache's skew (section 3.2): 3 % of the documents get 60 % of the retrievals; lengths vary widely."""
     rng = random.Random(0)
     lengths = [max(4, round(rng.lognormvariate(4.5, 0.8))) for _ in range(documents)]
     popular = round(documents * hot)
@@ -67,7 +67,7 @@ def skewed(requests: int = 4000, documents: int = 1000, hot: float = 0.03, share
 
 
 def conversations(folder: Path) -> Accesses:
-    """MT-RAG: each turn's prompt holds the turns before it, as what a real retriever ranked for them."""
+    """Return MT-RAG: each turn's prompt holds the turns before it, with the documents of a real retriever."""
     blocks = _Blocks()
     histories: dict[str, list[tuple[str, int]]] = {}
     prompts = []
@@ -81,14 +81,14 @@ def conversations(folder: Path) -> Accesses:
 
 
 def mooncake(folder: Path, name: str = "conversation") -> Accesses:
-    """An hour of production requests, 512 tokens a block."""
+    """Return an hour of production requests, 512 tokens a block."""
     with gzip.open(folder / "mooncake" / f"{name}_trace.jsonl.gz", "rt") as lines:
         rows = [np.array(json.loads(line)["hash_ids"], np.int32) for line in lines]
     return Accesses("Mooncake", [(row, tuple(range(1, len(row)))) for row in rows if len(row)], tokens=512)
 
 
 class _Blocks:
-    """Numbers the blocks of texts, the same for the same text."""
+    """Numbers the blocks of texts; the same text has the same numbers."""
 
     def __init__(self) -> None:
         self._known: dict[str, np.ndarray] = {}

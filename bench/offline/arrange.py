@@ -1,4 +1,4 @@
-"""What ordering costs: choosing an order among many remembered ones, and building the text of a prompt with it."""
+"""Cost of ordering: choose an order with a large knowledge tree, and build the text of a prompt with it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ...ordering.tree import KnowledgeTree
 from ..report import Bar, Report, Table
 from ..stats import median
 
-POPULAR, SHARE = 0.03, 0.6  # RAGCache's skew (section 3.2): 60 % of what is retrieved is 3 % of the documents
+POPULAR, SHARE = 0.03, 0.6  # RAGCache's skew (section 3.2): 3 % of the documents get 60 % of the retrievals
 TOKENS = 100  # a document
-TRIES = 3  # of each request, of which the fastest counts: others use the machine, too
+TRIES = 3  # of each request; the fastest counts, because other processes use the machine, too
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Microseconds a request, in this process and in pure Python: no model, no server."""
+    """Measure microseconds a request, in this process and in pure Python: no model, no server."""
     rows: list[tuple[str, int, float, float]] = []
 
     def measure(name: str, paths: int, requests: Sequence[Any], work: Callable[[Any], object]) -> float:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Report:
     wide = _keys(far.draw(args.requests))
     arranged_50 = measure("arrange, 50 documents", args.long_paths, wide, lambda keys: arrange(keys, large[0]))
     large.clear()
-    gc.collect()  # gigabytes, whose nodes refer to each other
+    gc.collect()  # gigabytes of nodes that refer to each other
     built = measure("arrange and write the prompt, 5 documents", args.paths, requests, lambda rank: _text(rank, small))
     some = _Retriever(1_000, 20)
     middle = _served(some, args.paths)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 class _Retriever:
-    """Draws `k` of `count` documents, some of which are popular."""
+    """Draws `k` of `count` documents with a popularity skew."""
 
     def __init__(self, count: int, k: int) -> None:
         self._rng, self._count, self._k = random.Random(count), count, k
@@ -92,7 +92,7 @@ def _keys(ranks: Sequence[Sequence[Document]]) -> list[list[str]]:
 
 
 def _served(retriever: _Retriever, paths: int) -> KnowledgeTree:
-    """A tree that remembers so many requests, each in the order that was best when it came."""
+    """Return a tree of `paths` past requests, each in the order that was best at the time."""
     tree = KnowledgeTree(max_nodes=sys.maxsize)
     for keys in _keys(retriever.draw(paths)):
         tree.insert((keys[at], TOKENS) for at in arrange(keys, tree).order)

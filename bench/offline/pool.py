@@ -1,4 +1,4 @@
-"""A pool of KV cells filled and emptied by hand, in this process, through the same runner as the server's."""
+"""A pool of KV cells in this process, filled and emptied by hand through the server's own runner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_STREAMS = IDLE - RUNNING
 
 
 class Pool:
-    """Acts return the seconds they took. Tokens mean nothing; answers are greedy."""
+    """Its methods return the seconds that they took. Token ids are arbitrary; sampling is greedy."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -32,7 +32,7 @@ class Pool:
         self._tokens = np.random.default_rng(0).integers(0, min(4000, context.model.num_vocab), 1 << 16, np.int32)
 
     def warm_up(self) -> None:
-        """The first batches of every size pay for buffers and for graphs."""
+        """Run a first batch of each size: it pays for buffers and graphs."""
         self.runner.warm_up()
         self.prefill(RUNNING, 2 * self.context.batch)
         for at in range(4):
@@ -40,7 +40,7 @@ class Pool:
         self.drop(RUNNING)
 
     def prefill(self, sequence: int, length: int) -> float:
-        """Computes `length` tokens into an empty sequence, batch by batch."""
+        """Compute `length` tokens into an empty sequence, batch by batch."""
         began, size = perf_counter(), self.context.batch
         for start in range(0, length, size):
             stop = min(start + size, length)
@@ -49,7 +49,7 @@ class Pool:
         return perf_counter() - began
 
     def step(self, sequences: Sequence[int], position: int) -> float:
-        """Decodes one token of each sequence at `position`."""
+        """Decode one token of each sequence at `position`."""
         token = self._tokens[position : position + 1]
         spans = tuple(Span(sequence, sequence, position, token, logits=True) for sequence in sequences)
         began = perf_counter()
@@ -57,34 +57,34 @@ class Pool:
         return perf_counter() - began
 
     def save(self, sequence: int, length: int) -> tuple[float, Blob]:
-        """Copies a sequence's first tokens to host memory, as the server does; also the copy."""
+        """Copy a sequence's first tokens to host memory, as the server does. Return the seconds and the copy."""
         blob = Blob(0, length)
         began = perf_counter()
         self.runner.apply(Save(sequence, blob))
         return perf_counter() - began, blob
 
     def restore(self, blob: Blob, sequence: int) -> float:
-        """Gives an empty sequence new cells with what `blob` holds."""
+        """Restore `blob` into new cells of an empty sequence."""
         began = perf_counter()
         self.runner.apply(Restore(blob, sequence, blob.start, blob.stop))
         return perf_counter() - began
 
     def share(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Lets `targets` hold the first tokens of `source`."""
+        """Let `targets` share the first tokens of `source`."""
         for target in targets:
             self.runner.apply(Share(source, target, 0, length))
 
     def trim(self, sequence: int, start: int, stop: int) -> None:
-        """Forgets the tokens of a sequence from `start` to `stop`."""
+        """Remove the tokens of a sequence from `start` to `stop`."""
         self.runner.apply(Trim(sequence, start, stop))
 
     def drop(self, *sequences: int) -> None:
-        """Empties sequences."""
+        """Empty sequences."""
         for sequence in sequences:
             self.runner.apply(Drop(sequence))
 
     def keep_idle(self, num_cells: int) -> None:
-        """Fills the pool up to so many idle cells: copies of one run, since what stands in them costs the same."""
+        """Fill the pool up to `num_cells` idle cells, with copies of one run: the content does not change the cost."""
         if self._idle_blob is None and num_cells:
             self.prefill(RUNNING, IDLE_RUN)
             _, self._idle_blob = self.save(RUNNING, IDLE_RUN)
@@ -95,5 +95,5 @@ class Pool:
 
     @property
     def _num_spare(self) -> int:
-        """Cells that nobody idle holds."""
+        """Cells that no idle sequence holds."""
         return self.context.num_cells - self.num_idle

@@ -1,4 +1,4 @@
-"""Replacement policies compared: the server's own prefix tree and host tier, driven with traces, and nothing computed."""
+"""Eviction policies compared: the server's own prefix tree and host tier, driven with traces, without computation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 OPTIMUM = "optimum"
 REQUIRED = 1.06  # RAGCache, section 7.3: 1.06 to 1.62 times LRU's hit rate
 DEEPER = 0.75 / 1000
-"""How much more a token costs for each one before it: on 2 cores, the 1,000th 1.75 times the first."""
+"""Extra cost of a token for each token before it: on 2 cores, token 1,000 costs 1.75 times the first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Hit rates by tokens, at capacities that are shares of all that a trace ever asks for."""
+    """Return hit rates by tokens, at capacities that are shares of a trace's footprint."""
     traces = [skewed()]
     notes = []
     if args.data and Path(args.data).is_dir():
@@ -62,9 +62,9 @@ SCOPE = Scope.shared("")
 
 
 def hit_rate(trace: Accesses, capacity: int, replacement: Replacement) -> float:
-    """The share of all blocks that were cached, when the host tier holds `capacity` of them.
+    """Return the share of all blocks that were cached, for a host tier of `capacity` blocks.
 
-    The pool is as large as one prompt needs: all idle KV moves to the host tier, as it does in the server.
+    The pool has room for one prompt, so all idle KV moves to the host tier, as in the server.
     """
     longest = max(len(blocks) for blocks, _ in trace.prompts)
     tree = PrefixTree(2 * longest, 8, HostTier(capacity, replacement), profile=_Costs(trace.tokens))
@@ -88,9 +88,9 @@ def hit_rate(trace: Accesses, capacity: int, replacement: Replacement) -> float:
 
 
 class Foresight(Replacement):
-    """Whoever is needed again last leaves first (Belady): what no policy without foresight can beat by much.
+    """Evicts the run with the latest next use first (Belady): close to the best hit rate that any policy can reach.
 
-    now: the request whose path is being used; None while runs only move.
+    now: the request whose path is in use; None while runs only move.
     """
 
     def __init__(self, trace: Accesses) -> None:
@@ -106,7 +106,7 @@ class Foresight(Replacement):
 
 
 class _Costs(Profile):
-    """What a prompt token costs by its depth, as measured on a CPU."""
+    """The cost of a prompt token by its depth, as measured on a CPU."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Costs(Profile):
 
 
 def _next_uses(trace: Accesses) -> list[np.ndarray]:
-    """For each prompt and each of its prefixes, the number of the next prompt that has it too."""
+    """For each prefix of each prompt, return the number of the next prompt with the same prefix."""
     coming: dict[Hashable, int] = {}
     uses: list[np.ndarray] = []
     for number in reversed(range(len(trace.prompts))):

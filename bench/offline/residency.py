@@ -1,4 +1,4 @@
-"""What idle KV costs those who run, and what moving KV to host memory and back costs. In this process, without a server."""
+"""Cost of idle KV for running requests, and of moves of KV to host memory and back. In this process, without a server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Moves KV of each length out of and into an otherwise empty pool; then fills it with ever more idle cells."""
+    """Move KV of each length out of and into an otherwise empty pool, then fill it with more and more idle cells."""
     if max(args.streams) > MOST_STREAMS:
         raise BenchError(f"--streams {max(args.streams)}: at most {MOST_STREAMS}")
     running = args.prompt_tokens + max(args.streams) * args.steps
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _move(pool: Pool, length: int, repeats: int) -> Figures:
-    """Seconds to compute `length` tokens, to copy them to host memory and to bring them back."""
+    """Return the seconds to compute `length` tokens, to save them to host memory and to restore them."""
     computed, saved, restored, size = [], [], [], 0
     for _ in range(repeats):
         computed.append(pool.prefill(RUNNING, length))
@@ -85,17 +85,17 @@ def _move(pool: Pool, length: int, repeats: int) -> Figures:
 
 
 def _beside(pool: Pool, idle: int, args: argparse.Namespace) -> Figures:
-    """Seconds of a prefill and of decode steps while sequences that nobody runs hold `idle` cells."""
+    """Return the seconds of a prefill and of decode steps while idle sequences hold `idle` cells."""
     pool.keep_idle(idle)
     prompt, prefills = args.prompt_tokens, []
     steps: dict[int, list[float]] = {streams: [] for streams in args.streams}
     for _ in range(args.repeats):
         prefills.append(pool.prefill(RUNNING, prompt))
         for streams in args.streams:
-            everyone = range(RUNNING, RUNNING + streams)
-            pool.share(RUNNING, everyone[1:], prompt)
-            steps[streams] += [pool.step(everyone, prompt + at) for at in range(args.steps)]
-            pool.drop(*everyone[1:])
+            running = range(RUNNING, RUNNING + streams)
+            pool.share(RUNNING, running[1:], prompt)
+            steps[streams] += [pool.step(running, prompt + at) for at in range(args.steps)]
+            pool.drop(*running[1:])
             pool.trim(RUNNING, prompt, prompt + args.steps)
         pool.drop(RUNNING)
     decode = {f"step_{streams}": median(seconds) for streams, seconds in steps.items()}

@@ -11,7 +11,7 @@ from ..reuse import differences
 from ..trace import burst
 
 LIST_AT_MOST = 20
-"""Differing queries that are printed; the JSON result has every query."""
+"""Differing queries to print; the JSON result has all of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Every arm gets the same queries with the same evidence sets; only the order of documents may differ."""
+    """Send the same queries with the same document sets to every arm; only the order of documents may differ."""
     try:
         queries = burst(args.queries, args.regions, burst=args.burst, k=args.k, overlap=args.overlap, seed=args.seed)
     except ValueError as error:
         raise BenchError(error) from error
-    # Alone, llama-server runs with its own defaults; under load with as many slots as slotcache has lanes.
+    # With one client, llama-server runs with its own defaults; under load with one slot for each lane of slotcache.
     arms = arms_for(args, ("auto", "retrieval"), args.parallel if args.concurrency > 1 else None)
     outcomes = compare(arms, queries, args)
     own, notes = outcomes[0], problems(outcomes)
@@ -66,7 +66,7 @@ def _ratios(own: Outcome, theirs: Outcome, concurrency: int) -> list[Bar]:
 
 
 def _order(own: Outcome, unordered: Outcome, is_new: bool) -> Bar:
-    """is_new: every document is, so that no order gains anything, and choosing one must cost nothing."""
+    """Return the bar on the cost of ordering. is_new: every document is new, so no order can gain anything."""
     p50 = own.ttft.p50 / unordered.ttft.p50
     if is_new:
         return Bar(4, "TTFT p50 with every document new, over retrieval order's", p50, 1.01)
@@ -74,7 +74,7 @@ def _order(own: Outcome, unordered: Outcome, is_new: bool) -> Bar:
 
 
 def _reuse(own: Outcome, more_is_right: bool) -> tuple[list[Bar], list[str]]:
-    """Of the round that differs most from the prediction."""
+    """Return the bar and notes of the round that differs most from the prediction."""
     found, compared = max((differences(run, more_is_right) for run in own.runs), key=lambda pair: len(pair[0]))
     if not compared:
         return [], [f"{own.arm.name} does not name the documents it used: reuse is not compared with the prediction"]

@@ -1,4 +1,4 @@
-"""A prompt that is cached as a whole: what is left of its time to the first token?"""
+"""A prompt that is cached whole: how much of its time to the first token remains?"""
 
 import argparse
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Asks the same prompt again and again; the decode step is the usual gap between the tokens of those answers."""
+    """Send the same prompt again and again. The decode step is the median gap between the tokens of the answers."""
     arms = arms_for(args)
     rounds: dict[str, list[list[Result]]] = {}
     for number, arm in in_rounds(arms, args.rounds):
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def ttft_over_step(results: Sequence[Result]) -> float:
-    """Median TTFT over median gap between tokens, of every result but the first, which filled the cache."""
+    """Return the median TTFT over the median gap between tokens, without the first result, which filled the cache."""
     again = results[1:]
     step = median([gap for result in again for gap in result.gaps])
     return median([result.ttft for result in again]) / step if step else inf  # all tokens came at once

@@ -1,4 +1,4 @@
-"""Conversations in turn on fewer lanes than there are conversations: is each still warm when its user comes back?"""
+"""Conversations in turn on fewer lanes than conversations: is each one still cached when its user comes back?"""
 
 import argparse
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from ..stats import Summary, mean
 from ..trace import conversations
 
 SLACK = 1
-"""The last sampled token of an answer has no KV yet: it is computed with the next turn."""
+"""The last sampled token of an answer has no KV: it is computed with the next turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A turn after the first: tokens that are new against the turn before, and tokens the server computed."""
+    """A turn after the first: its new tokens relative to the turn before, and the tokens that the server computed."""
 
     session: str
     turn: int
@@ -27,7 +27,7 @@ class Continuation:
 
     @property
     def is_warm(self) -> bool:
-        """Whether only the new tokens were computed."""
+        """Whether only new tokens were computed."""
         return self.computed <= self.new + SLACK
 
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """All first turns, then all second turns, and so on, with one system prompt and real answers as history."""
+    """Send all first turns, then all second turns, and so on, with one system prompt and the real answers as history."""
     queries = conversations(args.count, turns=args.turns, words=args.words, seed=args.seed, opening=args.opening)
     outcomes = compare(arms_for(args, llama_lanes=llama_lanes(args)), queries, args)
     title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} lanes, {pace(args)}"
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def continuations(run: Run) -> Iterator[Continuation]:
-    """Every turn whose turn before was answered too. New is what neither that prompt nor its answer held."""
+    """Yield every turn whose turn before was answered. New tokens are in neither that prompt nor its answer."""
     answered = {
         (query.session, query.turn): result
         for query, result in zip(run.queries, run.results, strict=True)
@@ -72,7 +72,7 @@ def continuations(run: Run) -> Iterator[Continuation]:
 
 
 def _next_turns(own: Outcome, theirs: Outcome) -> Bar:
-    """Issue 4's bar, with twelve conversations that open with 1,300 tokens."""
+    """Return the bar on later turns; its limit is for twelve conversations with first messages of 1,300 tokens."""
     mine, others = (
         Summary.of(
             result.ttft

@@ -1,4 +1,4 @@
-"""Tokens per second of many streams at a time, against the engine's own benchmark without a server."""
+"""Tokens per second of many streams at once, relative to the engine's own benchmark without a server."""
 
 import argparse
 import asyncio
@@ -29,16 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--streams", type=_numbers, default=(1, 4, 8, 16), help="streams at a time (default: 1,4,8,16)")
     add("--prompt-tokens", type=int, default=256, help="prompt of each stream (default: %(default)s)")
-    add("--llama-batched-bench", metavar="PATH", help="default: the one beside --llama-server, where there is one")
+    add("--llama-batched-bench", metavar="PATH", help="default: the program beside --llama-server")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measures the time in which all streams run: from the last one's first token to the first one's last."""
+    """Measure while all streams run: from the last stream's first token to the first stream's last token."""
     speeds: dict[str, list[dict[int, float]]] = {}
     arms = arms_for(args, llama_lanes=max(args.streams))
     binary = _batched_bench(args)
     for number, arm in in_rounds(arms, args.rounds):
-        # The engine's own figure stands between the servers', in every round.
+        # The engine's own figure is measured in every round, between the servers.
         if binary and arm is arms[0]:
             speeds.setdefault(BATCHED_BENCH, []).append(_engine_speeds(binary, args))
 
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def shared_speed(results: Sequence[Result]) -> float:
-    """Tokens per second while all of `results` were being decoded; not a number if they never were at one time.
+    """Return tokens per second while all of `results` were being decoded; not a number if they did not overlap.
 
-    A chunk can carry more than one token (half a character waits for the other half), so chunks are weighed.
+    A chunk may hold more than one token (half a character waits for the other half), so chunks are weighted.
     """
     begin = max(result.started + result.arrivals[0] for result in results)
     end = min(result.started + result.arrivals[-1] for result in results)
@@ -95,7 +95,7 @@ async def _server_speeds(client: Client, args: argparse.Namespace, number: int) 
 
 
 def _engine_speeds(binary: Path, args: argparse.Namespace) -> dict[int, float]:
-    """What `llama-batched-bench` measures with one unified pool of cells (-kvu), as slotcache has."""
+    """Return the speeds of `llama-batched-bench` with one unified pool of cells (-kvu), like slotcache's."""
     streams = ",".join(map(str, args.streams))
     command = [str(binary), "-m", str(bench_model(args)), "-c", str(args.ctx_size), "-kvu", "-t", str(args.threads)]
     command += ["-fa", args.flash_attn, "-npp", str(args.prompt_tokens), "-ntg", str(args.max_tokens), "-npl", streams]

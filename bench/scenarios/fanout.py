@@ -1,4 +1,4 @@
-"""The same prompt many times at once: is it computed once?"""
+"""The same prompt in many requests at once: is it computed once?"""
 
 import argparse
 import asyncio
@@ -16,8 +16,11 @@ from ..stats import median
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """One round: tokens of the prompt, most that one request computed of it (every prompt begins alike, and servers have
-    seen that), tokens computed by all requests together, seconds until all have ended."""
+    """One round of requests.
+
+    The tokens of the prompt; the most tokens that one request computed, less than the prompt because all prompts have a
+    common beginning; the tokens that all requests computed together; seconds until all have ended.
+    """
 
     prompt: int
     once: int
@@ -34,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Every round has a text of its own, which no server has seen."""
+    """Send a new text in every round, so that no server has it cached."""
     arms = arms_for(args, llama_lanes=args.parallel)
     bursts: dict[str, list[Burst]] = {}
     for number, arm in in_rounds(arms, args.rounds):

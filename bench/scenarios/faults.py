@@ -1,4 +1,4 @@
-"""Faults in a server: whether bystanders are hurt, each request ends once, and /health tells the truth."""
+"""Faults in a server: are bystanders hurt, does each request end exactly once, and is /health right?"""
 
 import argparse
 import asyncio
@@ -24,19 +24,19 @@ from ..report import Bar, Report, Table
 from ..server import Server, ServerOptions, free_port
 
 LANES = 2
-BYSTANDERS = 4  # some of them always wait
+BYSTANDERS = 4  # more than lanes: some of them always wait
 QUEUE = 8
 SHOTS = 3
 BETWEEN = 0.5  # s between two faults
-TIMEOUT = 30.0  # s for an answer
-GAP_FACTOR, GAP = 10.0, 0.5  # a gap may be so many times the longest one of a quiet run, or so many seconds
-DYING = 10.0  # s for a server that cannot go on to end
-TELLING = 2.0  # s from its fault on in which health may still say 200
+TIMEOUT = 30.0  # s to answer
+GAP_FACTOR, GAP = 10.0, 0.5  # limit of a gap: this multiple of the longest quiet gap, or these seconds
+DYING = 10.0  # s until a server with a dead engine must end
+TELLING = 2.0  # s after the fault in which /health may still answer 200
 
 
 @dataclass(slots=True)
 class Stage:
-    """A running server, and what an attack says about itself."""
+    """A running server, and the notes of the attack on it."""
 
     server: Server
     http: aiohttp.ClientSession
@@ -53,9 +53,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """fault: of `bench.faulty`. may_fail: requests that an attack may end with an error, those that ran at a fault;
-    None for all of them, and the server ends. flags: more of them for the server.
-    opening: what comes before bystanders do.
+    """One fault and the attack that triggers it.
+
+    fault: a name in `bench.faulty`. may_fail: how many requests may end with an error, those that ran at a fault; None if
+    all may fail and the server ends. flags: more flags of the server. opening: runs before the bystanders start.
     """
 
     fault: str
@@ -80,7 +81,7 @@ async def one_fault(stage: Stage) -> None:
 
 
 async def disk(stage: Stage) -> None:
-    """A disk that takes nothing, or slowly; a slot is saved to it, too."""
+    """Trigger a full or slow disk, and save slots to it."""
     stage.shoot()
     for number in range(SHOTS):
         async with stage.http.post(f"/slots/{number % LANES}?action=save", json={"filename": f"s{number}"}) as answer:
@@ -92,7 +93,7 @@ async def disk(stage: Stage) -> None:
 
 
 async def stall(stage: Stage) -> None:
-    """More clients that do not read than there are places; returns when what they want is computed."""
+    """Open more streams than lanes and queue places without reading them. Return when their output is computed."""
     before = await _generated(stage)
     stage.held += await rude.stall(stage.server.url, LANES + QUEUE + BYSTANDERS, stage.args.unread)
     unread, end = (LANES + QUEUE) * stage.args.unread, perf_counter() + TIMEOUT
@@ -122,7 +123,7 @@ TRIALS = {
     "full-disk": Trial("full-disk", disk),
     "slow-disk": Trial("slow-disk", disk),
     "killed": Trial("killed", one_fault, may_fail=None),
-    # Every chunk names the model: with a long name few tokens are more than the buffers between two sockets take.
+    # Every chunk holds the model's name: with a long name, few tokens fill the socket buffers.
     "stall": Trial("none", nothing, flags=("--alias", "a" * 8192), opening=stall),
     "leave": Trial("none", leaving),
     "dawdle": Trial("none", dawdling),
@@ -131,7 +132,10 @@ TRIALS = {
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """quiet, beside: bystanders' requests without and with the attack. code: how the server ended, None if it did not."""
+    """The requests of the bystanders without the attack (quiet) and with it (beside).
+
+    code: the server's exit code; None if it still runs.
+    """
 
     quiet: Sequence[Ending]
     beside: Sequence[Ending]
@@ -150,9 +154,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench faults`."""
     add = parser.add_argument
     add("--only", default=",".join(TRIALS), help="scenarios (default: %(default)s)")
-    add("--seconds", type=float, default=3.0, help="that bystanders go on after an attack (default: %(default)s)")
+    add("--seconds", type=float, default=3.0, help="seconds of bystanders after an attack (default: %(default)s)")
     add("--max-tokens", type=int, default=60, help="of a bystander's answer (default: %(default)s)")
-    add("--clients", type=int, default=24, help="that leave; half as many send without an end (default: %(default)s)")
+    add("--clients", type=int, default=24, help="clients that leave; half as many never end a body (default: %(default)s)")
     add("--unread", type=int, default=500, help="tokens that a client does not read (default: %(default)s)")
     add("--patience", type=float, default=120.0, help="seconds for a body that never ends (default: %(default)s)")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
@@ -160,7 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Each scenario on a server of its own with the embedded model. A hurt bystander fails the bench."""
+    """Run each trial on a server of its own with the embedded model. A hurt bystander fails the benchmark."""
     names = args.only.split(",")
     if unknown := [name for name in names if name not in TRIALS]:
         raise BenchError(f"--only {unknown[0]}: expected some of {', '.join(TRIALS)}")
@@ -184,7 +188,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def complaints(scenario: Trial, outcome: TrialResult) -> list[str]:
-    """What must not have happened, a line each."""
+    """Return one line for each event that must not happen."""
     right = {one.prompt: one.text for one in outcome.quiet}
     found = [f"the quiet run failed: {one.error}" for one in outcome.quiet if one.error or not one.ended_once]
     found += outcome.stage.wrongs
@@ -237,7 +241,7 @@ async def _play(scenario: Trial, server: Server, args: argparse.Namespace, folde
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(server.url, connector=connector) as http:
         bodies = [prompts(number, args.max_tokens) for number in range(BYSTANDERS)]
-        await ask(http, bodies[0][0], TIMEOUT)  # the first request of a process pays for its start
+        await ask(http, bodies[0][0], TIMEOUT)  # uncounted: the first request of a process pays for its start
         quiet = await _bystand(http, bodies, asyncio.sleep(args.seconds))
         stage, told = Stage(server, http, args, folder), Health()
         watching = asyncio.create_task(told.watch(http))
@@ -258,7 +262,7 @@ async def _play(scenario: Trial, server: Server, args: argparse.Namespace, folde
 
 
 async def _bystand(http: aiohttp.ClientSession, bodies: Sequence[Any], meanwhile: Awaitable[Any]) -> list[Ending]:
-    """What bystanders saw while something else happened."""
+    """Return the requests of all bystanders during `meanwhile`."""
     enough = asyncio.Event()
     async with asyncio.TaskGroup() as clients:
         living = [clients.create_task(live(http, of, enough, TIMEOUT)) for of in bodies]

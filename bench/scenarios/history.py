@@ -1,4 +1,4 @@
-"""A history that is sent whole and grows by a document a turn: what does a request wait before its prompt is computed?"""
+"""A history that is sent whole and grows by a document each turn: how long is a request queued before its prefill?"""
 
 import argparse
 import asyncio
@@ -15,13 +15,13 @@ from ..text import prose, question
 from ..trace import Query
 
 BASE = 10
-"""The turn whose queue time the last one's is compared with."""
+"""The turn with which the queue time of the last turn is compared."""
 FEW = 10.0
-"""Milliseconds that a request may wait in any case."""
+"""Milliseconds of queue time that are always allowed."""
 SHOWN = 5
-"""Turns from one row of the table to the next."""
+"""Turns between two rows of the table."""
 PATIENCE = 60.0
-"""Seconds for an answer. A request that takes longer ends the bench: with later turns it only gets worse."""
+"""Seconds to answer. A slower request ends the benchmark: later turns would only be slower."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """One client, a new document in each turn, the answers given as history; medians over rounds."""
+    """Run one client: a new document in each turn, the real answers as history; medians over rounds."""
     if args.turns <= BASE:
         raise BenchError(f"--turns {args.turns}: expected more than {BASE}, the turn that others are compared with")
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]

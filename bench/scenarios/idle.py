@@ -1,4 +1,4 @@
-"""A request beside idle KV: how much slower is it than in an empty pool? Where idle KV moves away, and where it stays."""
+"""A request beside idle KV, compared with an empty pool: with idle KV moved to host memory, and kept on the device."""
 
 import argparse
 import asyncio
@@ -18,14 +18,14 @@ from ..stats import median
 EMPTY, MOVED, KEPT = "empty pool", "idle KV, default", "idle KV, kept on the device"
 CELLS_USED = "slotcache_cells_used"
 OVERLAP = 32
-"""Tokens that those who leave idle KV generate: so many that all of them run at one time."""
+"""Output tokens of the requests that leave idle KV: enough that all of these requests run at the same time."""
 FIGURES = ("idle_cells", "prefill", "decode")
 REQUIRED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One request: cells that were idle when it came, its prompt's and its answer's tokens a second."""
+    """One request: idle cells at its start, tokens per second of its prefill and of its decode."""
 
     idle_cells: int
     prefill: float
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Three servers take turns; before each measured request, as many requests as there are lanes leave their KV idle."""
+    """Three servers take turns. Before each measured request, one request per lane leaves its KV idle."""
     speeds = asyncio.run(_in_turn(_arms(args), args))
     middle = {name: [median([getattr(one, figure) for one in of]) for figure in FIGURES] for name, of in speeds.items()}
     _, *empty = middle[EMPTY]
@@ -70,7 +70,7 @@ def _is_few(middle: dict[str, list[float]], name: str, args: argparse.Namespace)
 def _arms(args: argparse.Namespace) -> list[Arm]:
     if args.url:
         raise BenchError("idle compares three settings of slotcache, and starts each: leave --url out")
-    alone = ("--idle-prefill", "off")  # what is computed ahead moves idle KV away before the measured request comes
+    alone = ("--idle-prefill", "off")  # idle prefill would move the idle KV before the measured request starts
     flags = {EMPTY: alone, MOVED: alone, KEPT: (*alone, "--idle-cells", str(args.ctx_size))}
     return [replace(arms_for(args, slotcache_flags=more)[0], name=name) for name, more in flags.items()]
 
@@ -100,8 +100,8 @@ async def _in_turn(arms: Sequence[Arm], args: argparse.Namespace) -> dict[str, l
 
 
 async def _leave_idle(client: Client, sizer: PromptSizer, args: argparse.Namespace) -> None:
-    """As many requests at one time as there are lanes: whoever came later would have moved away what others left."""
-    length = args.idle // args.parallel - OVERLAP + round(sizer.fixed)  # the fixed part, which they share, counts once
+    """Run one request per lane, all at the same time: a later request would move the idle KV of an earlier one."""
+    length = args.idle // args.parallel - OVERLAP + round(sizer.fixed)  # the fixed part is shared and counts once
     queries = [sizer.query(f"idle {number}", length) for number in range(args.parallel)]
     some = replace(client.sampling, max_tokens=OVERLAP)
     for result in await asyncio.gather(*(client.ask(query, sampling=some) for query in queries)):

@@ -1,4 +1,4 @@
-"""MT-RAG's human conversations with real retrieval: history, documents and questions as their users met them."""
+"""MT-RAG's human conversations with real retrieval: their history, documents and questions."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ from ..trace import mtrag
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a server does for reuse, on top of the parts before: fields of its requests, flags, whose KV is in reach."""
+    """One means of reuse, added to the parts before it: request fields, server flags, and whether sessions share KV."""
 
     name: str
     fields: dict[str, Any]
@@ -49,12 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sessions", type=int, default=8, help="conversations, 0 for all (default: %(default)s)")
     add("--turns", type=int, default=3, help="turns of each, 0 for all (default: %(default)s)")
     add("--active", type=int, default=4, help="conversations interleaved at a time (default: %(default)s)")
-    add("--parts", action="store_true", help="what each part of slotcache adds, one arm for each")
+    add("--parts", action="store_true", help="one arm for each part of slotcache, added to the parts before it")
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Turns carry the documents of earlier turns in their history, as every arm sends it."""
+    """Send all turns. Each turn's history carries the documents of the earlier turns, for every arm."""
     if not args.data or not Path(args.data).is_dir():
         raise Skip(f"mtrag needs --data PATH or {DATA_VARIABLE}: a folder that holds mtrag_retrieved/")
     try:
@@ -98,7 +98,7 @@ def _bars(outcomes: Sequence[Outcome], parts: bool) -> list[Bar]:
     if theirs is None:
         return []
     own = outcomes[-2 if parts else 0]
-    computed = p50 = nan  # where not both answered all of it
+    computed = p50 = nan  # unless both answered every query
     if not problems([own, theirs]):
         computed = own.total("computed_tokens") / theirs.total("computed_tokens")
         p50 = own.ttft.p50 / theirs.ttft.p50

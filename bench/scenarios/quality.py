@@ -1,4 +1,4 @@
-"""Answer quality of the embedded model: does it answer as well when documents are moved, and history is not repeated?"""
+"""Answer quality of the embedded model: do moved documents and an unrepeated history change its answers?"""
 
 import argparse
 import asyncio
@@ -28,12 +28,12 @@ from ..stats import mean
 
 PATH = "/v1/chat/completions"
 MAX_TOKENS = 60
-STAGE = 0.02  # seconds that a stage of a search takes, time enough to read its documents
+STAGE = 0.02  # s of a stage of a search: enough to prefill its documents
 
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """documents: in retrieval rank."""
+    """One question of a session. documents: in retrieval rank."""
 
     documents: tuple[CorpusDocument, ...]
     question: str
@@ -45,7 +45,7 @@ Session = tuple[AskedQuestion, ...]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to put questions: fields of the request. reads_along: documents are sent while they are searched, too."""
+    """A way to ask: fields of the request. reads_along: documents are also sent during the search."""
 
     name: str
     fields: dict[str, Any]
@@ -64,7 +64,7 @@ WAYS = (
 
 @dataclass(slots=True)
 class Score:
-    """What came of questions: (right answer, answer given, the request's result)."""
+    """The results of questions: (right answer, answer given, the request's result)."""
 
     answers: list[tuple[str, str, Result]] = field(default_factory=list)
 
@@ -78,7 +78,7 @@ class Score:
 
     @property
     def refused(self) -> float:
-        """The share of answers that say the documents do not say."""
+        """The share of answers that say that the documents hold no answer."""
         return mean([float(given == UNKNOWN) for _, given, _ in self.answers])
 
     @property
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Every way of asking on two-turn conversations and the bundled questions; every kind of question in one way."""
+    """Ask two-turn conversations and the bundled questions in every way, and every kind of question in one way."""
     options = ServerOptions(
         args.model,
         context=args.ctx_size,
@@ -116,21 +116,21 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def f1(right: str, given: str) -> float:
-    """Of the words of both, as SQuAD counts it."""
+    """Return the F1 score over the words of both answers, as in SQuAD."""
     left, other = right.lower().split(), given.lower().split()
     common = (Counter(left) & Counter(other)).total()
     return 2 * common / (len(left) + len(other)) if common else 0.0
 
 
 def generated(recipe: Recipe, count: int, seed: str) -> list[Session]:
-    """Conversations with names that no training has seen but by chance."""
+    """Return conversations about names that training saw only by chance."""
     words = Words.load()
     author = Author(Random(f"held out {seed}"), words, frozenset(words["reserved"]))
     return [_session(author.write(recipe)) for _ in range(count)]
 
 
 def bundled(count: int, turns: int) -> list[Session]:
-    """The first questions of the bundled corpus, so many of them in a conversation."""
+    """Return sessions of `turns` questions each, from the first `count` questions of the bundled corpus."""
     corpus = Corpus.load()
     asked = []
     for one in corpus.questions[:count]:
@@ -140,7 +140,7 @@ def bundled(count: int, turns: int) -> list[Session]:
 
 
 async def ask(client: Client, session: Session, way: Way, scope: str) -> list[tuple[str, str, Result]]:
-    """Right answer, answer and result of each turn, the answers given being the history of what follows."""
+    """Return right answer, answer and result of each turn. The given answers are the history of later turns."""
     messages: list[dict[str, Any]] = []
     answers: list[tuple[str, str, Result]] = []
     for turn in session:
@@ -161,7 +161,7 @@ async def ask(client: Client, session: Session, way: Way, scope: str) -> list[tu
 
 
 async def _read_along(client: Client, body: dict[str, Any]) -> None:
-    """A search of two stages: first it holds all but the best document, the worst one first, then all in rank."""
+    """Speculate on a search of two stages: all but the best document, worst first, then all in rank."""
     failed: list[str] = []
 
     async def post(path: str, body: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ def _bars(kinds: dict[str, float], bundled: float, unknown: Score, answerable: S
 
 
 def _moved(scores: dict[str, Score]) -> list[Bar]:
-    """Of generated questions, which were put in every way: how far each way is from the first one."""
+    """Return how far exact match in each way is from the first way, over the generated questions."""
     plain, *others = scores.items()
     return [
         Bar(
@@ -245,7 +245,7 @@ async def _score(client: Client, sessions: Sequence[Session], way: Way, scope: s
 
 
 def _session(conversation: Conversation) -> Session:
-    """Documents that a turn points to are shown again: pointing is for the way of asking to decide."""
+    """Return the turns with full documents: whether to show or to point to a document is decided by the way of asking."""
     pages = {page.id: page for turn in conversation.turns for page in turn.documents}
     turns = []
     for turn in conversation.turns:

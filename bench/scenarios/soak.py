@@ -1,4 +1,4 @@
-"""Mixed load on all routes for hours: does memory stay, does latency stay, is any request lost?"""
+"""Mixed load on all routes for hours: do memory and latency stay constant, and is every request answered?"""
 
 import argparse
 import asyncio
@@ -22,16 +22,16 @@ from ..server import Server, ServerOptions, free_port, slotcache_command
 from ..stats import Summary, median
 
 QUARTERS = 4
-SAMPLE = 1.0  # s between two looks at memory
-TOLD = 60.0  # s between two lines about how it goes
-PAUSE = 1.0  # s after a request that was lost: a server that has ended loses them all at once
-TIMED = ("chat", "stream", "converse")  # acts whose time is told
-MOST_LOST = 20  # kinds that are listed
+SAMPLE = 1.0  # s between two samples of memory
+REPORT_EVERY = 60.0  # s between two lines of progress
+PAUSE = 1.0  # s after a lost request: a server that has ended would lose thousands at once
+TIMED = ("chat", "stream", "converse")  # acts whose time is reported
+MOST_LOST = 20  # reasons that are listed
 
 
 @dataclass(slots=True)
 class Quarter:
-    """seconds: of each act that is timed. memory: the server's resident set, MiB, about once a second."""
+    """One quarter of the run. seconds: of each timed act. memory: the server's resident set, MiB, about once a second."""
 
     acts: Counter[str] = field(default_factory=Counter)
     lost: int = 0
@@ -45,7 +45,7 @@ class Quarter:
 
 @dataclass(slots=True)
 class Soak:
-    """What happened, quarter by quarter of `length` seconds in all. lost: by what was wrong."""
+    """The events of a run of `length` seconds, by quarter. lost: the number of lost requests, by reason."""
 
     length: float
     began: float = field(default_factory=monotonic)
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how_long.add_argument("--hours", type=float, help="how long")
     how_long.add_argument("--minutes", type=float, default=30.0, help="how long (default: %(default)s)")
     add("-m", "--model", type=Path, default=MODEL, help="GGUF to serve (default: the embedded model)")
-    add("--url", help="a server that runs there, whose memory is not looked at; none is started")
+    add("--url", help="load the server that runs there, without its memory; start none")
     add("--clients", type=int, default=6, help="at a time (default: %(default)s)")
     add("--pause", type=float, default=0.02, help="seconds of each client between two acts (default: %(default)s)")
     add("-t", "--threads", type=int, default=1, help="of the server (default: %(default)s)")
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """One request that is lost fails the bench. The server's bounds are small, so that they are reached early."""
+    """Run the load. One lost request fails the benchmark. The server's limits are small, so that they are reached early."""
     soak = Soak(3600 * args.hours if args.hours else 60 * args.minutes)
     if args.url:
         asyncio.run(_load(soak, args.url, args, None))
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def report(soak: Soak) -> Report:
-    """A table by quarter, and what later quarters are beside the first."""
+    """Return a table by quarter, and the later quarters relative to the first."""
     rows = [_row(number, one) for number, one in enumerate(soak.quarters, 1)]
     columns = ("quarter", "acts", "left", "lost", "chat p50 ms", "p95", "longest", "memory p50 MiB", "peak MiB")
     first, *later = soak.quarters
@@ -149,7 +149,7 @@ async def _watch(soak: Soak, pid: int | None) -> None:
         status = Path(f"/proc/{pid}/statm")
         if pid is not None and status.exists():
             soak.now.memory.append(int(status.read_text().split()[1]) * page)
-        if monotonic() - told > TOLD:
+        if monotonic() - told > REPORT_EVERY:
             told = monotonic()
             print(f"  {(told - soak.began) / 60:.0f} min, {_state(soak.now)}", file=sys.stderr, flush=True)
         await asyncio.sleep(SAMPLE)

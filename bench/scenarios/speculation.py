@@ -1,4 +1,4 @@
-"""A search in stages, with a server that reads along: TTFT after the final documents, against waiting for them."""
+"""A search in stages, with a server that prefills along: TTFT after the final documents, relative to waiting."""
 
 import argparse
 import asyncio
@@ -23,12 +23,12 @@ WAYS = {
     "late": "the last stage but one has them, those before have others",
     "wrong": "no stage but the last has any of them",
 }
-LOAD = 100  # tokens that each stream generates while others search
+LOAD = 100  # tokens that each stream generates during the searches of another client
 
 
 @dataclass(frozen=True, slots=True)
 class StagedQuestion:
-    """A question, the documents it ends up with, and others that a search may hold for them."""
+    """A question with its final documents, and wrong documents that an early stage may find."""
 
     query: Query
     wrong: tuple[tuple[str, str], ...]
@@ -42,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-k", type=int, default=5, help="documents of a turn (default: %(default)s)")
     add("--words", type=int, default=60, help="of a document (default: %(default)s)")
     add("--stages", type=int, default=4, help="of a search (default: %(default)s)")
-    add("--search", type=float, default=0.2, help="seconds that a search takes (default: %(default)s)")
+    add("--search", type=float, default=0.2, help="seconds of a search (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """All documents are new. The ways take turns, so that a machine that slows down slows none of them alone."""
+    """Ask with new documents only. The ways take turns, so that a drifting machine speed favours no way."""
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
 
     async def work(client: Client) -> tuple[dict[str, list[Result]], dict[str, list[float]]]:
@@ -83,7 +83,7 @@ def _staged_question(args: argparse.Namespace, name: str) -> StagedQuestion:
 
 
 async def _turn(client: Client, args: argparse.Namespace, way: str, turn: StagedQuestion) -> Result:
-    """One turn: the search, with or without the server, then the question with the final documents."""
+    """Run one turn: the search, with or without the server, then the question with the final documents."""
     request = await client.prepare(turn.query)
     if way == "waiting":
         await asyncio.sleep(args.search)
@@ -112,7 +112,7 @@ async def _search(client: Client, args: argparse.Namespace, way: str, turn: Stag
 
 
 async def _paced(stages: Sequence[list], seconds: float) -> AsyncIterator[list]:
-    """Each stage when the search has got so far."""
+    """Yield each stage at its time in the search."""
     start = perf_counter()
     for number, stage in enumerate(stages):
         await asyncio.sleep(max(start + (number + 1) * seconds - perf_counter(), 0))
@@ -120,7 +120,7 @@ async def _paced(stages: Sequence[list], seconds: float) -> AsyncIterator[list]:
 
 
 async def _under_load(client: Client, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Tokens a second of as many streams as there are lanes, with and without somebody who speculates all the time."""
+    """Return the tokens per second of one stream per lane, with and without a client that speculates all the time."""
     speeds: dict[str, list[float]] = {"alone": [], "speculating": []}
     for number in range(3):
         for name in list(speeds)[:: 1 if number % 2 else -1]:

@@ -1,4 +1,4 @@
-"""A long prefill arrives while others are being answered: how long do their streams pause?"""
+"""A long prefill arrives while other streams run: how long do these streams pause?"""
 
 import argparse
 import asyncio
@@ -19,14 +19,14 @@ from ..trace import Query
 SETTLED = 8
 """Tokens of every stream before the prefill arrives."""
 OUTPUT = 4096
-"""Asked of each stream, so that none ends before the prefill does; they are cancelled after it."""
+"""Output of each stream, so that no stream ends before the prefill. The streams are cancelled after it."""
 STEPS = 5
-"""Prompts of one budget's tokens, to measure the step that prefills them."""
+"""Prompts of one budget's length, to measure the step that prefills them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One prefill among running streams, in seconds; lengths in tokens."""
+    """One prefill among running streams. Times in seconds, lengths in tokens."""
 
     prefill_tokens: int
     prefill_ttft: float
@@ -40,7 +40,7 @@ class Stall:
 
 @dataclass(slots=True)
 class _Stream:
-    """A running stream: the readings of the clock at its tokens."""
+    """A running stream: the clock's readings at its tokens."""
 
     arrivals: list[float] = field(default_factory=list)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -57,11 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--prefill-budget", type=int, default=512, help="given to slotcache serve, tokens (default: %(default)s)")
     add("--prompt-tokens", type=int, default=6000, help="length of the prefill (default: %(default)s)")
-    add("--streams", type=int, default=3, help="streams that run meanwhile (default: %(default)s)")
+    add("--streams", type=int, default=3, help="streams that run during the prefill (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """The bar compares the worst round's longest gap with the step that prefills the budget on the idle server."""
+    """Compare the worst round's longest gap with the step that prefills one budget on the idle server."""
     arms = arms_for(args, slotcache_flags=("--prefill-budget", str(args.prefill_budget)))
     stalls: dict[str, list[Stall]] = {}
     for number, arm in in_rounds(arms, args.rounds):
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def longest_gap(arrivals: Sequence[float], begin: float, end: float) -> float:
-    """The longest gap between two readings that overlaps the time from `begin` to `end`; 0 for none."""
+    """Return the longest gap between two readings that overlaps the time from `begin` to `end`; 0 for no gap."""
     return max((later - earlier for earlier, later in pairwise(arrivals) if later > begin and earlier < end), default=0.0)
 
 
@@ -127,7 +127,7 @@ async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall
 
 
 async def _budget_steps(client: Client, sizer: PromptSizer, budget: int, number: int) -> list[Result]:
-    """Fresh prompts that fit the budget, one at a time on the idle server: each is one step."""
+    """Send new prompts that fit the budget, one at a time on the idle server: each is one step."""
     return [await _checked(client, sizer.query(f"step {number} {i}", budget), 1) for i in range(STEPS)]
 
 

@@ -1,4 +1,4 @@
-"""What of a step is spent outside llama.cpp, by the length of the streams' context. Reads slotcache's own gauge."""
+"""Time of a step outside llama.cpp, by the length of the streams' context. Reads slotcache's own gauge."""
 
 import argparse
 import asyncio
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """All lanes generate behind one prompt, which they share, while the gauge is read."""
+    """Read the gauge while all lanes generate after one prompt, which they share."""
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
     lengths = [int(length) for length in args.contexts.split(",")]
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _host_seconds(client: Client, length: int, streams: int) -> float:
-    """The gauge's median over steps in which all streams generate."""
+    """Return the gauge's median over steps in which all streams generate."""
     query = (await PromptSizer.of(client)).query(f"context {length}", length)
     if (first := await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).error:
         raise BenchError(first.error)

@@ -1,4 +1,4 @@
-"""More clients than lanes, and prompts that do not fit the pool together: does every request end well, and memory stay?"""
+"""More clients than lanes, and more prompts than the pool holds: does every request finish, does memory stay constant?"""
 
 import argparse
 import asyncio
@@ -24,11 +24,11 @@ from ..sizer import PromptSizer
 from ..stats import Summary
 from ..trace import Query
 
-SHARED = 6  # long texts that several clients begin with
-SAMPLE = 5.0  # s between two looks at memory
-PAUSE = 1.0  # s after a request that failed: a server that has ended fails them all at once
-LEAVES = 0.1  # of requests, those whose client goes away in the middle
-GOES_ON = 0.3  # those that go on with the client's last answer
+SHARED = 6  # long texts with which prompts of several clients begin
+SAMPLE = 5.0  # s between two samples of memory
+PAUSE = 1.0  # s after a failed request: a server that has ended would fail thousands at once
+LEAVES = 0.1  # share of requests whose client disconnects during the answer
+CONTINUES = 0.3  # share of requests that continue the client's last answer
 SHORTEST = 200  # tokens of a prompt
 PREEMPTIONS = "slotcache_preemptions_total"
 OFFSETS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -36,7 +36,7 @@ OFFSETS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(slots=True)
 class Tally:
-    """What became of requests, and the server's resident memory, MiB."""
+    """The outcome of all requests, and the server's resident memory, MiB."""
 
     finished: int = 0
     left: int = 0
@@ -47,7 +47,7 @@ class Tally:
     seconds: float = 0.0
 
     def data(self) -> dict[str, Any]:
-        """The tally as JSON values."""
+        """Return the tally as JSON values."""
         figures = ("prompt_tokens", "cached_tokens", "completion_tokens", "ttft", "latency")
         requests = [{name: getattr(one, name) for name in figures} for one in self.results]
         counts = {"finished": self.finished, "left": self.left, "errors": dict(self.errors), "preemptions": self.preemptions}
@@ -55,7 +55,7 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """Of the requests whose clients stayed, those that ended well."""
+        """The share of finished requests, without those whose clients disconnected."""
         return self.finished / max(self.finished + self.errors.total(), 1)
 
 
@@ -72,9 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Prompts of every length: some new, some that begin like others', some that go on with the last answer.
+    """Send prompts of all lengths: new ones, some with a shared beginning, some that continue the last answer.
 
-    One client in ten goes away in the middle. A request that fails on our side fails the bench.
+    One client in ten disconnects during its answer. A request that fails on slotcache's side fails the benchmark.
     """
     budget = ("--cache-ram", str(args.cache_ram))
     args.llama_args = " ".join([*budget, args.llama_args])
@@ -114,7 +114,7 @@ def _stress(arm: Arm, args: argparse.Namespace) -> Tally:
         await asyncio.gather(*(crowd.ask_on(number) for number in range(args.clients)))
         watching.cancel()
         tally.seconds = monotonic() - began
-        with contextlib.suppress(BenchError, aiohttp.ClientError):  # another's server, or one that has ended
+        with contextlib.suppress(BenchError, aiohttp.ClientError):  # not slotcache, or a server that has ended
             tally.preemptions = await client.gauge(PREEMPTIONS)
 
     if arm.command is None:
@@ -140,9 +140,9 @@ class _Crowd:
         """Ask until the time is over, as client `number`."""
         rng = random.Random(f"client {number}")
         history: list[tuple[Query, str]] = []
-        length = 0  # of that history, tokens
+        length = 0  # of the history, tokens
         while monotonic() < self.end:
-            if rng.random() > GOES_ON or length + SHORTEST > self.args.longest:
+            if rng.random() > CONTINUES or length + SHORTEST > self.args.longest:
                 history, length = [], 0
             query = (
                 self.sizer.query(f"more {rng.random()}", SHORTEST) if history else _query(rng, self.sizer, self.args.longest)
@@ -169,7 +169,7 @@ class _Crowd:
 
 
 def _problem(result: Result, wanted: int) -> str | None:
-    """What is wrong with an answer that should be `wanted` tokens long; more than one final event is an error already."""
+    """Return the mistake in an answer that should have `wanted` tokens. A second final event is an error already."""
     if result.error is not None:
         return result.error
     if result.completion_tokens != wanted:
@@ -178,7 +178,7 @@ def _problem(result: Result, wanted: int) -> str | None:
 
 
 def _query(rng: random.Random, sizer: PromptSizer, longest: int) -> Query:
-    """Of any length; one in two begins with a text that others begin with, too."""
+    """Return a query of any length; one in two begins with a text that several clients share."""
     length = round(SHORTEST * (longest / SHORTEST) ** rng.random())
     if rng.random() < 0.5:
         shared = sizer.query(f"shared {rng.randrange(SHARED)}", longest).question.split()
