@@ -4,12 +4,14 @@ Random weights in Q8_0 hide the errors that a random model in Q4_K_M shows, so t
 read from the folder SLOTCACHE_WEIGHTS (smollm2.gguf, gemma.gguf), with SLOTCACHE_PROMPTS prompts for each case.
 """
 
+import ctypes
 import itertools
 import os
 from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -25,6 +27,7 @@ from slotcache.slots.scope import Scope
 from slotcache.slots.tiers.provenance import Provenance
 from slotcache.slots.tiers.record import encode, read
 from support.lab import Lab
+from support.scopes import COMMON
 
 NUM_PROMPTS = int(os.environ.get("SLOTCACHE_PROMPTS", "3"))
 WEIGHTS = os.environ.get("SLOTCACHE_WEIGHTS")
@@ -105,7 +108,8 @@ def quantised(source: Path, target: Path) -> Path:
     log.capture()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, 1, True
-    assert llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params) == 0
+    by_reference: Any = ctypes.byref(params)
+    assert llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), by_reference) == 0
     return target
 
 
@@ -170,7 +174,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
         weights.check(cases)
 
 
-def files(lab: Lab, scope: tuple[str, str]) -> list[bytes]:
+def files(lab: Lab, scope: Scope) -> list[bytes]:
     """Return the records that a server writes to disk for a scope."""
     while plan := lab.scheduler.plan_idle_work():
         lab.runner.run(plan)
@@ -200,8 +204,9 @@ def test_whole_answers_are_those_without_a_cache(weights):
     with closing(weights.lab()) as lab:
         plain = [lab.run(reading.tokens, limit=24, cache=False) for reading in chosen]
     with closing(weights.lab()) as lab:
-        for _ in range(2):
-            cached = [lab.run(reading.tokens, limit=24, stops=reading.stops) for reading in chosen]
+        for reading in chosen:
+            lab.run(reading.tokens, limit=24, stops=reading.stops)
+        cached = [lab.run(reading.tokens, limit=24, stops=reading.stops) for reading in chosen]
     assert all(answer.request.cached == len(one.tokens) - 8 for answer, one in zip(cached, chosen, strict=True))
     equal = sum(one.tokens == other.tokens for one, other in zip(cached, plain, strict=True))
     print(f"{weights.model.path.stem}: {equal} of {len(chosen)} answers are the same")
@@ -219,7 +224,7 @@ def test_a_continuation_behind_a_window():
 
             def cases(number):
                 tokens = weights.readings[number].tokens
-                lab.scheduler.tree.drop("")
+                lab.scheduler.tree.drop(COMMON)
                 first = len(tokens) - 8 - number % 40
                 lab.run(tokens[:first], limit=1)
                 answer = lab.run(tokens, limit=1)

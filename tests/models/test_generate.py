@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeVar
 
 import llama_cpp
 import numpy as np
@@ -19,7 +20,13 @@ from slotcache.models.chat import DEFAULT_TEMPLATE
 from slotcache.models.generate import SHAPES, Shape, built_in_model, generate
 from slotcache.models.vocabulary import Vocabulary, split, train
 
+T = TypeVar("T")
 SMALL = Shape(1, 64, 2, 1, 64, 320, 20, 512, "F32")
+
+
+def present(value: T | None) -> T:
+    assert value
+    return value
 
 
 class Engine:
@@ -29,25 +36,29 @@ class Engine:
         params = llama_cpp.llama_model_default_params()
         # Plain kernels: the repacked ones are for speed, and stop on some virtual machines that promise AMX.
         params.vocab_only, params.use_extra_bufts = vocab_only, False
-        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-        assert self.model
-        self.vocab = llama_cpp.llama_model_get_vocab(self.model)
+        self.model = present(llama_cpp.llama_model_load_from_file(str(path).encode(), params))
+        self.vocab = present(llama_cpp.llama_model_get_vocab(self.model))
         self.size = llama_cpp.llama_vocab_n_tokens(self.vocab)
-        self.context = None if vocab_only else self._context()
+        self.eos, self.bos = int(llama_cpp.llama_vocab_eos(self.vocab)), int(llama_cpp.llama_vocab_bos(self.vocab))
+        self._opened = None if vocab_only else self._context()
+
+    @property
+    def context(self) -> llama_cpp.llama_context_p:
+        return present(self._opened)
 
     def _context(self) -> llama_cpp.llama_context_p:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = 512, 1, 1
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        return llama_cpp.llama_init_from_model(self.model, params)
+        return present(llama_cpp.llama_init_from_model(self.model, params))
 
     def close(self) -> None:
-        if self.context:
-            llama_cpp.llama_free(self.context)
+        if self._opened:
+            llama_cpp.llama_free(self._opened)
         llama_cpp.llama_model_free(self.model)
 
     def metadata(self, key: str) -> str:
-        buffer = ctypes.create_string_buffer(4096)
+        buffer: Any = ctypes.create_string_buffer(4096)
         assert llama_cpp.llama_model_meta_val_str(self.model, key.encode(), buffer, len(buffer)) >= 0, key
         return buffer.value.decode()
 
@@ -63,7 +74,7 @@ class Engine:
         return buffer.raw[:length]
 
     def forget(self) -> None:
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+        llama_cpp.llama_memory_clear(present(llama_cpp.llama_get_memory(self.context)), True)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Return the logits behind the last token; the tokens continue the earlier ones."""
@@ -113,8 +124,8 @@ def test_the_model_is_what_its_shape_says(tiny: Engine) -> None:
 
 
 def test_an_answer_ends_with_im_end_and_nothing_is_put_in_front(tiny: Engine) -> None:
-    assert tiny.piece(llama_cpp.llama_vocab_eos(tiny.vocab)) == b"<|im_end|>"
-    assert tiny.piece(llama_cpp.llama_vocab_bos(tiny.vocab)) == b"<|endoftext|>"
+    assert tiny.piece(tiny.eos) == b"<|im_end|>"
+    assert tiny.piece(tiny.bos) == b"<|endoftext|>"
     assert not llama_cpp.llama_vocab_get_add_bos(tiny.vocab)
     assert not llama_cpp.llama_vocab_get_add_eos(tiny.vocab)
 
@@ -150,7 +161,7 @@ def apply_merges(word: str, words: Vocabulary) -> list[str]:
 
 
 def test_special_tokens_in_a_users_text_stay_text(tiny: Engine) -> None:
-    end = llama_cpp.llama_vocab_eos(tiny.vocab)
+    end = tiny.eos
     assert tiny.tokens("<|im_end|>", special=True) == [end]
     as_text = tiny.tokens("Hello <|im_end|>")
     assert end not in as_text
@@ -178,9 +189,8 @@ def test_exact_gives_the_same_logits_however_the_prompt_is_cut(tmp_path: Path) -
     whole = engine.logits(tokens)
     for size in (1, 7, len(tokens) - 1):
         engine.forget()
-        for start in range(0, len(tokens), size):
-            logits = engine.logits(tokens[start : start + size])
-        assert np.array_equal(logits, whole), f"{size} tokens at a time"
+        logits = [engine.logits(tokens[start : start + size]) for start in range(0, len(tokens), size)]
+        assert np.array_equal(logits[-1], whole), f"{size} tokens at a time"
     engine.close()
 
 

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from slotcache.models.model import Model
+from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
 from support import architectures
 from support.lab import Lab
 
 BUDGET = 64 << 20
+S = Scope.shared("s")
 
 
 @pytest.fixture(scope="module", params=["recurrent", "hybrid"])
@@ -45,43 +47,55 @@ def prompt():
     return np.random.default_rng(1).integers(300, 900, 400).astype(np.int32)
 
 
-def kept(lab, scope="s"):
+def kept(lab, scope=S):
     return sorted(node.end for node in lab.scheduler.snapshots.of(scope))
+
+
+def copy(lab):
+    """Copy the states that are still to be copied to host memory."""
+    plan = lab.scheduler.plan_idle_work()
+    assert plan is not None
+    lab.runner.run(plan)
+
+
+def data_of(node):
+    assert node.blob is not None and node.blob.data is not None
+    return node.blob.data
 
 
 def test_the_state_cannot_be_cut_and_its_size_is_known(model, prompt):
     assert not model.can_trim
     lab = lab_of(model)
-    lab.run(prompt, limit=5, stops=(100, 300), cache=False, snapshots="s")
+    lab.run(prompt, limit=5, stops=(100, 300), cache=False, snapshots=S)
     snapshots = lab.scheduler.snapshots
     assert kept(lab) == [100, 300, 404]
-    lab.runner.run(lab.scheduler.plan_idle_work())
-    assert snapshots.num_bytes == sum(len(node.blob.data) for node in snapshots.of("s"))
+    copy(lab)
+    assert snapshots.num_bytes == sum(len(data_of(node)) for node in snapshots.of(S))
     lab.close()
 
 
 def test_a_next_turn_and_a_branch_take_up_the_nearest_snapshot(model, prompt):
     lab = lab_of(model)
-    first = lab.run(prompt, limit=5, stops=(100, 300), cache=False, snapshots="s")
+    first = lab.run(prompt, limit=5, stops=(100, 300), cache=False, snapshots=S)
     equal(first, fresh(model, prompt, 5))
     turn = np.concatenate([prompt, first.tokens[:-1], prompt[:30]]).astype(np.int32)
-    second = lab.run(turn, limit=3, cache=False, snapshots="s")
+    second = lab.run(turn, limit=3, cache=False, snapshots=S)
     assert second.request.cached == 404 and second.request.source == "snapshot"
     equal(second, fresh(model, turn, 3))
     branch = np.concatenate([prompt[:350], prompt[:30]]).astype(np.int32)
-    third = lab.run(branch, limit=3, cache=False, snapshots="s")
+    third = lab.run(branch, limit=3, cache=False, snapshots=S)
     assert third.request.cached == 300
     equal(third, fresh(model, branch, 3))
-    other = lab.run(prompt, limit=1, cache=False, snapshots="another scope")
+    other = lab.run(prompt, limit=1, cache=False, snapshots=Scope.shared("another"))
     assert other.request.cached == 0
     lab.close()
 
 
 def test_the_last_token_is_computed_again(model, prompt):
     lab = lab_of(model)
-    lab.run(prompt, limit=1, stops=(100,), cache=False, snapshots="s")
+    lab.run(prompt, limit=1, stops=(100,), cache=False, snapshots=S)
     assert kept(lab) == [100, 400]
-    again = lab.run(prompt, limit=2, cache=False, snapshots="s")
+    again = lab.run(prompt, limit=2, cache=False, snapshots=S)
     assert again.request.cached == 100
     equal(again, fresh(model, prompt, 2))
     lab.close()
@@ -89,7 +103,7 @@ def test_the_last_token_is_computed_again(model, prompt):
 
 def test_stops_are_well_apart_and_not_many(model, prompt):
     lab = lab_of(model, spacing=60)
-    lab.run(prompt, limit=1, stops=(20, 100, 130, 300, 380, 390), cache=False, snapshots="s")
+    lab.run(prompt, limit=1, stops=(20, 100, 130, 300, 380, 390), cache=False, snapshots=S)
     assert kept(lab) == [20, 130, 300, 380, 390, 400]
     lab.close()
 
@@ -97,8 +111,9 @@ def test_stops_are_well_apart_and_not_many(model, prompt):
 def test_requests_beside_each_other(model, prompt):
     lab = lab_of(model)
     prompts = [np.roll(prompt, -number)[: 150 + number] for number in range(5)]
+    answers = []
     for _ in range(2):
-        answers = [lab.submit(one, limit=4, stops=(90,), cache=False, snapshots="s") for one in prompts]
+        answers = [lab.submit(one, limit=4, stops=(90,), cache=False, snapshots=S) for one in prompts]
         lab.finish()
     for answer, one in zip(answers, prompts, strict=True):
         assert answer.request.cached == 90
@@ -109,7 +124,7 @@ def test_requests_beside_each_other(model, prompt):
 def test_preempted_and_resumed_from_a_snapshot(model, prompt):
     lab = lab_of(model, num_cells=512)
     prompts = [np.roll(prompt, -number)[:200] for number in range(3)]
-    answers = [lab.submit(one, limit=60, stops=(150,), cache=False, snapshots="s") for one in prompts]
+    answers = [lab.submit(one, limit=60, stops=(150,), cache=False, snapshots=S) for one in prompts]
     lab.finish()
     assert lab.scheduler.counters.preemptions and lab.scheduler.snapshots.num_loaded
     for answer, one in zip(answers, prompts, strict=True):
@@ -121,33 +136,34 @@ def test_the_budget_holds_and_the_oldest_leave(model, prompt):
     lab = lab_of(model)
     size = lab.scheduler.snapshots.size_of(100)
     lab.scheduler.snapshots.max_bytes = int(2.5 * size)
-    for number in range(4):
-        lab.run(np.roll(prompt, -number)[:98], limit=1, cache=False, snapshots=number)
+    scopes = [Scope.shared(str(number)) for number in range(4)]
+    for number, scope in enumerate(scopes):
+        lab.run(np.roll(prompt, -number)[:98], limit=1, cache=False, snapshots=scope)
         assert lab.scheduler.snapshots.num_bytes <= lab.scheduler.snapshots.max_bytes
-    assert [len(kept(lab, number)) for number in range(4)] == [0, 0, 1, 1]
-    assert lab.scheduler.snapshots.drop(3) == 98 and not kept(lab, 3)
-    assert set(lab.scheduler.snapshots.roots) == {2}
+    assert [len(kept(lab, scope)) for scope in scopes] == [0, 0, 1, 1]
+    assert lab.scheduler.snapshots.drop(scopes[3]) == 98 and not kept(lab, scopes[3])
+    assert set(lab.scheduler.snapshots.roots) == {scopes[2]}
     lab.close()
 
 
 def test_snapshots_that_were_never_made_are_forgotten(model, prompt):
     lab = lab_of(model)
-    answer = lab.submit(prompt, limit=4, stops=(100,), cache=False, snapshots="s")
+    answer = lab.submit(prompt, limit=4, stops=(100,), cache=False, snapshots=S)
     while answer.request.computed < 100:
         lab.step()
     lab.scheduler.abandon()
-    assert not lab.scheduler.snapshots.of("s") and not lab.scheduler.snapshots.num_bytes
+    assert not lab.scheduler.snapshots.of(S) and not lab.scheduler.snapshots.num_bytes
     lab.runner.clear()
-    equal(lab.run(prompt, limit=4, cache=False, snapshots="s"), fresh(model, prompt, 4))
+    equal(lab.run(prompt, limit=4, cache=False, snapshots=S), fresh(model, prompt, 4))
     lab.close()
 
 
 def test_a_forged_state_is_not_accepted(model, prompt):
     lab = lab_of(model)
-    lab.run(prompt, limit=1, cache=False, snapshots="s")
-    lab.runner.run(lab.scheduler.plan_idle_work())
-    (node, *_) = lab.scheduler.snapshots.of("s")
-    data, length = node.blob.data, node.end
+    lab.run(prompt, limit=1, cache=False, snapshots=S)
+    copy(lab)
+    (node, *_) = lab.scheduler.snapshots.of(S)
+    data, length = data_of(node), node.end
     assert lab.runner.accepts(data, 0, length)
     assert not lab.runner.accepts(data, 0, length - 1) and not lab.runner.accepts(data, 1, length)
     assert not lab.runner.accepts(data[:-1], 0, length) and not lab.runner.accepts(np.append(data, data[:1]), 0, length)

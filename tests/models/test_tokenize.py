@@ -55,20 +55,17 @@ def vocabulary(
 ) -> Model:
     """A vocabulary without weights. pre: how it cuts a text into words."""
     writer = GGUFWriter(path, "llama")
-    for add, value in (
-        (writer.add_context_length, 512),
-        (writer.add_embedding_length, 32),
-        (writer.add_block_count, 1),
-        (writer.add_feed_forward_length, 32),
-        (writer.add_head_count, 1),
-        (writer.add_layer_norm_rms_eps, 1e-6),
-        (writer.add_tokenizer_model, kind),
-        (writer.add_token_list, tokens),
-        (writer.add_token_types, types),
-        (writer.add_bos_token_id, tokens.index("<s>")),
-        (writer.add_eos_token_id, tokens.index("</s>")),
-    ):
-        add(value)
+    writer.add_context_length(512)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(tokens.index("<s>"))
+    writer.add_eos_token_id(tokens.index("</s>"))
     if scores:
         writer.add_token_scores(scores)
         writer.add_add_space_prefix(True)

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 from slotcache.models.model import Model
+from slotcache.slots.scope import Scope
 from support.architectures import WINDOW, windowed
 from support.lab import Lab
+
+LEAVES = Scope.shared("leaves")
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +65,9 @@ def test_forks_far_behind_the_window_are_exact(model, prompt):
 
 def test_what_the_window_has_passed_is_not_taken_for_new_tokens(model, prompt):
     lab = lab_of(model)
-    lab.run(prompt[:100], limit=2, scope="leaves")
+    lab.run(prompt[:100], limit=2, scope=LEAVES)
     lab.run(prompt[:300], limit=2)
-    assert lab.scheduler.tree.drop("leaves") > 100
+    assert lab.scheduler.tree.drop(LEAVES) > 100
     # Its cells come first, and behind them stand those of the other prompt, which its window has passed.
     lab.run(prompt[300:] + 1, limit=100, scope="comes")
     for cut in (60, 30, 200):

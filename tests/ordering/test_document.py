@@ -126,7 +126,7 @@ def test_documents_are_a_list(values: object) -> None:
 
 def test_documents_without_an_id_that_hash_alike_are_two():
     """Two that share 8 digits, as 2 of 98,000 do; and two that share all that an id has."""
-    seen = {}
+    seen, other, text = {}, "", ""
     for number in range(1_000_000):
         text = f"Text {number}."
         if (other := seen.setdefault(Document.parse(text).id[:8], text)) != text:

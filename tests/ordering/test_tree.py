@@ -9,13 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from slotcache.ordering import KnowledgeTree, arrange
+from slotcache.ordering.tree import Node
 
 Path = tuple[str, ...]
 paths = st.lists(st.sampled_from("abcde"), min_size=1, max_size=6, unique=True).map(tuple)
 
 
 def cached_paths(tree: KnowledgeTree, keys: str = "abcde") -> dict[Path, int]:
-    found, open_ = {}, [((), tree.start())]
+    found: dict[Path, int] = {}
+    open_: list[tuple[Path, Node]] = [((), tree.start())]
     for path, position in open_:
         for key in keys:
             if (step := tree.follow(position, key)) is not None:

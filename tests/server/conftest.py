@@ -6,12 +6,14 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
 import pytest
 from slotcache.models.costs import MIN_ROWS
-from slotcache.server.serve import make_server, run
+from slotcache.server.routes.http import Host
+from slotcache.server.serve import Server, make_server, run
 from slotcache.server.settings import Settings
 
 DEADLINE = 30.0  # s to load, or to stop
@@ -28,15 +30,15 @@ class Running:
     url: str
     http: httpx.Client
     openai: openai.OpenAI
-    host: object
-    uvicorn: object
+    host: Host
+    uvicorn: Server
     thread: threading.Thread
 
     @property
-    def service(self):
+    def service(self) -> Any:
         return self.host.service
 
-    def chat(self, content="What is it?", **fields):
+    def chat(self, content: object = "What is it?", **fields: Any):
         """One chat completion, greedy and short unless told otherwise; the decoded answer."""
         messages = fields.pop("messages", None) or [{"role": "user", "content": content}]
         body = {"messages": messages, "max_tokens": 4, "temperature": 0, "cache_prompt": True, "ignore_eos": True}
@@ -64,7 +66,14 @@ def _running(model, **changed):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    usual = {"port": port, "ctx_size": 8192, "flash_attn": "off", "check": True, "threads": 1, "idle_prefill": False}
+    usual: dict[str, Any] = {
+        "port": port,
+        "ctx_size": 8192,
+        "flash_attn": "off",
+        "check": True,
+        "threads": 1,
+        "idle_prefill": False,
+    }
     settings = Settings(**(usual | changed))
     server, host = make_server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(run(server, host, model)))

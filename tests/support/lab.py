@@ -16,6 +16,7 @@ from slotcache.slots.tiers.host import HostTier
 from slotcache.slots.tree import PrefixTree
 
 from support.fixed_prompt import Fixed
+from support.scopes import COMMON
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Lab:
         self.answers: dict[int, Answer] = {}
         self.number = 0
 
-    def submit(self, tokens, limit=4, stops=(), cache=True, scope="", snapshots=None) -> Answer:
+    def submit(self, tokens, limit=4, stops=(), cache=True, scope=COMMON, snapshots: Scope | None = None) -> Answer:
         self.number += 1
         scope = scope if cache else Scope.private(self.number)
         request = Request(self.number, Fixed(tokens, stops), limit, scope, cache, snapshot_scope=snapshots)

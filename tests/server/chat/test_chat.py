@@ -1,5 +1,7 @@
 """Chat with documents over a real port, with the real client; what was reused is asserted where a user sees it."""
 
+from typing import Any
+
 import pytest
 from slotcache.models.errors import ModelError
 from slotcache.server.loading import load
@@ -239,7 +241,7 @@ def test_too_many_lanes_for_a_model_are_refused_with_what_would_be_right(tmp_pat
 def test_a_model_whose_state_cannot_be_cut_goes_on_from_snapshots(generate, tmp_path):
     """Where a prompt parts from an earlier one there is a snapshot: at the end of its documents and of its answer."""
     with running(generate(tmp_path / "model.gguf"), parallel=2) as up:
-        messages = [SYSTEM, {"role": "user", "content": "What is it?"}]
+        messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "What is it?"}]
         documents = [DOCUMENTS[number] for number in range(5)]
         first = up.chat(messages=messages, documents=documents, max_tokens=12)
         answer = first["choices"][0]["message"]["content"]

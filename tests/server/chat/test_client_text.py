@@ -3,6 +3,7 @@
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import Any
 
 import httpx
 import pytest
@@ -102,7 +103,7 @@ def test_what_must_be_too_long_is_refused_before_it_is_tokenised(server):
 
 def test_a_hint_takes_the_tokens_that_it_takes_and_no_room_that_there_is_not(tiny):
     documents = [{"id": f"a-long-identifier-of-number-{at}", "text": f"Text {at}."} for at in range(30)]
-    asked = {"messages": [{"role": "user", "content": "Which?"}], "documents": documents}
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Which?"}], "documents": documents}
     with running(tiny, ctx_size=8192) as server:
         from slotcache.server.wire import ChatRequest
 

@@ -1,5 +1,7 @@
 """Conversations that the server remembers, with the real client over a real port."""
 
+from typing import Any
+
 import openai
 import pytest
 from slotcache.server.chat.conversations import Conversations
@@ -198,7 +200,7 @@ def test_any_answer_may_be_gone_on_from(server):
 def test_an_answer_that_is_not_remembered_is_a_404(server, id):
     with pytest.raises(openai.NotFoundError) as refused:
         ask(server, "And?", "unknown", previous_response_id=id)
-    error = refused.value.body
+    error: Any = refused.value.body
     assert error["param"] == "previous_response_id" and error["code"] == "previous_response_not_found"
     assert error["type"] == "not_found_error" and "send the whole history" in error["message"]
 
@@ -216,7 +218,8 @@ def test_an_answer_that_is_not_remembered_is_a_404(server, id):
 def test_what_is_wrong_with_a_conversation(server, fields, param):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(server, "?", "wrong", **fields)
-    assert refused.value.body["param"] == param
+    error: Any = refused.value.body
+    assert error["param"] == param
 
 
 def test_scopes_never_meet(server):
@@ -326,6 +329,7 @@ class Store:
     def turn(self, id, content="?", scope=""):
         """One turn more of a conversation; whether it is remembered."""
         origin = self.held.origin(ChatRequest(messages=[], conversation=id, cache_scope=scope), caches=True)
+        assert origin is not None
         entries = (*origin.entries, Entry.of(user(content)))
         return self.held.remember(origin, f"{id}-{len(entries)}", entries)
 

@@ -6,6 +6,7 @@ from slotcache.ordering import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import ChatPrompt
 from slotcache.slots.tree import PrefixTree
+from support.scopes import COMMON
 
 
 class CountingTree(PrefixTree):
@@ -30,7 +31,7 @@ def conversation(turns, size=1):
     return ChatPrompt([*parts, Fixed(text(3, 3, 3), "question")])
 
 
-def read(tree, prompt, scope=""):
+def read(tree, prompt, scope=COMMON):
     """Have a prompt computed and parked; its layout."""
     layout = prompt.arrange(tree, scope)
     documents = [(document.key, document.start, document.stop) for document in layout.documents]
@@ -45,8 +46,8 @@ def questions(turns):
     tree = CountingTree(100_000)
     read(tree, conversation(turns))
     tree.asked = 0
-    layout = conversation(turns).arrange(tree, "")
-    assert tree.match("", layout.tokens).length == len(layout.tokens)
+    layout = conversation(turns).arrange(tree, COMMON)
+    assert tree.match(COMMON, layout.tokens).length == len(layout.tokens)
     return tree.asked
 
 
@@ -64,9 +65,9 @@ def test_an_earlier_turn_keeps_the_order_that_the_rest_was_read_behind():
     first = conversation(2, size=3)
     swapped = ChatPrompt([_reversed(part) for part in first.parts])
     read(tree, swapped)  # both turns in another order than the ranking
-    layout = first.arrange(tree, "")
+    layout = first.arrange(tree, COMMON)
     assert [document.id for document in layout.documents] == ["0-2", "0-1", "0-0", "1-2", "1-1", "1-0"]
-    assert tree.match("", layout.tokens).length == len(layout.tokens)
+    assert tree.match(COMMON, layout.tokens).length == len(layout.tokens)
 
 
 def _reversed(part):
@@ -88,5 +89,5 @@ def test_the_order_of_documents_that_read_alike_is_not_guessed(attempt):
 
     read(tree, asking("twin", "a", "b", policy="retrieval"))
     read(tree, asking("b", "both", policy="retrieval"))
-    layout = asking("both", "b").arrange(tree, "")
+    layout = asking("both", "b").arrange(tree, COMMON)
     assert [document.id for document in layout.documents] == [f"b{attempt}", f"both{attempt}"]

@@ -12,6 +12,7 @@ from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.tiers.host import HostTier
 from slotcache.slots.tree import PrefixTree
 from support.memory import Memory
+from support.scopes import COMMON
 
 SYSTEM = np.arange(10, dtype=np.int32)
 SIZE = 40  # tokens of a document
@@ -30,7 +31,7 @@ def serve(*sets, cells, lanes=1, host=0):
         PrefixTree(cells, 16, HostTier(host), costs=CPU), num_lanes=lanes, batch_size=64, prefill_budget=64
     )
     memory = Memory(cells)
-    requests = [Request(number, prompt(names, number), 1, "") for number, names in enumerate(sets)]
+    requests = [Request(number, prompt(names, number), 1, COMMON) for number, names in enumerate(sets)]
     for request in requests:
         scheduler.submit(request)
     started = []
@@ -40,8 +41,12 @@ def serve(*sets, cells, lanes=1, host=0):
         for request, _ in scheduler.commit(plan, memory.run(plan)):
             scheduler.finish(request)
         check(scheduler)
-    orders = ["".join(document.id for document in request.layout.documents) for request in requests]
-    reused = [sum(document.stop <= request.cached for document in request.layout.documents) for request in requests]
+    layouts = [request.layout for request in requests if request.layout]
+    orders = ["".join(document.id for document in layout.documents) for layout in layouts]
+    reused = [
+        sum(document.stop <= request.cached for document in layout.documents)
+        for request, layout in zip(requests, layouts, strict=True)
+    ]
     return started, orders, reused
 
 

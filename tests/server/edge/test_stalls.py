@@ -79,7 +79,8 @@ def test_unfinished_bodies_have_a_bound_together(server):
         for client in (one, two):
             client.sendall(head("/tokenize", LARGE) + b" " * (LARGE - 1000))
         until(lambda: server.host.bodies.room < LARGE // 2)
-        one.setblocking(False), two.setblocking(False)
+        one.setblocking(False)
+        two.setblocking(False)
         said = []
         until(lambda: said.extend(received(client) for client in (one, two)) or any(b" 503 " in text for text in said))
         assert sum(b" 503 " in text for text in said) == 1

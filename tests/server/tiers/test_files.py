@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gguf
 import msgspec
@@ -243,7 +244,7 @@ def test_a_folder_that_others_may_write_is_refused(tiny, tmp_path, setting, mode
     folder.mkdir()
     folder.chmod(mode)
     with pytest.raises(FolderError, match=r"other users may write to it.*chmod go-w"):
-        load(Settings(**{setting: str(folder)}), tiny)
+        load(replace(Settings(), **{setting: str(folder)}), tiny)
 
 
 def test_a_folder_that_is_not_there_is_made_for_its_owner_alone(tmp_path):
