@@ -21,10 +21,14 @@ serve: $(VENV)/.installed
 test: $(VENV)/.developing
 	$(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.developing
+lint: $(VENV)/.developing build/types/slotcache
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+build/types/slotcache:  # the package `slotcache`, for pyright: it cannot follow an editable install
+	mkdir -p build/types
+	ln -s ../.. $@
 
 prose:
 	$(PYTHON) tests/prose.py
