@@ -18,11 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from sys import getsizeof
 
-from ..models.model import Model
-from ..models.sampling import GREEDY
-from ..models.text import TextStream
-from ..slots.request import Request
-from ..slots.scope import Scope
 from .chat.builder import PromptBuilder
 from .chat.history import Entry
 from .chat.parts import DocumentSet
@@ -31,8 +26,8 @@ from .chat.threads import LARGE
 from .engine.backlog import Backlog
 from .engine.engine import Engine
 from .engine.events import End, Failure
-from .engine.generation import Generation
 from .errors import RequestError
+from .intake import Intake
 from .wire import ChatRequest, decode
 
 logger = logging.getLogger("slotcache.idle")
@@ -68,21 +63,19 @@ class IdlePrefill:
     """The next turns, in the order of the answers, then the sets, those of the last answer first; all of it in the engine's
     background. What is interrupted goes on afterwards. The event loop's.
 
-    limit: tokens a prompt may have. next_turns: whether they are computed. num_sets: of an answer's documents that are
-    brought to the front. ids: numbers for requests, shared with those of clients.
+    next_turns: whether they are computed. num_sets: of an answer's documents that are brought to the front.
     """
 
     def __init__(
         self,
-        model: Model,
         engine: Engine,
         builder: PromptBuilder,
-        limit: int,
+        intake: Intake,
+        *,
         next_turns: bool,
         num_sets: int,
-        ids: Iterator[int],
     ) -> None:
-        self._model, self._engine, self._builder, self._limit, self._ids = model, engine, builder, limit, ids
+        self._engine, self._builder, self._intake = engine, builder, intake
         self._next_turns, self._num_sets = next_turns, num_sets
         self._answers: Backlog[Ahead] = Backlog(MAX_WAITING, MAX_BYTES)
         self._sets: Backlog[Sets] = Backlog(MAX_WAITING, MAX_BYTES)
@@ -106,7 +99,7 @@ class IdlePrefill:
         if is_first and (prompts := deque(itertools.islice(beginnings(prompt), self._num_sets))):
             self._sets.add(Sets(ahead.scope, prompts), ahead.num_bytes)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Nobody else needs the engine."""
         if self._task is None and (self._answers or self._sets):
             self._task = asyncio.get_running_loop().create_task(self._work())
@@ -168,9 +161,9 @@ class IdlePrefill:
     async def _compute(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> bool:
         """See that a prompt is cached, if it can be; False where now is no time for that: somebody uses the engine, or it
         has failed, or a guess would take the place of something else."""
-        if prompt.num_tokens >= self._limit:
+        if prompt.num_tokens >= self._intake.limit:
             return True
-        generation = self._generation(prompt, scope, guess, follows)
+        generation = self._intake.idle_prefill(prompt, scope, guess, follows)
         scheduler, root = self._engine.scheduler, generation.request.scope
         question = self._engine.ask(lambda: (*scheduler.ahead(prompt, root), scheduler.idle))
         missing, fits, idle = await asyncio.wrap_future(question)
@@ -186,11 +179,6 @@ class IdlePrefill:
             return False
         logger.debug("%d tokens of %d computed ahead", missing, event.report.num_prompt)
         return True
-
-    def _generation(self, prompt: ChatPrompt, scope: str, guess: bool, follows: int | None) -> Generation:
-        request = Request(next(self._ids), prompt, 1, Scope.shared(scope), background=True, guess=guess, follows=follows)
-        text = TextStream((), self._model.piece)
-        return Generation(request=request, sampling=GREEDY, text=text, limit=0, scope=scope)
 
 
 def beginnings(prompt: ChatPrompt) -> Iterator[ChatPrompt]:

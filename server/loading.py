@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from .engine.engine import Engine
 from .engine.generation import Generation
 from .errors import RequestError
 from .idle import IdlePrefill
+from .intake import Intake
 from .metrics import Metrics
 from .provenance import provenance_of
 from .service import Service
@@ -88,8 +88,8 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
     conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
-    ids = itertools.count(1)
-    idle = IdlePrefill(model, engine, builder, limit, settings.idle_prefill, settings.idle_sets, ids)
+    intake = Intake(model, scheduler.snapshots, limit, settings.cache_prompt)
+    idle = IdlePrefill(engine, builder, intake, next_turns=settings.idle_prefill, num_sets=settings.idle_sets)
     running: dict[Generation, Turn | None] = {}
     disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
     metrics = Metrics(engine, token_bytes(settings, model), conversations, running, idle, disk)
@@ -102,15 +102,14 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         builder=builder,
         template=source,
         metrics=metrics,
-        limit=limit,
+        intake=intake,
         open=running,
         answers=answers,
-        ids=ids,
         conversations=conversations,
         idle=idle,
         tiers=tiers,
     )
-    engine.background.max_generations = service.room
+    engine.background.max_generations = service.max_open
     return service
 
 

@@ -59,7 +59,7 @@ class Metrics:
     def _histogram(self, name: str, help: str) -> Histogram:
         return Histogram(name, help, buckets=SECONDS, registry=self._registry)
 
-    def finished(self, report: Report, reason: str) -> None:
+    def count_finished(self, report: Report, reason: str) -> None:
         self._requests.labels(reason).inc()
         self._ttft.observe(report.queue_time + report.prompt_time)
         self._queue.observe(report.queue_time)
@@ -68,13 +68,13 @@ class Metrics:
         took = report.prompt_time + report.generation_time
         self._mean_seconds += SMOOTHING * (took - self._mean_seconds)
 
-    def failed(self) -> None:
+    def count_failed(self) -> None:
         self._requests.labels("error").inc()
 
-    def cancelled(self) -> None:
+    def count_cancelled(self) -> None:
         self._requests.labels("cancelled").inc()
 
-    def refused(self) -> None:
+    def count_refused(self) -> None:
         self._requests.labels("refused").inc()
 
     def seconds_until_room(self, lanes: int) -> int:

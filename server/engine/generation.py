@@ -30,11 +30,13 @@ def _pass_on(generation: Generation, event: Final) -> Final:
 class Generation:
     """The engine's view of a request beside the scheduler's. limit 0: compute the prompt, generate nothing.
 
-    spells: whether ids (int32) are exactly the bytes of a text; None where the answer's ids may not be kept.
-    no_cache_reason: why nothing may be reused, where that is so. on_end: called in the event loop when the engine has ended
-    it, before its client can read so. abandoned: its client has gone, and the engine is about to end it.
+    id: the answer's, which its client gets. no_cache_reason: why nothing may be reused, where that is so. spells: whether
+    ids (int32) are exactly the bytes of a text; None where the answer's ids may not be kept. on_end: called in the event
+    loop when the engine has ended it, before its client can read so. abandoned: its client has gone, and the engine is
+    about to end it.
     """
 
+    id: str
     request: Request
     sampling: Sampling
     text: TextStream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -15,8 +16,8 @@ from ...slots.scope import Scope
 from ..errors import RequestError
 from ..service import Service
 from ..wire import WarmRequest
-from .chat import built, collect, unless_disconnected
-from .http import Json, asked_of, scope_of, service_of
+from .chat import collect, while_connected
+from .http import Json, read_body, scope_of, service_of
 
 
 async def warm(request: Request) -> Response:
@@ -25,18 +26,16 @@ async def warm(request: Request) -> Response:
     With `pin` it leaves the cache last, for `ttl` seconds or as long as the server runs.
     """
     service = service_of(request)
-    asked = await asked_of(request, WarmRequest)
+    asked = await read_body(request, WarmRequest)
     if asked.pin is not None and not service.model.can_trim:
         raise RequestError("this model's state cannot be cut, and snapshots cannot be pinned: leave pin out", param="pin")
     if not (service.model.can_trim or service.snapshots.max_bytes):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()
-    chat = await built(request, service, service.builder.chat, asked, service.origin(asked))
-    generation = service.submit(chat.prompt, asked)
-    done = await unless_disconnected(request, collect(service, generation))
-    if done is None:
-        return Response(status_code=499)  # nobody reads it
-    report = done[1].report
+    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
+    generation = service.submit(replace(submission, turn=None))  # what is warmed is not a turn of a conversation
+    _, end = await while_connected(request, collect(service, generation))
+    report = end.report
     answer = {"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()}
     if asked.pin is not None:
         pinned = await asyncio.wrap_future(service.engine.ask(lambda: _pin(service, generation.request, asked)))
@@ -59,7 +58,7 @@ async def drop(request: Request) -> Response:
         await asyncio.to_thread(tier.drop, Scope.shared(scope))
         # Again: at the start of the server, runs that are gone from the tier now may have come back from it meanwhile.
         await asyncio.wrap_future(service.engine.ask(lambda: _drop(service, scope)))
-    service.go_on_idly()
+    service.resume_idle()
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
 
 

@@ -4,78 +4,66 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..chat.conversations import Origin
-from ..chat.threads import PromptThreads
-from ..chat.turn import Turn
 from ..engine.events import End, Event, Failure
 from ..engine.generation import Generation
 from ..errors import RequestError
 from ..service import Service
 from ..wire import ChatRequest, CompletionRequest, Options, StreamOptions
 from . import reply
-from .http import Json, asked_of, service_of
+from .http import Json, read_body, service_of
 
 T = TypeVar("T")
 
 
 async def chat(request: Request) -> Response:
-    service = service_of(request)
-    style = reply.dialect("chat", service.name)
-    return await _answer(request, service, style, *await _submit_chat(request, service, style.id))
+    return await _answer(request, reply.Chat, *await _submit_chat(request))
 
 
 async def text(request: Request) -> Response:
-    return await _complete(request, "text")
+    return await _answer(request, reply.Text, *await _submit_text(request))
 
 
 async def native(request: Request) -> Response:
-    return await _complete(request, "native")
+    return await _answer(request, reply.Native, *await _submit_text(request))
 
 
-async def _complete(request: Request, kind: str) -> Response:
-    service = service_of(request)
-    return await _answer(request, service, reply.dialect(kind, service.name), *await _submit_text(request, service))
+# The decoded body takes some 20 times its JSON, and an answer may take minutes: both calls let go of it when they return.
 
 
-# What was asked ends with these two calls: decoded it takes some 20 times its JSON, and an answer may take minutes.
+async def _submit_chat(request: Request) -> tuple[Generation, StreamOptions | None]:
+    service, asked = service_of(request), await read_body(request, ChatRequest)
+    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
+    return service.submit(submission), _stream_options(asked)
 
 
-async def _submit_chat(request: Request, service: Service, id: str) -> tuple[Generation, StreamOptions | None]:
-    asked = await asked_of(request, ChatRequest)
-    turn = await built(request, service, _turn, service, id, asked, service.origin(asked))
-    return service.submit(turn.chat.prompt, asked, turn), _streaming(asked)
+async def _submit_text(request: Request) -> tuple[Generation, StreamOptions | None]:
+    service, asked = service_of(request), await read_body(request, CompletionRequest)
+    submission = await while_connected(request, service.accept_text(asked, request.state.num_bytes))
+    return service.submit(submission), _stream_options(asked)
 
 
-async def _submit_text(request: Request, service: Service) -> tuple[Generation, StreamOptions | None]:
-    asked = await asked_of(request, CompletionRequest)
-    prompt = await built(request, service, service.builder.text, asked.prompt)
-    return service.submit(prompt, asked), _streaming(asked)
-
-
-def _turn(service: Service, id: str, asked: ChatRequest, origin: Origin | None) -> Turn:
-    return Turn.of(id, asked, service.builder.chat(asked, origin), origin)
-
-
-def _streaming(asked: Options) -> StreamOptions | None:
-    """How the answer is streamed, if it is."""
+def _stream_options(asked: Options) -> StreamOptions | None:
+    """How the answer is streamed; None where it is sent whole."""
     return (asked.stream_options or StreamOptions()) if asked.stream else None
 
 
 async def _answer(
-    request: Request, service: Service, style: reply.Dialect, generation: Generation, streaming: StreamOptions | None
+    request: Request,
+    dialect: Callable[[str, str], reply.Dialect],
+    generation: Generation,
+    streaming: StreamOptions | None,
 ) -> Response:
+    service = service_of(request)
+    style = dialect(generation.id, service.name)
     if streaming is not None:
         return EventStream(service, generation, style, streaming.include_usage)
-    whole = await unless_disconnected(request, collect(service, generation))
-    if whole is None:
-        return Response(status_code=499)  # nobody reads it
-    written, end = whole
+    written, end = await while_connected(request, collect(service, generation))
     return Json(reply.whole(style, written, end))
 
 
@@ -105,7 +93,7 @@ async def _events(generation: Generation) -> AsyncIterator[Event]:
 
 
 async def collect(service: Service, generation: Generation) -> tuple[str, End]:
-    """The whole text and the end. Raises the RequestError of a failure."""
+    """Return the whole text and the end. Raises the RequestError of a failure."""
     try:
         while True:
             event = await generation.events.get()
@@ -117,27 +105,15 @@ async def collect(service: Service, generation: Generation) -> tuple[str, End]:
         service.abandon(generation)
 
 
-async def built(request: Request, service: Service, work: Callable[..., T], *arguments: Any) -> T:
-    """What `work` makes of a request in the threads for prompts. Raises RequestError; 499 if the client goes away first,
-    and what has not begun then is not done."""
-    return await in_threads(request, service.builder.threads, work, *arguments)
-
-
-async def in_threads(request: Request, threads: PromptThreads, work: Callable[..., T], *arguments: Any) -> T:
-    """The same in other threads."""
-    done = await unless_disconnected(request, threads.run(request.state.num_bytes, work, *arguments))
-    if done is None:
-        raise RequestError("the client has gone", status=499)
-    return done
-
-
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns; None, and `work` is cancelled, if the client goes away first."""
+async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
+    """Return what `work` returns. Cancels it when the client leaves first, and raises RequestError 499 then."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(request))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        return await working if working.done() else None
+        if working.done():
+            return await working
+        raise RequestError("the client has gone", status=499)
     finally:
         watching.cancel()
         working.cancel()

@@ -15,24 +15,24 @@ from ...slots.scope import Scope
 from ..errors import RequestError
 from ..service import Service
 from ..wire import OrderRequest
-from .chat import built
-from .http import Json, asked_of, service_of
+from .chat import while_connected
+from .http import Json, read_body, service_of
 
 
 async def order(request: Request) -> Response:
     """A dry run: nothing is computed, nothing changes. Of a chat with `messages`, or of documents alone."""
     service = service_of(request)
-    asked = await asked_of(request, OrderRequest)
+    asked = await read_body(request, OrderRequest)
     if not asked.messages:
         asked = replace(asked, messages=[{"role": "user", "content": "?"}])
-    chat = await built(request, service, service.builder.chat, asked, service.origin(asked))
+    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
     if not any(message.get("documents") for message in asked.messages) and not asked.documents:
         raise RequestError("there are no documents to order: send some", param="documents")
     scope = Scope.shared(asked.cache_scope)
     tree = service.engine.scheduler.tree
 
     def dry_run() -> dict[str, Any]:
-        return _told(service, chat.prompt.arrange(tree, scope), scope)
+        return _told(service, submission.prompt.arrange(tree, scope), scope)
 
     return Json(await asyncio.wrap_future(service.engine.ask(dry_run)))
 

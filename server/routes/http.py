@@ -51,7 +51,7 @@ def refusal(error: RequestError) -> Response:
     return Json(error.body(), status_code=error.status, headers=error.headers)
 
 
-async def asked_of(request: Request, kind: type[R]) -> R:
+async def read_body(request: Request, kind: type[R]) -> R:
     """The body as `kind`; its length is `request.state.num_bytes` then. A large one is decoded in a thread.
 
     Raises RequestError, ClientDisconnect.

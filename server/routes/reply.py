@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from time import time
 from typing import Any, Protocol
 
@@ -19,9 +18,6 @@ DONE = b"data: [DONE]\n\n"
 
 class Dialect(Protocol):
     """One API's way to say the same."""
-
-    @property
-    def id(self) -> str: ...
 
     def first(self) -> dict[str, Any] | None:
         """A chunk before any text."""
@@ -40,7 +36,7 @@ class Chat:
 
     id: str
     model: str
-    created: int
+    created: int = field(default_factory=lambda: int(time()))
 
     def _chunk(self, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -67,7 +63,7 @@ class Text:
 
     id: str
     model: str
-    created: int
+    created: int = field(default_factory=lambda: int(time()))
 
     def first(self) -> dict[str, Any] | None:
         return None
@@ -92,7 +88,7 @@ class Native:
 
     id: str
     model: str
-    created: int
+    created: int = field(default_factory=lambda: int(time()))
 
     def first(self) -> dict[str, Any] | None:
         return None
@@ -111,15 +107,6 @@ class Native:
 def _completion(style: Chat | Text, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
     """OpenAI's envelope of one choice."""
     return {"id": style.id, "object": kind, "created": style.created, "model": style.model, "choices": [choice]}
-
-
-DIALECTS = {"chat": ("chatcmpl", Chat), "text": ("cmpl", Text), "native": ("cmpl", Native)}
-
-
-def dialect(kind: str, model: str) -> Dialect:
-    """The dialect `kind` for one answer, whose id nobody can guess: whoever knows it may go on from the answer."""
-    prefix, made = DIALECTS[kind]
-    return made(f"{prefix}-{secrets.token_hex(12)}", model, int(time()))
 
 
 def whole(style: Dialect, text: str, end: End) -> bytes:

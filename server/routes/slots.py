@@ -22,7 +22,7 @@ from ...slots.tiers.record import Foreign, Torn
 from ..errors import RequestError
 from ..provenance import Provenance, provenance_of
 from ..service import Service
-from .http import Json, asked_of, service_of
+from .http import Json, read_body, service_of
 
 ACTIONS = ("save", "restore", "erase")
 MAX_NAME = 200  # bytes of a file's name; what is added while it is written has room in 255
@@ -46,12 +46,12 @@ async def act(request: Request) -> Response:
         if action == "erase":
             erased = await asyncio.wrap_future(service.engine.ask(lambda: _erase(service, number)))
             return Json({"id_slot": number, "n_erased": erased})
-        path = _path(service, (await asked_of(request, FileName)).filename)
+        path = _path(service, (await read_body(request, FileName)).filename)
         began = perf_counter()
         about = await (_save if action == "save" else _restore)(service, number, path)
         return Json(about | {"timings": {f"{action}_ms": 1000 * (perf_counter() - began)}})
     finally:
-        service.go_on_idly()
+        service.resume_idle()
 
 
 async def _save(service: Service, number: int, path: Path) -> dict[str, Any]:

@@ -15,23 +15,23 @@ from starlette.responses import Response
 from ...slots.scope import MAX_NAME
 from ..errors import RequestError
 from ..wire import SpeculateRequest
-from .chat import built
-from .http import Json, asked_of, scope_of, service_of
+from .chat import while_connected
+from .http import Json, read_body, scope_of, service_of
 
 
 async def speculate(request: Request) -> Response:
     """Compute the system prompt, the history and the documents so far, if the server is idle."""
     service = service_of(request)
-    asked = await asked_of(request, SpeculateRequest)
+    asked = await read_body(request, SpeculateRequest)
     if service.open:
         return _answer(asked, "skipped")
     asked = asked.prefill_only()
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
-    chat = await built(request, service, service.builder.chat, asked, service.origin(asked), is_open)
-    started = await asyncio.wrap_future(service.ahead(("speculation", asked.id), chat.prompt, asked))
+    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes, is_open))
+    started = await asyncio.wrap_future(service.compute_ahead(("speculation", asked.id), submission))
     if not started:
-        service.go_on_idly()
+        service.resume_idle()
     return _answer(asked, "started" if started else "skipped")
 
 
@@ -42,7 +42,7 @@ async def forget(request: Request) -> Response:
     if len(name) > MAX_NAME:
         raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_NAME}", param="id")
     dropped = await asyncio.wrap_future(service.engine.drop_background((scope, ("speculation", name))))
-    service.go_on_idly()
+    service.resume_idle()
     return Json({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
 
 

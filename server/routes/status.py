@@ -42,7 +42,7 @@ async def slots(request: Request) -> Response:
 def _slots(service: Service) -> list[dict[str, Any]]:
     """The lanes, without any text. Runs in the engine's thread."""
     return [
-        {"id": lane.id, "n_ctx": service.limit, "is_processing": lane.request is not None}
+        {"id": lane.id, "n_ctx": service.intake.limit, "is_processing": lane.request is not None}
         | ({"sequence": lane.sequence_id} if lane.request is None else _running(lane.request))
         for lane in service.engine.scheduler.lanes
     ]

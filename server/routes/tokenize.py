@@ -14,8 +14,8 @@ from ...models.model import Model
 from ...slots.scope import Scope
 from ..errors import RequestError
 from ..wire import ChatRequest
-from .chat import built, in_threads
-from .http import Json, asked_of, service_of
+from .chat import while_connected
+from .http import Json, read_body, service_of
 from .reply import encode
 
 PIECE = 50_000  # tokens
@@ -33,27 +33,30 @@ class DetokenizeRequest(msgspec.Struct):
 
 async def tokenize(request: Request) -> Response:
     service = service_of(request)
-    asked = await asked_of(request, TokenizeRequest)
+    asked = await read_body(request, TokenizeRequest)
     wanted = (asked.content, asked.parse_special, asked.add_special)
-    tokens = await in_threads(request, service.builder.text_threads, service.model.tokenize, *wanted)
+    work = service.builder.text_threads.run(request.state.num_bytes, service.model.tokenize, *wanted)
+    tokens = await while_connected(request, work)
     return Json(await asyncio.to_thread(_listed, tokens))
 
 
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
-    asked = await asked_of(request, DetokenizeRequest)
-    return Json(await in_threads(request, service.builder.text_threads, _text, service.model, asked.tokens))
+    asked = await read_body(request, DetokenizeRequest)
+    work = service.builder.text_threads.run(request.state.num_bytes, _text, service.model, asked.tokens)
+    return Json(await while_connected(request, work))
 
 
 async def apply_template(request: Request) -> Response:
     """What a chat would be as one prompt, its documents in the order they would have now."""
     service = service_of(request)
-    asked = await asked_of(request, ChatRequest)
-    chat = await built(request, service, service.builder.chat, asked, service.origin(asked))
+    asked = await read_body(request, ChatRequest)
+    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
     tree = service.engine.scheduler.tree
     scope = Scope.shared(asked.cache_scope)
-    layout = await asyncio.wrap_future(service.engine.ask(lambda: chat.prompt.arrange(tree, scope)))
-    return Json(await built(request, service, _prompt, service.model, layout.tokens))
+    layout = await asyncio.wrap_future(service.engine.ask(lambda: submission.prompt.arrange(tree, scope)))
+    work = service.builder.threads.run(request.state.num_bytes, _prompt, service.model, layout.tokens)
+    return Json(await while_connected(request, work))
 
 
 # ---- answers, which may be as long as a body: made in a thread ----------------------------------------------------------

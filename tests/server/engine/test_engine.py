@@ -14,6 +14,7 @@ from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import ChatPrompt
 from slotcache.server.engine.events import Failure
 from slotcache.server.errors import RequestError
+from slotcache.server.intake import Submission
 from slotcache.server.wire import CompletionRequest
 from slotcache.slots.check import check
 
@@ -80,7 +81,9 @@ def events_of(server, prompt):
     """Everything that one prompt's generation says, submitted in the server's event loop."""
 
     async def collect():
-        generation = server.service.submit(prompt, CompletionRequest(prompt="", max_tokens=2, cache_prompt=True))
+        generation = server.service.submit(
+            Submission("", prompt, CompletionRequest(prompt="", max_tokens=2, cache_prompt=True))
+        )
         return await asyncio.wait_for(generation.events.get(), 30)
 
     loop = server.service.engine._outbox.loop

@@ -1,0 +1,104 @@
+"""From a request that was accepted to what the engine computes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from ..models.model import Model
+from ..models.sampling import GREEDY
+from ..models.text import TextStream
+from ..slots.request import Request
+from ..slots.scope import Scope
+from ..slots.snapshots import Snapshots
+from .chat.prompt import ChatPrompt
+from .chat.turn import Turn
+from .engine.generation import Generation
+from .errors import RequestError, too_long
+from .wire import Options
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submission:
+    """A request whose options were checked, with its prompt. id: the answer's. turn: what to remember of a chat."""
+
+    id: str
+    prompt: ChatPrompt
+    options: Options
+    turn: Turn | None = None
+
+
+class Intake:
+    """Makes generations. The event loop's.
+
+    limit: tokens that a prompt and its answer may have together. caches: whether a request that does not say leaves
+    anything in the cache.
+    """
+
+    def __init__(self, model: Model, snapshots: Snapshots, limit: int, caches: bool) -> None:
+        self.limit = limit
+        self._model, self._snapshots, self._caches = model, snapshots, caches
+        self._ids = itertools.count(1)
+
+    def caches(self, options: Options) -> bool:
+        """Whether a request may leave anything in the cache."""
+        return self._caches if options.cache_prompt is None else options.cache_prompt
+
+    def check_length(self, prompt: ChatPrompt) -> None:
+        """Raise RequestError for a prompt that is empty or leaves no room for an answer."""
+        if prompt.num_tokens == 0:
+            raise RequestError("the prompt is empty: expected at least one token")
+        if prompt.num_tokens >= self.limit:
+            raise too_long(prompt.num_tokens, self.limit)
+
+    def generation(self, submission: Submission, background: bool = False) -> Generation:
+        """The generation that answers a request. background: compute its prompt in idle time. Raises RequestError."""
+        prompt, options = submission.prompt, submission.options
+        wanted, room = options.limit(), self.limit - prompt.num_tokens
+        limit = room if wanted < 0 else min(wanted, room)
+        asked, number, shared = self.caches(options), next(self._ids), Scope.shared(options.cache_scope)
+        cache = asked and self._model.can_trim
+        request = Request(
+            id=number,
+            prompt=prompt,
+            limit=max(limit, 1),
+            scope=shared if cache else Scope.private(number),
+            cache=cache,
+            priority=options.priority,
+            background=background,
+            snapshot_scope=shared if asked and self._snapshots.max_bytes else None,
+        )
+        return Generation(
+            id=submission.id,
+            request=request,
+            sampling=options.sampling(self._model.ends, self._model.num_vocab),
+            text=TextStream(options.stops(), self._model.piece),
+            limit=limit,
+            scope=options.cache_scope,
+            wants_progress=options.return_progress,
+            no_cache_reason=self._no_cache_reason(asked, cache),
+            spells=self._model.spells if request.cache or request.snapshot_scope is not None else None,
+        )
+
+    def idle_prefill(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> Generation:
+        """A generation that computes a prompt in idle time and answers nothing. guess, follows: as in `Request`."""
+        request = Request(
+            id=next(self._ids),
+            prompt=prompt,
+            limit=1,
+            scope=Scope.shared(scope),
+            background=True,
+            guess=guess,
+            follows=follows,
+        )
+        text = TextStream((), self._model.piece)
+        return Generation(id="", request=request, sampling=GREEDY, text=text, limit=0, scope=scope)
+
+    def _no_cache_reason(self, asked: bool, cache: bool) -> str | None:
+        if not asked:
+            return "cache_prompt is off"
+        if cache:
+            return None
+        if self._snapshots.max_bytes:
+            return "this model's state cannot be cut, and no snapshot of it goes further"
+        return "this model keeps no KV that can be cut at a prefix, and --cache-ram leaves no room for snapshots"
