@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .edge.bodies import Bodies
 from .edge.gate import Gate, listed
 from .errors import RequestError
 from .routes import cache, documents, openapi, speculation, status
@@ -21,10 +23,33 @@ from .routes import chat as completions
 from .routes import conversations as remembered
 from .routes import slots as lanes
 from .routes import tokenize as texts
-from .routes.http import Host, refusal
+from .routes.http import refusal
+from .service import Service
 from .settings import Settings
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
+
+
+@dataclass(slots=True)
+class Host:
+    """Holds the service while the server is up. service: None while the model loads."""
+
+    settings: Settings
+    bodies: Bodies
+    service: Service | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine has ended for good, if it has."""
+        return self.service.engine.failure if self.service else None
+
+    def ready(self) -> Service:
+        """The service. Raises RequestError 503 while there is none, and once its engine has ended."""
+        if self.service is None:
+            raise RequestError("the model is loading", status=503, code="loading_model", retry_after=1)
+        if self.failure:
+            raise RequestError(self.failure, status=503, code="engine_failed")
+        return self.service
 
 
 def make_app(host: Host) -> Starlette:

@@ -24,8 +24,8 @@ from .chat.parts import DocumentSet
 from .chat.prompt import ChatPrompt
 from .chat.threads import LARGE
 from .engine.backlog import Backlog
-from .engine.engine import Engine
-from .engine.events import End, Failure
+from .engine.door import Door
+from .engine.view import End, Failure, View
 from .errors import RequestError
 from .intake import Intake
 from .wire import ChatRequest, decode
@@ -68,14 +68,15 @@ class IdlePrefill:
 
     def __init__(
         self,
-        engine: Engine,
+        door: Door,
+        view: View,
         builder: PromptBuilder,
         intake: Intake,
         *,
         next_turns: bool,
         num_sets: int,
     ) -> None:
-        self._engine, self._builder, self._intake = engine, builder, intake
+        self._door, self._view, self._builder, self._intake = door, view, builder, intake
         self._next_turns, self._num_sets = next_turns, num_sets
         self._answers: Backlog[Ahead] = Backlog(MAX_WAITING, MAX_BYTES)
         self._sets: Backlog[Sets] = Backlog(MAX_WAITING, MAX_BYTES)
@@ -113,7 +114,7 @@ class IdlePrefill:
     def give_way(self) -> None:
         """Stop, and have the engine stop, too."""
         self.stop()
-        self._engine.drop_background(KEY)
+        self._door.drop_ahead(KEY)
 
     def forget(self, scope: str) -> None:
         """Compute nothing more for what was said in a scope."""
@@ -164,12 +165,12 @@ class IdlePrefill:
         if prompt.num_tokens >= self._intake.limit:
             return True
         generation = self._intake.idle_prefill(prompt, scope, guess, follows)
-        scheduler, root = self._engine.scheduler, generation.request.scope
-        question = self._engine.ask(lambda: (*scheduler.ahead(prompt, root), scheduler.idle))
-        missing, fits, idle = await asyncio.wrap_future(question)
-        if not missing or not (fits or guess):
+        missing = await self._view.missing(prompt, scope)
+        if not missing.tokens or not (missing.fits or guess):
             return True
-        if not (fits and idle) or not await asyncio.wrap_future(self._engine.submit_background(KEY, generation)):
+        if not (missing.fits and missing.idle):
+            return False
+        if not await asyncio.wrap_future(self._door.compute_ahead(KEY, generation)):
             return False
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
@@ -177,7 +178,7 @@ class IdlePrefill:
             self._answers.clear()
             self._sets.clear()
             return False
-        logger.debug("%d tokens of %d computed ahead", missing, event.report.num_prompt)
+        logger.debug("%d tokens of %d computed ahead", missing.tokens, event.report.num_prompt)
         return True
 
 

@@ -10,10 +10,9 @@ from ..models.sampling import GREEDY
 from ..models.text import TextStream
 from ..slots.request import Request
 from ..slots.scope import Scope
-from ..slots.snapshots import Snapshots
 from .chat.prompt import ChatPrompt
 from .chat.turn import Turn
-from .engine.generation import Generation
+from .engine.view import Generation, View
 from .errors import RequestError, too_long
 from .wire import Options
 
@@ -35,9 +34,9 @@ class Intake:
     anything in the cache.
     """
 
-    def __init__(self, model: Model, snapshots: Snapshots, limit: int, caches: bool) -> None:
+    def __init__(self, model: Model, view: View, limit: int, caches: bool) -> None:
         self.limit = limit
-        self._model, self._snapshots, self._caches = model, snapshots, caches
+        self._model, self._view, self._caches = model, view, caches
         self._ids = itertools.count(1)
 
     def caches(self, options: Options) -> bool:
@@ -66,7 +65,7 @@ class Intake:
             cache=cache,
             priority=options.priority,
             background=background,
-            snapshot_scope=shared if asked and self._snapshots.max_bytes else None,
+            snapshot_scope=shared if asked and self._view.keeps_snapshots else None,
         )
         return Generation(
             id=submission.id,
@@ -99,6 +98,6 @@ class Intake:
             return "cache_prompt is off"
         if cache:
             return None
-        if self._snapshots.max_bytes:
+        if self._view.keeps_snapshots:
             return "this model's state cannot be cut, and no snapshot of it goes further"
         return "this model keeps no KV that can be cut at a prefix, and --cache-ram leaves no room for snapshots"

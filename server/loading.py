@@ -7,10 +7,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from threading import Thread
-from time import perf_counter
 
 from ..models.chat import DEFAULT_TEMPLATE, ChatTemplate, TemplateError
 from ..models.context import MAX_SEQUENCES, Context, ContextSettings
@@ -19,14 +17,13 @@ from ..models.errors import ModelError
 from ..models.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
-from ..slots.archive import Record
 from ..slots.eviction import Replacement
 from ..slots.scheduler import Scheduler
 from ..slots.snapshots import Snapshots
 from ..slots.tiers.disk import DiskTier
 from ..slots.tiers.folder import own_folder
 from ..slots.tiers.host import HostTier
-from ..slots.tiers.loading import load_records
+from ..slots.tiers.provenance import Provenance
 from ..slots.tiers.tier import LowerTier
 from ..slots.tree import PrefixTree
 from .chat.builder import PromptBuilder
@@ -34,9 +31,10 @@ from .chat.conversations import Conversations
 from .chat.tokens import AnswerMemory
 from .chat.turn import Turn
 from .edge.bodies import LARGEST
+from .engine.arrivals import Arrivals
+from .engine.door import Door
 from .engine.engine import Engine
-from .engine.generation import Generation
-from .errors import RequestError
+from .engine.view import Generation, View
 from .idle import IdlePrefill
 from .intake import Intake
 from .metrics import Metrics
@@ -81,24 +79,27 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
         snapshots=Snapshots(tree, 0 if model.can_trim else host_bytes),
     )
     answers = AnswerMemory()
-    tiers = lower_tiers(settings, model, context)
-    engine = Engine(model, scheduler, runner, settings.check, tiers)
+    made_by = _provenance(settings, model, context)
+    tiers = lower_tiers(settings, made_by)
+    engine = Engine(scheduler, runner, model.is_end, checks=settings.check, lower=tiers)
+    door, view = Door(engine, model), View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
     wording = (settings.document_order, settings.order_hint, settings.dedup)
     builder = PromptBuilder(model, template, answers, limit, *wording, LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
     conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
-    intake = Intake(model, scheduler.snapshots, limit, settings.cache_prompt)
-    idle = IdlePrefill(engine, builder, intake, next_turns=settings.idle_prefill, num_sets=settings.idle_sets)
+    intake = Intake(model, view, limit, settings.cache_prompt)
+    idle = IdlePrefill(door, view, builder, intake, next_turns=settings.idle_prefill, num_sets=settings.idle_sets)
     running: dict[Generation, Turn | None] = {}
-    disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
-    metrics = Metrics(engine, token_bytes(settings, model), conversations, running, idle, disk)
+    metrics = Metrics(conversations, running, idle)
     service = Service(
         settings=settings,
         name=name,
         model=model,
         context=context,
         engine=engine,
+        door=door,
+        view=view,
         builder=builder,
         template=source,
         metrics=metrics,
@@ -120,25 +121,8 @@ def start(service: Service, on_failure: Callable[[], None] = lambda: None) -> No
     """
     service.engine.start(asyncio.get_running_loop(), on_failure)
     if service.tiers:
-        Thread(target=_load_records, args=(service,), name="load", daemon=True).start()
-
-
-def _load_records(service: Service) -> None:
-    """Fill host memory with what an earlier run of the server left. Nothing computed since the start leaves for it."""
-    engine, settings, model = service.engine, service.settings, service.model
-    with contextlib.suppress(RequestError):
-        engine.ask(lambda: None).result()  # the warm-up is over
-    tokens = engine.scheduler.tree.host.max_tokens
-    budget = tokens * token_bytes(settings, model) + service.snapshots.max_bytes
-
-    def adopt(tier: LowerTier, key: str, record: Record) -> bool:
-        return engine.adopt(record, tier.name, lambda: key in tier and engine.host_tier.has_room(record))
-
-    with contextlib.suppress(TimeoutError, RequestError):  # the server is shutting down
-        for tier in service.tiers:
-            began = perf_counter()
-            count = load_records(tier, budget, partial(adopt, tier))
-            logger.info("%d runs came back from %s in %.1f s", count, tier, perf_counter() - began)
+        arguments = (service.tiers, token_bytes(service.settings, service.model))
+        Thread(target=Arrivals(service.engine).load, args=arguments, name="load", daemon=True).start()
 
 
 def describe(model: Model, context: Context, settings: Settings) -> str:
@@ -175,12 +159,14 @@ def _host_bytes(settings: Settings) -> int:
     return min(wanted, most)
 
 
-def lower_tiers(settings: Settings, model: Model, context: Context) -> list[LowerTier]:
-    """The tiers below host memory. The model's digest is made now where it is needed now or later."""
-    if not (settings.cache_dir or settings.slot_save_path):
-        return []
-    made_by = provenance_of(settings, model, context)
-    if not settings.cache_dir:
+def _provenance(settings: Settings, model: Model, context: Context) -> Provenance | None:
+    """The provenance of what this server saves, if it may save anything. Reads the whole model the first time."""
+    return provenance_of(settings, model, context) if settings.cache_dir or settings.slot_save_path else None
+
+
+def lower_tiers(settings: Settings, made_by: Provenance | None) -> list[LowerTier]:
+    """Make the tiers below host memory. made_by: the provenance of their records."""
+    if not settings.cache_dir or made_by is None:
         return []
     return [DiskTier(Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, made_by)]
 

@@ -17,10 +17,9 @@ from ..models.generate import built_in_model
 from ..models.model import check_file
 from ..slots.tiers.folder import FolderError
 from . import loading
-from .app import make_app
+from .app import Host, make_app
 from .edge.bodies import Bodies
 from .edge.connection import Connection
-from .routes.http import Host
 from .settings import Settings
 
 logger = logging.getLogger("slotcache")

@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 
 from ..models.context import Context
 from ..models.model import Model
-from ..slots.snapshots import Snapshots
 from ..slots.tiers.tier import LowerTier
 from .chat.builder import PromptBuilder
 from .chat.conversations import Conversations
 from .chat.tokens import AnswerMemory
 from .chat.turn import Turn
+from .engine.door import Door
 from .engine.engine import Engine
-from .engine.events import End, Failure, Final
-from .engine.generation import Generation
-from .engine.report import Fields
+from .engine.events import Final
+from .engine.view import End, Failure, Fields, Generation, View
 from .errors import RequestError
 from .idle import Ahead, IdlePrefill
 from .intake import Intake, Submission
@@ -45,6 +44,8 @@ class Service:
     model: Model
     context: Context
     engine: Engine
+    door: Door
+    view: View
     builder: PromptBuilder
     intake: Intake
     answers: AnswerMemory
@@ -84,7 +85,7 @@ class Service:
         generation = self.intake.generation(submission)
         generation.on_end = self._conclude
         self.idle.stop()
-        self.engine.submit(generation)
+        self.door.submit(generation)
         self.open[generation] = submission.turn
         return generation
 
@@ -94,7 +95,7 @@ class Service:
         generation = self.intake.generation(submission, background=True)
         generation.on_end = self._resume_after
         self.idle.give_way()
-        return self.engine.submit_background((submission.options.cache_scope, key), generation)
+        return self.door.compute_ahead((submission.options.cache_scope, key), generation)
 
     # ---- a request ends --------------------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class Service:
             return
         self.metrics.count_cancelled()
         generation.abandoned, self.open[generation] = True, None
-        ended = asyncio.wrap_future(self.engine.cancel(generation))
+        ended = asyncio.wrap_future(self.door.cancel(generation))
         ended.add_done_callback(lambda ended: self._close_abandoned(generation, ended))
 
     def _close_abandoned(self, generation: Generation, ended: asyncio.Future[None]) -> None:
@@ -183,10 +184,6 @@ class Service:
                 code="queue_full",
                 retry_after=self.metrics.seconds_until_room(self.settings.parallel),
             )
-
-    @property
-    def snapshots(self) -> Snapshots:
-        return self.engine.scheduler.snapshots
 
     def properties(self) -> Fields:
         """`/props`: llama-server's fields, and every setting."""

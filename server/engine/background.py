@@ -1,4 +1,4 @@
-"""What is computed ahead of time, while nobody asks for anything. Lives in the engine's thread."""
+"""Prompts that are computed in idle time, ahead of their requests. Lives in the engine's thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_GENERATIONS = 64
 
 
 class Background:
-    """One generation for each key: whoever wants something else ahead of time wants the earlier thing no more.
+    """One generation for each key: a later one of the same key replaces it.
 
     end: takes a generation out of the engine; what of it is computed stays in the cache. max_generations: that are not
     done yet.
@@ -25,11 +25,11 @@ class Background:
 
     def __len__(self) -> int:
         """Generations that are not done yet."""
-        self._let_go_of_done()
+        self._forget_done()
         return len(self._generations)
 
     def put(self, key: Hashable, generation: Generation) -> bool:
-        """In place of an earlier one of this key; False where somebody asks for something just now, or too many wait."""
+        """Replace the generation of a key; False where a client's request runs or waits, or too many are not done."""
         self.drop(key)
         if not all(request.background for request in (*self._scheduler.running, *self._scheduler.waiting)):
             return False
@@ -39,7 +39,7 @@ class Background:
         return True
 
     def drop(self, key: Hashable) -> bool:
-        """Stop computing for a key; whether that was still going on."""
+        """Stop computing for a key; whether it was still being computed."""
         generation = self._generations.pop(key, None)
         if generation is None or generation.done:
             return False
@@ -52,11 +52,11 @@ class Background:
         for key in [key for key, generation in self._generations.items() if generation.scope == scope]:
             self.drop(key)
 
-    def give_way(self) -> None:
-        """Somebody asks for something."""
+    def drop_all(self) -> None:
+        """Stop computing: a client's request needs the engine."""
         for key in list(self._generations):
             self.drop(key)
 
-    def _let_go_of_done(self) -> None:
+    def _forget_done(self) -> None:
         for key in [key for key, generation in self._generations.items() if generation.done]:
             del self._generations[key]

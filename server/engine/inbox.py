@@ -19,38 +19,42 @@ class Inbox:
 
     def __init__(self) -> None:
         self._acts: SimpleQueue[Act] = SimpleQueue()
-        self._door = Lock()
-        self._closed = False  # guarded by the door
+        self._lock = Lock()
+        self._closed: str | None = None  # why, once it is; guarded by the lock
 
     def put(self, act: Act) -> bool:
         """Have an act run. False, and it is not, once the inbox is closed."""
-        with self._door:  # an act is in the queue before the last one is, or not at all
-            if not self._closed:
+        with self._lock:  # an act is queued before the last act, or not at all
+            if self._closed is None:
                 self._acts.put(act)
-            return not self._closed
+            return self._closed is None
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
-        """Have a function run, and get what it returns or raises. RequestError 503 once the inbox is closed."""
+        """Run a function between two steps; the future has what it returns or raises. 503 once the inbox is closed."""
         future: Future[T] = Future()
 
         def answer() -> None:
             if not future.set_running_or_notify_cancel():
-                return  # the asker has gone
+                return  # the asker has cancelled it
             try:
                 future.set_result(question())
             except Exception as error:
                 future.set_exception(error)
 
         if not self.put(answer):
-            future.set_exception(RequestError("the server is shutting down", status=503))
+            future.set_exception(self.refusal())
         return future
 
-    def close(self, last: Act) -> None:
+    def refusal(self) -> RequestError:
+        """The error for a thread that comes too late."""
+        return RequestError(self._closed or "the engine takes nothing in", status=503)
+
+    def close(self, last: Act, why: str) -> None:
         """Take nothing more in behind `last`."""
-        with self._door:
-            if not self._closed:
-                self._closed = True
+        with self._lock:
+            if self._closed is None:
                 self._acts.put(last)
+            self._closed = why
 
     @property
     def empty(self) -> bool:

@@ -25,14 +25,17 @@ class Roster:
 
     def __init__(self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool]) -> None:
         self.samplers: dict[int, Sampler] = {}
+        self.is_closed = False
+        self._why = ""  # it is closed
         self._scheduler, self._outbox, self._is_end = scheduler, outbox, is_end
         self._open: dict[int, Generation] = {}
 
-    def __getitem__(self, id: int) -> Generation:
-        return self._open[id]
-
     def enter(self, generation: Generation, sampler: Sampler) -> None:
-        """Queue a generation."""
+        """Queue a generation. Once the roster is closed it only gets its Failure."""
+        if self.is_closed:
+            sampler.close()
+            self._outbox.put(generation, Failure(RequestError(self._why, status=503)))
+            return
         self._open[generation.request.id] = generation
         self.samplers[generation.request.id] = sampler
         self._scheduler.submit(generation.request)
@@ -86,13 +89,16 @@ class Roster:
             if request.id in self._open:
                 self._fail_alone(self._open[request.id], error)
 
-    def fail_all(self, error: RequestError) -> None:
+    def close(self, why: str) -> None:
         """End every open generation with a Failure."""
+        self.is_closed, self._why = True, why
         for generation in list(self._open.values()):
-            self._fail(generation, error)
+            self._fail(generation, RequestError(why, status=503))
 
-    def give_up(self, error: RequestError) -> None:
+    def give_up(self, why: str) -> None:
         """Send every open generation its Failure, and touch nothing else: the scheduler may be in any state."""
+        self.is_closed, self._why = True, why
+        error = RequestError(why, status=500)
         for generation in self._open.values():
             generation.done = True
             self._outbox.put(generation, Failure(error))

@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..engine.events import End, Event, Failure
-from ..engine.generation import Generation
+from ..engine.view import End, Event, Failure, Generation
 from ..errors import RequestError
 from ..service import Service
 from ..wire import ChatRequest, CompletionRequest, Options, StreamOptions

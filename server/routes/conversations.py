@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..chat.conversations import Conversation
 from ..errors import RequestError
 from .http import Json, scope_of, service_of
 
@@ -18,7 +15,20 @@ async def show(request: Request) -> Response:
     conversation = service_of(request).conversations.find(scope, id)
     if conversation is None:
         raise _unknown(id)
-    return Json(_shown(conversation))
+    entries = conversation.answers[conversation.head]
+    return Json(
+        {
+            "id": conversation.id,
+            "object": "conversation",
+            "created_at": int(conversation.created),
+            "scope": conversation.scope,
+            "bytes": conversation.num_bytes,
+            "turns": sum(entry.role == "user" for entry in entries),
+            "last_response_id": conversation.head,
+            "response_ids": list(conversation.answers),
+            "messages": [entry.public() for entry in entries],
+        }
+    )
 
 
 async def forget(request: Request) -> Response:
@@ -37,18 +47,3 @@ def _unknown(id: str) -> RequestError:
         param="id",
         code="conversation_not_found",
     )
-
-
-def _shown(conversation: Conversation) -> dict[str, Any]:
-    entries = conversation.answers[conversation.head]
-    return {
-        "id": conversation.id,
-        "object": "conversation",
-        "created_at": int(conversation.created),
-        "scope": conversation.scope,
-        "bytes": conversation.num_bytes,
-        "turns": sum(entry.role == "user" for entry in entries),
-        "last_response_id": conversation.head,
-        "response_ids": list(conversation.answers),
-        "messages": [entry.public() for entry in entries],
-    }

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...slots.scope import MAX_NAME
-from ..wire import ChatRequest, CompletionRequest, OrderRequest, SpeculateRequest, WarmRequest
+from ..engine.view import Fields
+from ..wire import MAX_NAME, ChatRequest, CompletionRequest, OrderRequest, SpeculateRequest, WarmRequest
 from .http import Json
 from .slots import ACTIONS, FileName
 from .tokenize import DetokenizeRequest, TokenizeRequest
@@ -32,7 +31,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/slots/{id}": FileName,
 }
 NAME = {"type": "string", "maxLength": MAX_NAME}
-QUERIES: dict[tuple[str, str], dict[str, Any]] = {
+QUERIES: dict[tuple[str, str], Fields] = {
     ("GET", "/v1/cache"): {"scope": NAME},
     ("DELETE", "/v1/cache"): {"scope": NAME},
     ("GET", "/v1/conversations/{id}"): {"scope": NAME},
@@ -47,10 +46,10 @@ async def show(request: Request) -> Response:
     return Json(document(route for route in request.app.routes if isinstance(route, Route)))
 
 
-def document(routes: Iterable[Route]) -> dict[str, Any]:
+def document(routes: Iterable[Route]) -> Fields:
     """OpenAPI 3.1 of some routes."""
     _, components = msgspec.json.schema_components(set(BODIES.values()), ref_template="#/components/schemas/{name}")
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, Fields] = {}
     for route in routes:
         path = route.path.replace(":path}", "}")
         for method in (route.methods or set()) - {"HEAD"}:
@@ -63,11 +62,11 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
+def _operation(route: Route, path: str, method: str) -> Fields:
     said = (route.endpoint.__doc__ or route.name.replace("_", " ")).strip().splitlines()[0]
     places = [("path", name, {"type": "string"}) for name in route.param_convertors]
     places += [("query", name, schema) for name, schema in QUERIES.get((method, path), {}).items()]
-    operation: dict[str, Any] = {
+    operation: Fields = {
         "summary": said,
         "parameters": [
             {"in": place, "name": name, "schema": schema, "required": place == "path"} for place, name, schema in places

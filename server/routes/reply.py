@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from time import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from ..engine.events import Delta, End, Event, Failure, Progress
-from ..engine.report import Report
+from ..engine.view import Delta, End, Event, Failure, Fields, Progress, Report
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -19,15 +18,15 @@ DONE = b"data: [DONE]\n\n"
 class Dialect(Protocol):
     """One API's way to say the same."""
 
-    def first(self) -> dict[str, Any] | None:
+    def first(self) -> Fields | None:
         """A chunk before any text."""
         ...
 
-    def delta(self, text: str) -> dict[str, Any]: ...
+    def delta(self, text: str) -> Fields: ...
 
-    def last(self, reason: str) -> dict[str, Any]: ...
+    def last(self, reason: str) -> Fields: ...
 
-    def whole(self, text: str, reason: str) -> dict[str, Any]: ...
+    def whole(self, text: str, reason: str) -> Fields: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +37,20 @@ class Chat:
     model: str
     created: int = field(default_factory=lambda: int(time()))
 
-    def _chunk(self, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    def _chunk(self, delta: Fields, reason: str | None) -> Fields:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         return _completion(self, "chat.completion.chunk", choice)
 
-    def first(self) -> dict[str, Any] | None:
+    def first(self) -> Fields | None:
         return self._chunk({"role": "assistant", "content": ""}, None)
 
-    def delta(self, text: str) -> dict[str, Any]:
+    def delta(self, text: str) -> Fields:
         return self._chunk({"content": text}, None)
 
-    def last(self, reason: str) -> dict[str, Any]:
+    def last(self, reason: str) -> Fields:
         return self._chunk({}, reason)
 
-    def whole(self, text: str, reason: str) -> dict[str, Any]:
+    def whole(self, text: str, reason: str) -> Fields:
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
         return _completion(self, "chat.completion", choice)
@@ -65,19 +64,19 @@ class Text:
     model: str
     created: int = field(default_factory=lambda: int(time()))
 
-    def first(self) -> dict[str, Any] | None:
+    def first(self) -> Fields | None:
         return None
 
-    def delta(self, text: str) -> dict[str, Any]:
+    def delta(self, text: str) -> Fields:
         return self._object(text, None)
 
-    def last(self, reason: str) -> dict[str, Any]:
+    def last(self, reason: str) -> Fields:
         return self._object("", reason)
 
-    def whole(self, text: str, reason: str) -> dict[str, Any]:
+    def whole(self, text: str, reason: str) -> Fields:
         return self._object(text, reason)
 
-    def _object(self, text: str, reason: str | None) -> dict[str, Any]:
+    def _object(self, text: str, reason: str | None) -> Fields:
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
         return _completion(self, "text_completion", choice)
 
@@ -90,21 +89,21 @@ class Native:
     model: str
     created: int = field(default_factory=lambda: int(time()))
 
-    def first(self) -> dict[str, Any] | None:
+    def first(self) -> Fields | None:
         return None
 
-    def delta(self, text: str) -> dict[str, Any]:
+    def delta(self, text: str) -> Fields:
         return {"index": 0, "content": text, "stop": False}
 
-    def last(self, reason: str) -> dict[str, Any]:
+    def last(self, reason: str) -> Fields:
         return self.whole("", reason)
 
-    def whole(self, text: str, reason: str) -> dict[str, Any]:
+    def whole(self, text: str, reason: str) -> Fields:
         stop_type = "limit" if reason == "length" else "eos"
         return {"index": 0, "content": text, "stop": True, "stop_type": stop_type, "model": self.model}
 
 
-def _completion(style: Chat | Text, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+def _completion(style: Chat | Text, kind: str, choice: Fields) -> Fields:
     """OpenAI's envelope of one choice."""
     return {"id": style.id, "object": kind, "created": style.created, "model": style.model, "choices": [choice]}
 
@@ -137,10 +136,10 @@ async def stream(style: Dialect, events: AsyncIterator[Event], include_usage: bo
     yield DONE
 
 
-def _accounts(report: Report) -> dict[str, Any]:
-    stop = {} if report.stop is None else {"stopping_word": report.stop}
-    return {"timings": report.timings(), "slotcache": report.slotcache()} | stop
+def _accounts(report: Report) -> Fields:
+    accounts: Fields = {"timings": report.timings(), "slotcache": report.slotcache()}
+    return accounts if report.stop is None else accounts | {"stopping_word": report.stop}
 
 
-def _data(body: dict[str, Any]) -> bytes:
+def _data(body: Fields) -> bytes:
     return b"data: " + encode(body) + b"\n\n"

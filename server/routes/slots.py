@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import reprlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...slots.archive import Record
-from ...slots.histories import Histories
-from ...slots.lanes import Lane
-from ...slots.tiers import slotfile
-from ...slots.tiers.record import Foreign, Torn
+from ..engine.view import Fields
 from ..errors import RequestError
-from ..provenance import Provenance, provenance_of
 from ..service import Service
 from .http import Json, read_body, service_of
 
@@ -44,62 +35,24 @@ async def act(request: Request) -> Response:
     service.idle.give_way()  # a lane that computes ahead is nobody's
     try:
         if action == "erase":
-            erased = await asyncio.wrap_future(service.engine.ask(lambda: _erase(service, number)))
-            return Json({"id_slot": number, "n_erased": erased})
+            return Json({"id_slot": number, "n_erased": await service.view.lane_store.erase(number)})
         path = _path(service, (await read_body(request, FileName)).filename)
         began = perf_counter()
-        about = await (_save if action == "save" else _restore)(service, number, path)
+        about = await _move(service, action, number, path)
         return Json(about | {"timings": {f"{action}_ms": 1000 * (perf_counter() - began)}})
     finally:
         service.resume_idle()
 
 
-async def _save(service: Service, number: int, path: Path) -> dict[str, Any]:
-    records = await asyncio.wrap_future(service.engine.ask(lambda: _records(service, number)))
-    try:
-        written = await asyncio.to_thread(slotfile.write, path, records, _made_by(service))
-    except OSError as error:
-        raise RequestError(f"cannot write {path.name}: {error.strerror}", status=500) from None
-    saved = len(records[-1].tokens) if records else 0
-    return {"id_slot": number, "filename": path.name, "n_saved": saved, "n_written": written}
-
-
-async def _restore(service: Service, number: int, path: Path) -> dict[str, Any]:
-    last, size = await asyncio.to_thread(_adopt_all, service, path)
-    restored = 0
-    if last is not None:
-        restored = await asyncio.wrap_future(service.engine.ask(lambda: _remember(service, number, last)))
-        if not restored:
-            raise RequestError(f"{path.name} does not fit: --cache-ram has no room, or it is damaged", param="filename")
-    return {"id_slot": number, "filename": path.name, "n_restored": restored, "n_read": size}
-
-
-def _adopt_all(service: Service, path: Path) -> tuple[Record | None, int]:
-    """Put a file's records back, up to the first that has no room; the last one that was tried, and the file's size."""
-    last = None
-    with _refused(path):
-        slotfile.check(path, _made_by(service))  # all of it, before any of it is used
-        for last in slotfile.records(path, _made_by(service)):
-            if not service.engine.adopt(last):
-                break
-        return last, path.stat().st_size
-
-
-@contextmanager
-def _refused(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a file into the client's. Raises RequestError."""
-    try:
-        yield
-    except OSError as error:
-        raise RequestError(f"cannot read {path.name}: {error.strerror}", param="filename") from None
-    except Foreign as error:
-        raise RequestError(f"{path.name} is not for this server: {error}", param="filename") from None
-    except Torn as error:
-        raise RequestError(f"{path.name} is damaged: {error}", param="filename") from None
-
-
-def _made_by(service: Service) -> Provenance:
-    return provenance_of(service.settings, service.model, service.context)
+async def _move(service: Service, action: str, number: int, path: Path) -> Fields:
+    """Save or restore a lane; what the answer says of it."""
+    store = service.view.lane_store
+    about: Fields = {"id_slot": number, "filename": path.name}
+    if action == "save":
+        saved, written = await store.save(number, path)
+        return about | {"n_saved": saved, "n_written": written}
+    restored, size = await store.restore(number, path)
+    return about | {"n_restored": restored, "n_read": size}
 
 
 def _number(service: Service, text: str) -> int:
@@ -119,37 +72,3 @@ def _path(service: Service, name: str) -> Path:
     if not 0 < len(name.encode()) <= MAX_NAME:
         raise RequestError(f"filename has {len(name.encode()):,} bytes: expected 1 to {MAX_NAME}", param="filename")
     return Path(service.settings.slot_save_path).expanduser() / name
-
-
-# ---- in the engine's thread ----------------------------------------------------------------------------------------
-
-
-def _lane(service: Service, number: int) -> Lane:
-    lane = service.engine.scheduler.lanes[number]
-    if lane.request is not None and lane.request.background:
-        service.engine.background.give_way()  # nobody waits for it
-    if lane.request is not None:
-        raise RequestError(f"slot {number} is running a request: try again when it has ended", status=503, retry_after=1)
-    return lane
-
-
-def _histories(service: Service) -> Histories:
-    engine = service.engine
-    return Histories(engine.scheduler, engine.archive, engine.carry_out)
-
-
-def _records(service: Service, number: int) -> list[Record]:
-    """What a lane ran last, as far as it has KV; beginnings first."""
-    lane = _lane(service, number)
-    if len(lane.history) and not service.snapshots.max_bytes and not service.engine.scheduler.tree.host.max_tokens:
-        raise RequestError("KV cannot be saved here: that takes --cache-ram, and a model without a sliding window")
-    return _histories(service).save(lane)
-
-
-def _remember(service: Service, number: int, record: Record) -> int:
-    """A lane ran this last, as far as it has come back; how many tokens that are."""
-    return _histories(service).remember(_lane(service, number), record.scope, record.tokens)
-
-
-def _erase(service: Service, number: int) -> int:
-    return _histories(service).erase(_lane(service, number))

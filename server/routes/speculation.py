@@ -12,9 +12,8 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...slots.scope import MAX_NAME
 from ..errors import RequestError
-from ..wire import SpeculateRequest
+from ..wire import MAX_NAME, SpeculateRequest
 from .chat import while_connected
 from .http import Json, read_body, scope_of, service_of
 
@@ -41,7 +40,7 @@ async def forget(request: Request) -> Response:
     scope, name = scope_of(request), query.get("id", "default")
     if len(name) > MAX_NAME:
         raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_NAME}", param="id")
-    dropped = await asyncio.wrap_future(service.engine.drop_background((scope, ("speculation", name))))
+    dropped = await asyncio.wrap_future(service.door.drop_ahead((scope, ("speculation", name))))
     service.resume_idle()
     return Json({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
 

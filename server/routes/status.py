@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...slots.request import Request as Queued
-from ..service import Service
+from ..engine.view import Fields, LaneState
 from .http import Json, service_of
 
 
@@ -35,33 +33,17 @@ async def properties(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
+    """The lanes, without any text."""
     service = service_of(request)
-    return Json(await asyncio.wrap_future(service.engine.ask(lambda: _slots(service))))
+    return Json([_slot(lane, service.intake.limit) for lane in await service.view.lanes()])
 
 
-def _slots(service: Service) -> list[dict[str, Any]]:
-    """The lanes, without any text. Runs in the engine's thread."""
-    return [
-        {"id": lane.id, "n_ctx": service.intake.limit, "is_processing": lane.request is not None}
-        | ({"sequence": lane.sequence_id} if lane.request is None else _running(lane.request))
-        for lane in service.engine.scheduler.lanes
-    ]
-
-
-def _running(request: Queued) -> dict[str, Any]:
-    return {
-        "id_task": request.id,
-        "sequence": request.sequence.id if request.sequence else -1,
-        "state": "generating" if request.decoding else "prefill",
-        "source": request.source,
-        "prompt_tokens": request.num_prompt,
-        "cached_tokens": request.cached,
-        "computed_tokens": request.computed,
-        "generated_tokens": request.num_tokens - request.num_prompt,
-    }
+def _slot(lane: LaneState, limit: int) -> Fields:
+    slot: Fields = {"id": lane.id, "n_ctx": limit, "is_processing": lane.task is not None}
+    return slot | ({"sequence": lane.sequence} if lane.task is None else asdict(lane.task))
 
 
 async def metrics(request: Request) -> Response:
     service = service_of(request)
-    snapshot = await asyncio.wrap_future(service.engine.ask(service.metrics.snapshot))
-    return Response(service.metrics.exposition(snapshot), media_type="text/plain; version=0.0.4")
+    written = service.metrics.exposition(await service.view.figures())
+    return Response(written, media_type="text/plain; version=0.0.4")

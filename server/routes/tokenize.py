@@ -10,9 +10,8 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...models.model import Model
-from ...slots.scope import Scope
 from ..errors import RequestError
+from ..service import Service
 from ..wire import ChatRequest
 from .chat import while_connected
 from .http import Json, read_body, service_of
@@ -43,7 +42,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
     asked = await read_body(request, DetokenizeRequest)
-    work = service.builder.text_threads.run(request.state.num_bytes, _text, service.model, asked.tokens)
+    work = service.builder.text_threads.run(request.state.num_bytes, _text, service, asked.tokens)
     return Json(await while_connected(request, work))
 
 
@@ -52,10 +51,8 @@ async def apply_template(request: Request) -> Response:
     service = service_of(request)
     asked = await read_body(request, ChatRequest)
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
-    tree = service.engine.scheduler.tree
-    scope = Scope.shared(asked.cache_scope)
-    layout = await asyncio.wrap_future(service.engine.ask(lambda: submission.prompt.arrange(tree, scope)))
-    work = service.builder.threads.run(request.state.num_bytes, _prompt, service.model, layout.tokens)
+    layout = (await service.view.predict(submission.prompt, asked.cache_scope)).layout
+    work = service.builder.threads.run(request.state.num_bytes, _prompt, service, layout.tokens)
     return Json(await while_connected(request, work))
 
 
@@ -68,12 +65,12 @@ def _listed(tokens: np.ndarray) -> bytes:
     return b'{"tokens":[' + b",".join(pieces) + b"]}"
 
 
-def _text(model: Model, tokens: list[int]) -> bytes:
+def _text(service: Service, tokens: list[int]) -> bytes:
     """Raises RequestError for a token that there is not."""
-    if unknown := next((token for token in tokens if token >= model.num_vocab), None):
-        raise RequestError(f"tokens: {unknown} is not below {model.num_vocab}", param="tokens")
-    return encode({"content": model.detokenize(np.array(tokens, np.int32))})
+    if unknown := next((token for token in tokens if token >= service.model.num_vocab), None):
+        raise RequestError(f"tokens: {unknown} is not below {service.model.num_vocab}", param="tokens")
+    return encode({"content": service.model.detokenize(np.array(tokens, np.int32))})
 
 
-def _prompt(model: Model, tokens: np.ndarray) -> bytes:
-    return encode({"prompt": model.detokenize(tokens, special=True), "n_tokens": len(tokens)})
+def _prompt(service: Service, tokens: np.ndarray) -> bytes:
+    return encode({"prompt": service.model.detokenize(tokens, special=True), "n_tokens": len(tokens)})

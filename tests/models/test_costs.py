@@ -7,9 +7,11 @@ import tokenize
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from slotcache.models.costs import CELL, CPU, GPU, MIN_ROWS, PASS, TILE, TILE_CELL, costs_of
+from slotcache.models.model import Model
 from slotcache.slots.costs import NEVER, UNMEASURED, Costs
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +21,7 @@ ELSEWHERE = [path for path in FILES if path != PLACE and not path.is_relative_to
 OFF = ROOT / "slots" / "costs.py"  # where every rule is turned off
 NAMES = {field.name for field in fields(Costs)}
 TIMED = re.compile(r"\b(measured|timed)\b|\d ?(ns|us|µs|ms)\b")
-MODEL = SimpleNamespace(attention_width=10, num_parameters=1000, num_layer_parameters=900)
+MODEL = cast(Model, SimpleNamespace(attention_width=10, num_parameters=1000, num_layer_parameters=900))
 
 
 def is_number(node):

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 from slotcache.models.costs import MIN_ROWS
-from slotcache.server.routes.http import Host
+from slotcache.server.app import Host
 from slotcache.server.serve import Server, make_server, run
 from slotcache.server.settings import Settings
 

@@ -34,14 +34,14 @@ class Reference:
         self._seen: list[Generation] = []
         self.cut = cache(self._cut)
         self.control = set(self.cut(CONTROL, True))
-        engine = server.service.engine
-        submit = engine.submit
+        door = server.service.door
+        submit = door.submit
 
         def listen(generation: Generation) -> None:
             self._seen.append(generation)
             submit(generation)
 
-        engine.submit = listen  # no route tells the ids of an answer
+        door.submit = listen  # no route tells the ids of an answer
 
     def answer(self, prompt: Ids, options: Mapping[str, Any]) -> Reply:
         """Return the answer of a server without a cache to these ids."""

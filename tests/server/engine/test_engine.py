@@ -86,7 +86,7 @@ def events_of(server, prompt):
         )
         return await asyncio.wait_for(generation.events.get(), 30)
 
-    loop = server.service.engine._outbox.loop
+    loop = server.service.engine.outbox.loop
     return asyncio.run_coroutine_threadsafe(collect(), loop).result(40)
 
 
@@ -107,7 +107,7 @@ def test_an_engine_that_cannot_go_on_ends_every_request_once_and_the_server_with
         until(lambda: len(server.service.open) == 2)
         engine, host = server.service.engine, server.host
         monkeypatch.setattr(engine.scheduler, "abandon", lambda: 1 / 0)
-        monkeypatch.setattr(engine._runner, "run", lambda *given: 1 / 0)
+        monkeypatch.setattr(engine.runner, "run", lambda *given: 1 / 0)
         for stream in streams:
             assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
             assert stream.events[-1] == "[DONE]"
@@ -117,7 +117,7 @@ def test_an_engine_that_cannot_go_on_ends_every_request_once_and_the_server_with
         assert refused.value.status == 503
         until(lambda: not engine._thread.is_alive())
         with pytest.raises(RequestError):
-            engine.ask(lambda: 1).result(1)
+            engine.inbox.ask(lambda: 1).result(1)
         until(lambda: _is_down(server.url))  # nobody asked it to
 
 
@@ -133,19 +133,19 @@ def test_what_the_cache_decided_and_nobody_did_is_forgotten(tiny, monkeypatch):
     with running(tiny, failed_steps=1) as server:
         server.chat("Hello there")
         engine = server.service.engine
-        run = engine._runner.run
+        run = engine.runner.run
 
         def fail_once():
-            monkeypatch.setattr(engine._runner, "run", lambda *given: 1 / 0)
+            monkeypatch.setattr(engine.runner, "run", lambda *given: 1 / 0)
             try:
                 engine.scheduler.tree.evict()
                 engine.carry_out()
             finally:
-                monkeypatch.setattr(engine._runner, "run", run)
+                monkeypatch.setattr(engine.runner, "run", run)
 
         with pytest.raises(ZeroDivisionError):
-            engine.ask(fail_once).result(10)
-        engine.ask(lambda: check(engine.scheduler)).result(10)
+            engine.inbox.ask(fail_once).result(10)
+        engine.inbox.ask(lambda: check(engine.scheduler)).result(10)
         assert server.chat("Hello there")["timings"]["cache_n"] == 0
         assert server.chat("Hello there")["timings"]["cache_n"] > 0
 
@@ -165,7 +165,7 @@ def test_one_that_asks_a_stopped_engine_is_answered(tiny):
     with running(tiny) as server:
         server.service.engine.stop()
         with pytest.raises(RequestError, match="shutting down"):
-            server.service.engine.ask(lambda: 1).result(5)
+            server.service.engine.inbox.ask(lambda: 1).result(5)
 
 
 def test_a_warm_up_that_fails_leaves_nothing_in_the_way_of_the_first_request(tiny, monkeypatch):

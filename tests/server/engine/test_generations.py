@@ -26,7 +26,7 @@ NAME = "m" * 20_000  # of the model, in every chunk: an answer that no socket's 
 @contextmanager
 def held_up(server):
     """The engine stands still in its next step meanwhile."""
-    runner, inside, gate = server.service.engine._runner, threading.Event(), threading.Event()
+    runner, inside, gate = server.service.engine.runner, threading.Event(), threading.Event()
     step = runner.run
 
     def run(*given):
@@ -99,13 +99,13 @@ def test_idle_work_goes_on_beside_a_client_that_does_not_read(narrow):
 def test_what_waits_for_a_client_that_does_not_read_is_its_text_and_no_more(narrow):
     ended = narrow.metric("slotcache_requests_total", end="length")
     held = []
-    submit = narrow.service.engine.submit
-    narrow.service.engine.submit = lambda generation: (held.append(generation), submit(generation))[1]
+    submit = narrow.service.door.submit
+    narrow.service.door.submit = lambda generation: (held.append(generation), submit(generation))[1]
     try:
         with stalled(narrow, return_progress=True):
             until(lambda: narrow.metric("slotcache_requests_total", end="length") == ended + 1)
     finally:
-        narrow.service.engine.submit = submit
+        narrow.service.door.submit = submit
     (generation,) = held
     assert generation not in narrow.service.open and not _alive(Turn)  # what was asked is not kept for it
 
@@ -156,7 +156,7 @@ def test_a_client_that_goes_before_the_first_byte_of_its_stream_cancels_it(tiny)
 
         answering = make_app(server.host)(head, receive, send)
         with pytest.raises((OSError, ExceptionGroup)):
-            asyncio.run_coroutine_threadsafe(answering, server.service.engine._outbox.loop).result(DEADLINE)
+            asyncio.run_coroutine_threadsafe(answering, server.service.engine.outbox.loop).result(DEADLINE)
         until(lambda: not server.service.open)
         assert server.metric("slotcache_requests_total", end="cancelled") == 1
 
@@ -193,6 +193,6 @@ def test_a_question_after_the_end_is_refused(tiny):
     with running(tiny) as server:
         server.service.engine.stop()
         with pytest.raises(RequestError, match="shutting down"):
-            server.service.engine.ask(lambda: 1).result(timeout=5)
+            server.service.engine.inbox.ask(lambda: 1).result(timeout=5)
         for route in ("/metrics", "/slots", "/v1/cache"):
             assert server.http.get(route, timeout=5).status_code == 503

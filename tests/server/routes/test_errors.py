@@ -190,7 +190,7 @@ def test_shutting_down_ends_every_stream(tiny):
 
 def test_a_step_that_fails_ends_what_runs_and_the_server_goes_on(tiny, monkeypatch):
     with running(tiny, failed_steps=1, parallel=1) as server:
-        runner = server.service.engine._runner
+        runner = server.service.engine.runner
         run = runner.run
         monkeypatch.setattr(runner, "run", lambda *given: 1 / 0)
         failed = server.http.post(CHAT, json={"messages": USER})

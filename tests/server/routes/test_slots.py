@@ -149,7 +149,7 @@ def test_what_is_computed_ahead_does_not_change_what_a_lane_ran_last(model, tmp_
                 until(lambda: up.service.idle.done)
                 turn = {"messages": [{"role": "user", "content": "Something else."}], "cache_scope": "other"}
                 assert up.http.post("/v1/speculate", json=turn).json()["state"] == "started"
-                until(lambda: up.service.engine.ask(lambda: up.service.engine.scheduler.idle).result())
+                until(lambda: up.service.engine.inbox.ask(lambda: up.service.engine.scheduler.idle).result())
                 assert up.metric("slotcache_idle_prompt_tokens_total") > 0
             saved.append(act(up, "save", filename="mill.bin").json()["n_saved"])
             if ahead:

@@ -28,7 +28,7 @@ def speculate(server, **body):
 
 def at_rest(server):
     """Wait until what was started is computed."""
-    until(lambda: server.service.engine.ask(lambda: server.service.engine.scheduler.idle).result())
+    until(lambda: server.service.engine.inbox.ask(lambda: server.service.engine.scheduler.idle).result())
 
 
 def used(answer):
@@ -157,13 +157,13 @@ LONG = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
 
 
 def background(server):
-    return server.service.engine.ask(lambda: len(server.service.engine.background._generations)).result()
+    return server.service.engine.inbox.ask(lambda: len(server.service.engine.background._generations)).result()
 
 
 @contextmanager
 def standing_still(server):
     """The engine hears what it is told, and computes nothing meanwhile."""
-    runner = server.service.engine._runner
+    runner = server.service.engine.runner
     step = runner.run
 
     def run(plan, samplers):

@@ -45,7 +45,7 @@ def settled(server):
         runs = [node for root in tree.roots.values() for node in descendants(root)]
         return engine.scheduler.idle and runs and all(node.blob for node in runs) and not tree.host.unsaved
 
-    until(lambda: engine.ask(is_saved).result())
+    until(lambda: engine.inbox.ask(is_saved).result())
     until(lambda: all(tier.idle for tier in server.service.tiers))
 
 
@@ -81,7 +81,9 @@ def test_snapshots_of_models_that_cannot_be_cut_outlive_the_server_too(generate,
     written = files(folder)
     assert written
     with running(path, cache_dir=str(folder)) as up:
-        until(lambda: up.service.engine.ask(lambda: len(up.service.snapshots)).result() == len(written))
+        until(
+            lambda: up.service.engine.inbox.ask(lambda: len(up.service.engine.scheduler.snapshots)).result() == len(written)
+        )
         again = up.chat(**BODY)
         assert again["slotcache"]["source"] == "snapshot"
         assert again["timings"]["prompt_n"] < 60 < again["timings"]["cache_n"]

@@ -7,7 +7,8 @@ import logging
 import random
 
 import pytest
-from slotcache.server.routes.slots import _made_by
+from slotcache.server.engine.arrivals import Arrivals
+from slotcache.server.provenance import provenance_of
 from slotcache.slots.tiers.disk import DiskTier
 from slotcache.slots.tiers.loading import load_records
 from support.mutation import cases, forged, mutated
@@ -36,8 +37,8 @@ def saved(tiny, tmp_path_factory):
     return [one.read_bytes() for one in files(folder)], (slots / "whole").read_bytes(), answer["choices"]
 
 
-def brought_back(disk, engine):
-    return load_records(disk, 1 << 30, lambda key, record: engine.adopt(record, "disk", lambda: key in disk))
+def brought_back(disk, arrivals):
+    return load_records(disk, 1 << 30, lambda key, record: arrivals.adopt(record, "disk", lambda: key in disk))
 
 
 @pytest.mark.timeout(3600)
@@ -46,7 +47,8 @@ def test_damaged_records_hurt_nobody(tiny, tmp_path, saved, caplog):
     records, _, expected = saved
     num_adopted = 0
     with running(tiny, parallel=1) as up:
-        made_by, engine = _made_by(up.service), up.service.engine
+        service = up.service
+        made_by, arrivals = provenance_of(service.settings, service.model, service.context), Arrivals(service.engine)
         for number in range(-(-cases(240, 0.4) // AT_ONCE)):
             chance, root = random.Random(number), tmp_path / str(number)
             disk = DiskTier(root, 1 << 30, made_by)
@@ -58,7 +60,7 @@ def test_damaged_records_hurt_nobody(tiny, tmp_path, saved, caplog):
                 change = chance.choice((mutated, forged))
                 (disk.folder / f"{index + 16:032x}.kv").write_bytes(change(chance.choice(records), chance))
             again = DiskTier(root, 1 << 30, made_by)
-            num_adopted += brought_back(again, engine)
+            num_adopted += brought_back(again, arrivals)
             assert up.chat(**BODY)["choices"] == expected, number
             again.close()
             assert up.http.delete("/v1/cache").status_code == 200

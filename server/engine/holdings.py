@@ -1,0 +1,124 @@
+"""What is cached, what would be reused, and what runs, as plain values. Read in the engine's thread, between two steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...slots.lanes import Lane
+from ...slots.node import Node
+from ...slots.radix import descendants, path
+from ...slots.request import Layout, Prompt, Request
+from ...slots.scheduler import Scheduler
+from ...slots.scope import Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run of the prefix tree. document: a key of one that ends with it. pinned: a client asked to keep it."""
+
+    start: int
+    tokens: int
+    device_tokens: int
+    host: bool
+    document: str | None
+    frequency: int
+    in_use: bool
+    pinned: bool
+
+    @classmethod
+    def of(cls, node: Node) -> Run:
+        return cls(
+            start=node.start,
+            tokens=len(node.tokens),
+            device_tokens=node.ready,
+            host=node.blob is not None,
+            document=next((key for _, key in node.document_of), None),
+            frequency=node.frequency,
+            in_use=node.pins > 0,
+            pinned=node.held_until > 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WholeState:
+    """A snapshot: the state after so many tokens."""
+
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a scope has cached. tokens: by tier."""
+
+    tokens: dict[str, int]
+    runs: list[Run]
+    snapshots: list[WholeState]
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, scope: Scope) -> Holdings:
+        root, snapshots = scheduler.tree.roots.get(scope), scheduler.snapshots
+        nodes = list(descendants(root)) if root else []
+        device = sum(node.ready for node in nodes)
+        host = sum(len(node.tokens) for node in nodes if node.blob is not None)
+        states = [WholeState(node.end, snapshots.size_of(node.end)) for node in snapshots.of(scope)]
+        return cls({"device": device, "host": host}, [Run.of(node) for node in nodes], states)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A prompt laid out by what is cached now, and what it would reuse, in tokens. on_device: of those."""
+
+    layout: Layout
+    reused: int
+    on_device: int
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, prompt: Prompt, scope: Scope) -> Prediction:
+        tree = scheduler.tree
+        layout = prompt.arrange(tree, scope)
+        match = tree.match(scope, layout.tokens)
+        nodes = [node for node in path(match.node) if node.start < match.length]
+        on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
+        reused = min(match.length, tree.most_cached(len(layout.tokens)))
+        return cls(layout, reused, min(on_device, reused))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A request on a lane, in the words of `GET /slots`."""
+
+    id_task: int
+    sequence: int
+    state: str
+    source: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+
+    @classmethod
+    def of(cls, request: Request) -> Task:
+        return cls(
+            id_task=request.id,
+            sequence=request.sequence.id if request.sequence else -1,
+            state="generating" if request.decoding else "prefill",
+            source=request.source,
+            prompt_tokens=request.num_prompt,
+            cached_tokens=request.cached,
+            computed_tokens=request.computed,
+            generated_tokens=request.num_tokens - request.num_prompt,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """A lane. sequence: that holds the history of its last request."""
+
+    id: int
+    sequence: int
+    task: Task | None
+
+    @classmethod
+    def of(cls, lane: Lane) -> LaneState:
+        return cls(lane.id, lane.sequence_id, Task.of(lane.request) if lane.request is not None else None)

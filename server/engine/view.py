@@ -1,0 +1,125 @@
+"""What routes, metrics and idle prefill may ask of the engine, and the values that they get.
+
+The cache belongs to the engine's thread. Every question here runs there, between two steps, so that nothing changes under
+it; the caller only waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...slots.request import Prompt
+from ...slots.scope import Scope
+from ...slots.tiers.disk import DiskTier
+from ...slots.tiers.provenance import Provenance
+from ...slots.tiers.tier import LowerTier
+from .engine import Engine
+from .events import Delta, End, Event, Failure, Progress
+from .figures import Figures
+from .generation import Generation
+from .holdings import Holdings, LaneState, Prediction
+from .lanestore import LaneStore
+from .report import Fields, Report, document_reuse
+
+__all__ = [
+    "Delta",
+    "End",
+    "Event",
+    "Failure",
+    "Fields",
+    "Figures",
+    "Generation",
+    "Holdings",
+    "LaneState",
+    "Missing",
+    "Prediction",
+    "Progress",
+    "Report",
+    "View",
+    "document_reuse",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What is missing of a prompt in the cache. tokens: to compute. fits: free cells suffice. idle: no request is there."""
+
+    tokens: int
+    fits: bool
+    idle: bool
+
+
+class View:
+    """Safe from any thread. Scopes are the clients' names for them.
+
+    lower: the tiers below host memory. token_bytes: of one token's KV. lane_store: saves, restores and erases what a lane
+    ran last. made_by: as in `LaneStore`.
+    """
+
+    def __init__(self, engine: Engine, lower: Sequence[LowerTier], *, token_bytes: int, made_by: Provenance | None) -> None:
+        self._engine, self._scheduler, self._lower = engine, engine.scheduler, lower
+        self._disk = next((tier for tier in lower if isinstance(tier, DiskTier)), None)
+        self._token_bytes = token_bytes
+        self.lane_store = LaneStore(engine, made_by)
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether whole states are kept: the model cannot be cut, and there is memory for them."""
+        return self._scheduler.snapshots.max_bytes > 0
+
+    async def holdings(self, scope: str) -> Holdings:
+        """Return what a scope has cached."""
+        return await self._ask(lambda: Holdings.of(self._scheduler, Scope.shared(scope)))
+
+    async def predict(self, prompt: Prompt, scope: str) -> Prediction:
+        """Lay out a prompt as if it were submitted now. A dry run: nothing changes."""
+        return await self._ask(lambda: Prediction.of(self._scheduler, prompt, Scope.shared(scope)))
+
+    async def missing(self, prompt: Prompt, scope: str) -> Missing:
+        """Return what idle prefill would have to compute for a prompt. A dry run as well."""
+        return await self._ask(
+            lambda: Missing(*self._scheduler.ahead(prompt, Scope.shared(scope)), idle=self._scheduler.idle)
+        )
+
+    async def pin(self, generation: Generation, seconds: float) -> int:
+        """Evict the prompt of a finished generation last, for so long; how many tokens are pinned."""
+        request = generation.request
+        prompt = request.tokens[: request.num_prompt]
+        return await self._ask(lambda: self._scheduler.holds.hold(request.scope, prompt, seconds))
+
+    async def unpin(self, generation: Generation) -> None:
+        """Evict the prompt of a finished generation like any other."""
+        request = generation.request
+        prompt = request.tokens[: request.num_prompt]
+        await self._ask(lambda: self._scheduler.holds.release(request.scope, prompt))
+
+    async def drop(self, scope: str) -> int:
+        """Forget what a scope has cached on any tier, but for what running requests need; the tokens that were."""
+        dropped = await self._ask(lambda: self._drop(scope))
+        for tier in self._lower:
+            await asyncio.to_thread(tier.drop, Scope.shared(scope))
+            # Again: at the start of the server, runs that are gone from the tier now may have come back from it meanwhile.
+            await self._ask(lambda: self._drop(scope))
+        return dropped
+
+    async def lanes(self) -> list[LaneState]:
+        """Return the lanes, with how far the request on each is."""
+        return await self._ask(lambda: [LaneState.of(lane) for lane in self._scheduler.lanes])
+
+    async def figures(self) -> Figures:
+        """Return counters and gauges."""
+        return await self._ask(lambda: Figures.of(self._engine, self._disk, self._token_bytes))
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._engine.inbox.ask(question))
+
+    def _drop(self, scope: str) -> int:
+        """Runs in the engine's thread. Idle prefill ends first: it would go into the cache that is dropped."""
+        self._engine.background.drop_scope(scope)
+        shared = Scope.shared(scope)
+        return self._scheduler.tree.drop(shared) + self._scheduler.snapshots.drop(shared)
