@@ -23,11 +23,11 @@ class Room:
     @property
     def num_used(self) -> int:
         """Cells in use: everything in the tree, and what is being generated."""
-        return self._tree.num_ready + sum(request.num_tail for request in self._running)
+        return self._tree.ledger.num_ready + sum(request.num_tail for request in self._running)
 
     @property
     def num_free(self) -> int:
-        return self._tree.num_cells - self.num_used
+        return self._tree.ledger.num_cells - self.num_used
 
     def fits(self, request: Request) -> bool:
         """Whether a prompt fits beside what is running and has been promised. Alone, every accepted prompt fits."""
@@ -35,8 +35,10 @@ class Room:
             return True
         tree = self._tree
         match = tree.match(request.scope, request.tokens[: request.num_tokens])
-        reclaimable = tree.num_reclaimable - match.evictable
-        promised = tree.num_pending + len(self._running) + tree.rest - 1  # it computes what is cached of its rest twice
+        reclaimable = tree.ledger.num_reclaimable - match.evictable
+        promised = (
+            tree.ledger.num_pending + len(self._running) + tree.rest - 1
+        )  # it computes what is cached of its rest twice
         return request.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def reserve(self, num_cells: int) -> bool:
@@ -48,7 +50,7 @@ class Room:
 
     def spill_idle(self) -> None:
         """Move idle KV to host memory until no more of it than is allowed slows the others."""
-        while self._tree.host.max_tokens and self._tree.num_reclaimable > self._idle_cells:
+        while self._tree.host.max_tokens and self._tree.ledger.num_reclaimable > self._idle_cells:
             if not self._tree.evict():
                 return
 
@@ -56,7 +58,10 @@ class Room:
         """What is carried out before a step of so many tokens, and behind it: what the tree has decided, and the moves of
         `set_aside` where they cost less than they save. computing: whom the step is for."""
         moves, afterwards = self._set_aside(num_tokens, computing)
-        return self._tree.take_operations() + moves, afterwards  # in this order: copies for the host tier are among them
+        return (
+            self._tree.ledger.take_operations() + moves,
+            afterwards,
+        )  # in this order: copies for the host tier are among them
 
     def _set_aside(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
         tree, costs = self._tree, self._costs

@@ -10,12 +10,13 @@ from .tree import PrefixTree
 
 def check_tree(tree: PrefixTree) -> None:
     """Raise AssertionError where the tree, its sequences and its ledger disagree."""
+    ledger = tree.ledger
     nodes = [node for root in tree.roots.values() for node in descendants(root)]
-    sequences = {sequence for node in nodes for sequence in node.sequences} | set(tree.parked.values())
-    assert tree.num_ready == sum(node.ready for node in nodes)
-    assert tree.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.pins)
-    assert tree.num_pinned == sum(node.ready for node in nodes if node.pins)
-    assert 0 <= tree.num_ready <= tree.num_cells
+    sequences = {sequence for node in nodes for sequence in node.sequences} | set(ledger.parked.values())
+    assert ledger.num_ready == sum(node.ready for node in nodes)
+    assert ledger.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.pins)
+    assert ledger.num_pinned == sum(node.ready for node in nodes if node.pins)
+    assert 0 <= ledger.num_ready <= ledger.num_cells
     for node in nodes:
         assert len(node.tokens) > 0
         assert node.parent is not None and node.parent.children[int(node.tokens[0])] is node
@@ -38,8 +39,8 @@ def check_tree(tree: PrefixTree) -> None:
     assert all(blob.users == sum(node.blob is blob for node in nodes) for blob in blobs)
     assert tree.host.can_leave >= {node for node in tree.host.nodes if tree.host.may_leave(node)}
     ids = [sequence.id for sequence in sequences]
-    assert len(ids) == len(set(ids)) and not set(ids) & set(tree._free_ids)
-    for tip, sequence in tree.parked.items():
+    assert len(ids) == len(set(ids)) and not set(ids) & set(ledger._free_ids)
+    for tip, sequence in ledger.parked.items():
         assert sequence.tip is tip and not sequence.active and tip.start < sequence.length <= tip.end
     for sequence in sequences:
         held = {node for node in path(sequence.tip) if node.start < sequence.length}
@@ -55,10 +56,10 @@ def check_snapshots(snapshots: Snapshots) -> None:
 
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError where requests, lanes, sequences and cells disagree."""
-    tree = scheduler.tree
+    tree, ledger = scheduler.tree, scheduler.tree.ledger
     check_tree(tree)
     check_snapshots(scheduler.snapshots)
-    assert scheduler.room.num_used <= tree.num_cells
+    assert scheduler.room.num_used <= ledger.num_cells
     assert [lane.request for lane in scheduler.lanes if lane.request] == sorted(
         scheduler.running, key=lambda request: request.lane
     )
@@ -76,4 +77,4 @@ def check(scheduler: Scheduler) -> None:
     assert all(request.sequence is None for request in scheduler.waiting)
     active = len(scheduler.running)
     held = {sequence for root in tree.roots.values() for node in descendants(root) for sequence in node.sequences}
-    assert len(tree._free_ids) + len(held | {r.sequence for r in scheduler.running}) >= active + len(tree.parked)
+    assert len(ledger._free_ids) + len(held | {r.sequence for r in scheduler.running}) >= active + len(ledger.parked)

@@ -42,7 +42,7 @@ class Histories:
         blobs = [node.blob or Blob(node.start, stop) for node, stop in runs]
         for (node, _), blob in zip(runs, blobs, strict=True):
             if blob is not node.blob:
-                self._tree.perform(Save(node.longest_holder().id, blob))
+                self._tree.ledger.perform(Save(node.longest_holder().id, blob))
         self._carry_out()
         made = [self._archive.part(node, blob, stop) for (node, stop), blob in zip(runs, blobs, strict=True)]
         return list(takewhile(bool, made))  # type: ignore[arg-type]

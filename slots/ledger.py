@@ -1,43 +1,50 @@
-"""Who holds what, and how many cells that takes: the sequences and the cells behind the prefix tree's runs."""
+"""The ledger of the device: which sequence holds which runs, how many cells that takes, and what is to be moved."""
 
 from __future__ import annotations
 
 from .node import Node, Sequence
-from .plan import Drop, Operation, Share
-from .radix import RadixTree, descendants, path
+from .plan import Drop, Operation, Share, Trim
+from .radix import path
 from .tiers.host import HostTier
 
 
-class Ledger(RadixTree):
-    """Keeps runs, sequences and counts in step; what to claim and what to give up is its subclass's business.
+class Ledger:
+    """Keeps sequences, cells and counts in step with the runs of a prefix tree, whose shape is not its business.
 
-    What it decides becomes memory operations, which the scheduler takes with `take_operations()` into the next plan.
+    Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan. rest: how
+    many of a prompt's last tokens are computed, whatever is cached. host: told of runs whose copies may leave it.
     """
 
-    def __init__(self, num_cells: int, num_sequences: int, host: HostTier | None) -> None:
-        super().__init__()
+    def __init__(self, num_cells: int, num_sequences: int, host: HostTier, rest: int = 1) -> None:
         self.num_cells = num_cells
-        self.num_ready = 0  # cells in use: every ready token is in exactly one
+        self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_pinned = 0  # ready cells that running requests need
-        self.host = host or HostTier()
         self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
         self._num_sequences = num_sequences
-        self.held: set[Node] = set()  # runs that a client asked to keep
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
+        self._host, self._rest = host, rest
 
     def clear(self) -> None:
-        """Forget everything, even what is inconsistent: no cell, sequence or copy is in use then."""
-        self.roots, self.parked, self.held, self._operations = {}, {}, set(), []
+        """Forget everything, even what is inconsistent: no cell or sequence is in use then."""
+        self.parked, self._operations = {}, []
         self.num_ready = self.num_pending = self.num_pinned = 0
         self._free_ids = list(range(self._num_sequences))[::-1]
-        self.host.clear()
 
     @property
     def num_reclaimable(self) -> int:
         """Cells that eviction could free now."""
         return self.num_ready - self.num_pinned
+
+    @property
+    def num_free_ids(self) -> int:
+        """Sequences that could begin now."""
+        return len(self._free_ids)
+
+    def most_cached(self, num_tokens: int) -> int:
+        """How much of a prompt may come from the cache."""
+        return max(num_tokens - self._rest, 0)
 
     def take_operations(self) -> tuple[Operation, ...]:
         """The memory operations decided since the last call, in the order they must run."""
@@ -48,9 +55,18 @@ class Ledger(RadixTree):
         """Have an operation carried out behind those that were decided before."""
         self._operations.append(operation)
 
-    # ---- sequences -------------------------------------------------------------------------------------------------
+    # ---- running sequences -----------------------------------------------------------------------------------------
 
-    def _share(self, sequence: Sequence, upto: int) -> None:
+    def begin(self, tip: Node) -> Sequence:
+        """A new sequence on the path to `tip`, which holds nothing yet; there must be a free id."""
+        return Sequence(self._free_ids.pop(), tip)
+
+    def resume(self, sequence: Sequence, tip: Node) -> None:
+        """A parked sequence runs again, on a path to `tip` that begins with its own."""
+        del self.parked[sequence.tip]
+        sequence.tip, sequence.active = tip, True
+
+    def share(self, sequence: Sequence, upto: int) -> None:
         """Let `sequence` hold its path up to `upto`, from whoever holds it."""
         nodes = [node for node in path(sequence.tip) if sequence.length < node.end and node.start < upto]
         donor = nodes[0].longest_holder()
@@ -59,26 +75,64 @@ class Ledger(RadixTree):
             node.sequences.add(sequence)
         sequence.length = upto
 
-    def _covered(self, sequence: Sequence) -> bool:
-        """Whether another sequence holds everything that this one does."""
-        return any(other.length >= sequence.length for other in sequence.tip.sequences if other is not sequence)
+    def catch_up(self, sequence: Sequence) -> int:
+        """Share what others have computed on this sequence's path since; how many tokens that was."""
+        node = next((node for node in path(sequence.tip) if node.ready), None)
+        upto = min(node.start + node.ready, self.most_cached(sequence.tip.end)) if node else 0
+        gained = upto - sequence.length
+        if gained > 0:
+            self.share(sequence, upto)
+        return max(gained, 0)
 
-    def _park(self, sequence: Sequence) -> None:
-        """Keep a sequence that nobody runs, unless others hold all that it does."""
-        if sequence.length == 0 or self._covered(sequence):
-            self._drop(sequence)
+    def advance(self, sequence: Sequence, stop: int) -> None:
+        """`sequence` has computed its path up to position `stop`.
+
+        Where somebody else has the same tokens already, its own cells are given back and theirs shared: a token's KV
+        stands in one cell only.
+        """
+        for node in path(sequence.tip):
+            if node.end <= sequence.length:
+                break
+            fresh = min(stop, node.end) - node.start
+            if fresh <= 0:
+                continue
+            computed_from = max(sequence.length - node.start, 0)
+            twice = min(node.ready, fresh)
+            if twice > computed_from:
+                holder, start, end = node.longest_holder(), node.start + computed_from, node.start + twice
+                self._operations += [Trim(sequence.id, start, end), Share(holder.id, sequence.id, start, end)]
+            self.count_ready(node, max(fresh - node.ready, 0))
+            node.sequences.add(sequence)
+        sequence.length = stop
+
+    # ---- parked sequences ------------------------------------------------------------------------------------------
+
+    def park(self, sequence: Sequence) -> None:
+        """Keep a sequence that nobody runs, unless others hold all that it does; shorter ones that it covers go."""
+        sequence.active = False
+        for node in path(sequence.tip):
+            parked = self.parked.get(node)
+            if parked and _is_covered(parked):
+                self.drop(parked)
+        if sequence.length == 0 or _is_covered(sequence):
+            self.drop(sequence)
         else:
             self.parked[sequence.tip] = sequence
 
-    def _drop_covered(self, tip: Node) -> None:
-        """Give back the ids of parked sequences on this path that longer ones have made redundant."""
-        for node in path(tip):
-            parked = self.parked.get(node)
-            if parked and self._covered(parked):
-                del self.parked[node]
-                self._drop(parked)
+    def retreat(self, sequence: Sequence, leaf: Node) -> None:
+        """A parked sequence gives up its last run, and lives on at the parent if it is needed there."""
+        assert leaf.parent is not None and leaf.sequences == {sequence}
+        del self.parked[leaf]
+        self.count_ready(leaf, -leaf.ready)
+        leaf.sequences.clear()
+        self._operations.append(Trim(sequence.id, leaf.start, sequence.length))
+        sequence.tip, sequence.length = leaf.parent, leaf.start
+        self.park(sequence)
 
-    def _drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: Sequence) -> None:
+        """End a sequence that nobody runs."""
+        if self.parked.get(sequence.tip) is sequence:
+            del self.parked[sequence.tip]
         for node in path(sequence.tip):
             node.sequences.discard(sequence)
         self._operations.append(Drop(sequence.id))
@@ -86,70 +140,39 @@ class Ledger(RadixTree):
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 
-    def _split(self, lower: Node, at: int) -> Node:
-        upper = super()._split(lower, at)
-        self.host.split(upper, lower)
-        if lower.held_until:
-            self.held.add(upper)
-        # A parked sequence that ends in the upper part has its tip there now; active tips are always at a run's end.
-        parked = self.parked.get(lower)
+    def split(self, upper: Node, lower: Node) -> None:
+        """A run was cut in two. A parked sequence that ends in the upper part has its tip there now."""
+        parked = self.parked.get(lower)  # active tips are always at a run's end
         if parked and parked.length <= upper.end:
             del self.parked[lower]
             parked.tip = upper
             self.parked[upper] = parked
-        return upper
 
-    def _unlink(self, node: Node) -> None:
-        super()._unlink(node)
-        self.held.discard(node)
-
-    def _pin(self, node: Node) -> None:
-        node.last_use = self._clock
+    def pin(self, node: Node) -> None:
+        """One running request more has this run on its path."""
         if not node.pins:
             self.num_pinned += node.ready
             self.num_pending += len(node.tokens) - node.ready
         node.pins += 1
 
-    def _unpin(self, node: Node) -> None:
-        node.last_use = self._clock
+    def unpin(self, node: Node) -> None:
+        """One running request less has this run on its path."""
         node.pins -= 1
         if not node.pins:
             self.num_pinned -= node.ready
             self.num_pending -= len(node.tokens) - node.ready
-            self.host.offer(node)
+            self._host.offer(node)
 
-    def _count_ready(self, node: Node, change: int) -> None:
+    def count_ready(self, node: Node, change: int) -> None:
         """`change` tokens of the run became ready (or, negative, stopped being so)."""
         node.ready += change
         self.num_ready += change
         if node.pins:
             self.num_pinned += change
             self.num_pending -= change
-            self.host.offer(node)  # its request has its own cells now
+            self._host.offer(node)  # its request has its own cells now
 
-    def _prune(self, sequence: Sequence) -> None:
-        """Take away what nobody has computed and nobody will: the rest of a cancelled request's path."""
-        while (node := sequence.tip).parent and not node.pins and not node.children and not node.complete:
-            if node.ready:
-                node.tokens = node.tokens[: node.ready]
-                self._unlink_document(node)
-                break
-            if node.blob is not None:
-                break
-            self._unlink(node)
-            sequence.tip = node.parent
-        for node in path(sequence.tip):
-            if 0 < node.ready < len(node.tokens) and not node.pins:
-                # Restored but for its last token, in front of what is still in host memory: so is what is left of it.
-                self._split(node, node.ready)
-                break
-        while sequence.tip.parent and sequence.tip.start >= sequence.length:
-            sequence.tip = sequence.tip.parent
 
-    def _unlink_all(self, node: Node) -> None:
-        """Take a node out of the tree with whatever is only in host memory behind it."""
-        for below in reversed(list(descendants(node))):
-            self.host.drop(below)
-            self._unlink(below)
-        self.host.drop(node)
-        self._unlink(node)
+def _is_covered(sequence: Sequence) -> bool:
+    """Whether another sequence holds everything that this one does."""
+    return any(other.length >= sequence.length for other in sequence.tip.sequences if other is not sequence)

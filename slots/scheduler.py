@@ -107,8 +107,8 @@ class Scheduler:
 
         None: all is done.
         """
-        self.tree.save_ahead()
-        operations = self.tree.take_operations()
+        self.tree.copies.save_ahead()
+        operations = self.tree.ledger.take_operations()
         return Plan(operations) if operations else None
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Request, int]]:
@@ -121,7 +121,7 @@ class Scheduler:
         for request, span in zip(self._in_flight, plan.spans, strict=True):
             request.computed = span.stop
             if request.sequence is not None and request.sequence.length < request.claimed:
-                self.tree.advance(request.sequence, min(span.stop, request.claimed))
+                self.tree.ledger.advance(request.sequence, min(span.stop, request.claimed))
                 if request.background:
                     self.counters.idle_tokens += len(span.tokens)
                 else:
@@ -218,7 +218,7 @@ class Scheduler:
 
     def _catch_up(self, request: Request) -> None:
         assert request.sequence is not None
-        if gained := self.tree.catch_up(request.sequence):
+        if gained := self.tree.ledger.catch_up(request.sequence):
             request.computed += gained
             self._count_cached(request, "fork", gained)
 
@@ -258,8 +258,8 @@ class Scheduler:
         self._count_cached(request, claim.source, claim.cached)
         if not request.guess:
             self.room.spill_idle()
-        if (needed := self.tree.restorable(claim.sequence)) and self.room.reserve(needed):
-            for source, tokens in self.tree.restore(claim.sequence).items():
+        if (needed := self.tree.copies.restorable(claim.sequence)) and self.room.reserve(needed):
+            for source, tokens in self.tree.copies.restore(claim.sequence).items():
                 self._count_cached(request, source, tokens)
         if request.snapshot_scope is not None and self.room.reserve(request.num_tokens):
             self._count_cached(request, "snapshot", self.snapshots.load(request))

@@ -88,8 +88,8 @@ class Snapshots(RadixTree):
             return 0
         assert node.blob is not None
         self._kept.move_to_end(node)
-        self._tree.perform(Load(node.blob, request.sequence.id))
-        self._tree.advance(request.sequence, node.end)
+        self._tree.ledger.perform(Load(node.blob, request.sequence.id))
+        self._tree.ledger.advance(request.sequence, node.end)
         self.num_loaded += 1
         return node.end
 
@@ -103,7 +103,7 @@ class Snapshots(RadixTree):
         if node.blob is None:
             node.blob = self._blob(len(tokens), None)
             self.num_taken += 1
-            self._tree.perform(Snap(request.sequence.id, node.blob))
+            self._tree.ledger.perform(Snap(request.sequence.id, node.blob))
             if self.unsaved is not None:
                 self.unsaved.append(node)
 

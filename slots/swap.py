@@ -37,7 +37,7 @@ def set_aside(
         if is_needed and in_place:
             continue
         holder, stop = node.longest_holder(), node.start + node.ready
-        blob = node.blob if node.sequences <= private else tree.save_if_free(node)
+        blob = node.blob if node.sequences <= private else tree.copies.save_if_free(node)
         if blob is None:
             blob = Blob(node.start, stop)
             copies.append(Save(holder.id, blob))
@@ -68,7 +68,7 @@ def resident(tree: PrefixTree, running: Collection[Request]) -> Iterator[Node]:
 
     Found by those who hold it: most scopes have nothing on the device.
     """
-    holders = (*tree.parked.values(), *(request.sequence for request in running if request.sequence))
+    holders = (*tree.ledger.parked.values(), *(request.sequence for request in running if request.sequence))
     stack = list(_first(sequence.tip for sequence in holders))
     while stack:
         node = stack.pop()

@@ -15,29 +15,29 @@ import numpy as np
 
 from .costs import UNMEASURED, Costs
 from .eviction import Replacement
+from .ledger import Ledger
 from .node import Claim, Node, Sequence
-from .plan import Share, Trim
 from .profile import Profile
-from .radix import NO_TOKENS, Match, descendants, path
+from .radix import NO_TOKENS, RadixTree, descendants, path
 from .scope import Scope
 from .tiers.copies import Copies
 from .tiers.host import HostTier
-from .tiers.restoring import restores
 
 
 class OutOfSequences(RuntimeError):
     """Every sequence id is in use by a running request: a programmer's error (more lanes than the tree was made for)."""
 
 
-class PrefixTree(Copies):
-    """Asks are `match` and the counters; acts are `claim`, `restore`, `advance`, `catch_up`, `release`, `evict`, `forget`.
+class PrefixTree(RadixTree):
+    """Asks are `match` and the counters; acts are `claim`, `release`, `evict`, `forget`, and those of its parts.
 
-    Acts decide memory operations; the scheduler takes them with `take_operations()` into the next plan, where they run
-    before anything is computed. num_cells: KV cells in the pool. num_sequences: sequence ids, at least 2 * lanes + 1.
-    host: where evicted runs go; without one they are lost. replacement: which runs leave the device first. profile: what
-    it costs to compute a run again. costs: of this device. Their `rest` is how many of a prompt's last tokens are computed,
-    whatever is cached: one, since without it there are no logits, or more, where a few tokens alone would be rounded
-    otherwise than among others.
+    Acts decide memory operations; the scheduler takes them from the ledger into the next plan, where they run before
+    anything is computed. ledger: which sequence holds what in which cells. copies: what moves to host memory and back.
+
+    num_cells: KV cells in the pool. num_sequences: sequence ids, at least 2 * lanes + 1. host: where evicted runs go;
+    without one they are lost. replacement: which runs leave the device first. profile: what it costs to compute a run
+    again. costs: of this device. Their `rest` is how many of a prompt's last tokens are computed, even if all are cached:
+    one, since without it there are no logits, or more, where a few tokens alone would be rounded otherwise.
     """
 
     def __init__(
@@ -49,16 +49,21 @@ class PrefixTree(Copies):
         profile: Profile | None = None,
         costs: Costs = UNMEASURED,
     ) -> None:
-        super().__init__(num_cells, num_sequences, host)
-        self.num_evicted = 0  # tokens that left the device, ever
-        self.costs = costs
+        super().__init__()
+        self.host = host or HostTier()
+        self.costs, self.rest = costs, costs.rest
+        self.ledger = Ledger(num_cells, num_sequences, self.host, self.rest)
+        self.copies = Copies(self.ledger, self.host, self.rest, self._remove)
         self.profile = profile or Profile(costs.chunk)
-        self.rest = costs.rest
+        self.held: set[Node] = set()  # runs that a client asked to keep
+        self.num_evicted = 0  # tokens that left the device, ever
         self._replacement = replacement or Replacement()
 
-    def most_cached(self, num_tokens: int) -> int:
-        """How much of a prompt may come from the cache."""
-        return max(num_tokens - self.rest, 0)
+    def clear(self) -> None:
+        """Forget everything, even what is inconsistent: no cell, sequence or copy is in use then."""
+        self.roots, self.held = {}, set()
+        self.ledger.clear()
+        self.host.clear()
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
@@ -85,95 +90,42 @@ class PrefixTree(Copies):
         if not guess:
             self._vacate(scope, tokens)
         match = self.match(scope, tokens)
-        cached = min(match.ready, self.most_cached(len(tokens)))
-        own = self._continued(match, cached)
+        cached = min(match.ready, self.ledger.most_cached(len(tokens)))
+        parked = self.ledger.parked.get(match.ready_node)
+        own = parked if parked and parked.length == match.ready == cached else None
         goes_on = match.length == match.node.end and not match.node.children
-        root = self.root(scope)
-        ends = self.insert(root, tokens, sorted({*stops, *(at for _, *span in documents for at in span)}))
+        ends = self.insert(self.root(scope), tokens, sorted({*stops, *(at for _, *span in documents for at in span)}))
         for key, start, stop in documents:
             ends[start].place(key, ends[stop])
         tip = ends[len(tokens)]
         for node in path(tip):
-            self._pin(node)
-        sequence = own or self._new_sequence(tip)
+            self.ledger.pin(node)
+        sequence = own or self._begin(tip)
         self._count_use(tip, goes_on=goes_on, guess=guess)
         if own is not None:
-            del self.parked[own.tip]
-            own.tip, own.active = tip, True
-            return Claim(own, cached, "own")
-        if cached:
-            self._share(sequence, cached)
-        return Claim(sequence, cached, "fork" if cached else "none")
-
-    def restorable(self, sequence: Sequence) -> int:
-        """How many tokens, and so free cells, `restore` would bring back."""
-        return sum(restore.stop - restore.start for restore, _ in restores(sequence, self.rest))
-
-    def restore(self, sequence: Sequence) -> dict[str, int]:
-        """Bring back from host memory what follows on the sequence's path, up to its last `rest` tokens.
-
-        How many tokens, by where their copies came from (host, disk).
-        """
-        restored: dict[str, int] = {}
-        for restore, nodes in restores(sequence, self.rest):
-            source, size = restore.blob.source, restore.stop - restore.start
-            restored[source] = restored.get(source, 0) + size
-            self._operations.append(restore)
-            for node in nodes:
-                self._count_ready(node, min(node.end, restore.stop) - node.start)
-                node.sequences.add(sequence)
-            sequence.length = restore.stop
-        self.host.num_restored += sum(restored.values())
-        return restored
-
-    def catch_up(self, sequence: Sequence) -> int:
-        """Share what others have computed on this sequence's path since; how many tokens that was."""
-        node = next((node for node in path(sequence.tip) if node.ready), None)
-        upto = min(node.start + node.ready, self.most_cached(sequence.tip.end)) if node else 0
-        gained = upto - sequence.length
-        if gained > 0:
-            self._share(sequence, upto)
-        return max(gained, 0)
-
-    def advance(self, sequence: Sequence, stop: int) -> None:
-        """`sequence` has computed its path up to position `stop`.
-
-        Where somebody else has the same tokens already, its own cells are given back and theirs shared: a token's KV
-        stands in one cell only.
-        """
-        for node in path(sequence.tip):
-            if node.end <= sequence.length:
-                break
-            fresh = min(stop, node.end) - node.start
-            if fresh <= 0:
-                continue
-            computed_from = max(sequence.length - node.start, 0)
-            twice = min(node.ready, fresh)
-            if twice > computed_from:
-                holder, start, end = node.longest_holder(), node.start + computed_from, node.start + twice
-                self._operations += [Trim(sequence.id, start, end), Share(holder.id, sequence.id, start, end)]
-            self._count_ready(node, max(fresh - node.ready, 0))
-            node.sequences.add(sequence)
-        sequence.length = stop
+            self.ledger.resume(own, tip)
+        elif cached:
+            self.ledger.share(sequence, cached)
+        return Claim(sequence, cached, "own" if own else "fork" if cached else "none")
 
     def release(self, sequence: Sequence, tail: np.ndarray = NO_TOKENS) -> None:
         """A request is done with `sequence`, which stays parked. tail: the generated tokens that have KV (int32)."""
         self._clock += 1
         claimed = sequence.tip
         for node in path(claimed):
-            self._unpin(node)
+            node.last_use = self._clock
+            self.ledger.unpin(node)
         if len(tail):
             sequence.tip = self._descend(sequence.tip, tail)
             self._count_use(sequence.tip, above=claimed)
-            self.advance(sequence, sequence.tip.end)
+            self.ledger.advance(sequence, sequence.tip.end)
         self._prune(sequence)
-        sequence.active = False
-        self._drop_covered(sequence.tip)
-        self._park(sequence)
+        self.ledger.park(sequence)
 
     def evict(self) -> bool:
         """Free the cells of the leaf of the lowest priority; False when running requests need all that is left."""
-        leaves = (node for node in self.parked if not node.pins and not any(c.ready for c in node.children.values()))
+        parked = self.ledger.parked
+        leaves = (node for node in parked if not node.pins and not any(c.ready for c in node.children.values()))
         leaf = min(leaves, key=lambda node: node.priority, default=None)
         if leaf is None:
             return False
@@ -194,10 +146,10 @@ class PrefixTree(Copies):
             return
         nodes = list(descendants(root))
         for sequence in {sequence for node in nodes for sequence in node.sequences}:
-            del self.parked[sequence.tip]
-            self._drop(sequence)
+            assert not sequence.active
+            self.ledger.drop(sequence)
         for node in nodes:
-            self._count_ready(node, -node.ready)
+            self.ledger.count_ready(node, -node.ready)
             self.host.drop(node)
         self.held.difference_update(nodes)
 
@@ -216,7 +168,7 @@ class PrefixTree(Copies):
             if node.ready:
                 self._leave_device(node, keep=False)
             else:
-                self._unlink_all(node)
+                self._remove(node)
         return dropped
 
     # ---- how -------------------------------------------------------------------------------------------------------
@@ -226,7 +178,7 @@ class PrefixTree(Copies):
 
         Their second computation gets the same cells then. Kernels add up cells in vectors: in other cells, in another order.
         """
-        at = self.most_cached(len(tokens))
+        at = self.ledger.most_cached(len(tokens))
         if self.rest == 1 or not self.host.max_tokens or self.match(scope, tokens).ready <= at:
             return
         node = self._descend(self.roots[scope], tokens[:at]).children[int(tokens[at])]
@@ -234,22 +186,15 @@ class PrefixTree(Copies):
             if run.ready and not node.pins:
                 self._leave_device(run)
 
-    def _continued(self, match: Match, cached: int) -> Sequence | None:
-        """The parked sequence whose whole history the prompt continues, if there is one."""
-        own = self.parked.get(match.ready_node)
-        return own if own and own.length == match.ready == cached else None
-
-    def _new_sequence(self, tip: Node) -> Sequence:
-        """One for the pinned path to `tip`, which goes again where no id is to be had."""
-        sequence = Sequence(-1, tip)
-        while not self._free_ids:
+    def _begin(self, tip: Node) -> Sequence:
+        """A new sequence for the pinned path to `tip`, which goes again where no id is to be had."""
+        while not self.ledger.num_free_ids:
             if not self.evict():
                 for node in path(tip):
-                    self._unpin(node)
-                self._prune(sequence)
+                    self.ledger.unpin(node)
+                self._prune(Sequence(-1, tip))
                 raise OutOfSequences("no sequence id is free and nothing can be evicted")
-        sequence.id = self._free_ids.pop()
-        return sequence
+        return self.ledger.begin(tip)
 
     def _count_use(self, tip: Node, above: Node | None = None, goes_on: bool = False, guess: bool = False) -> None:
         """A request uses the path to `tip`, from behind the node `above`: frequencies, costs, priorities.
@@ -272,16 +217,42 @@ class PrefixTree(Copies):
 
         keep: saved if the host tier takes it. If not, or if it does not, the run is forgotten.
         """
-        sequence = self.parked.pop(leaf)
-        parent = leaf.parent
-        assert parent is not None and leaf.sequences == {sequence}
-        saved = keep and self._save(leaf, sequence)
-        self._count_ready(leaf, -leaf.ready)
-        leaf.sequences.clear()
+        sequence = self.ledger.parked[leaf]
+        saved = keep and self.copies.save(leaf, sequence)
+        self.ledger.retreat(sequence, leaf)
         if not saved:
-            self._unlink_all(leaf)
-        sequence.tip = parent
-        self._operations.append(Trim(sequence.id, leaf.start, sequence.length))
-        sequence.length = leaf.start
-        self._drop_covered(parent)
-        self._park(sequence)
+            self._remove(leaf)
+
+    def _split(self, lower: Node, at: int) -> Node:
+        upper = super()._split(lower, at)
+        self.host.split(upper, lower)
+        self.ledger.split(upper, lower)
+        if lower.held_until:
+            self.held.add(upper)
+        return upper
+
+    def _prune(self, sequence: Sequence) -> None:
+        """Take away what nobody has computed and nobody will: the rest of a cancelled request's path."""
+        while (node := sequence.tip).parent and not node.pins and not node.children and not node.complete:
+            if node.ready:
+                node.tokens = node.tokens[: node.ready]
+                self._unlink_document(node)
+                break
+            if node.blob is not None:
+                break
+            sequence.tip = node.parent
+            self._remove(node)
+        for node in path(sequence.tip):
+            if 0 < node.ready < len(node.tokens) and not node.pins:
+                # Restored but for its last token, in front of what is still in host memory: so is what is left of it.
+                self._split(node, node.ready)
+                break
+        while sequence.tip.parent and sequence.tip.start >= sequence.length:
+            sequence.tip = sequence.tip.parent
+
+    def _remove(self, node: Node) -> None:
+        """Take a node out of the tree with whatever is only in host memory behind it."""
+        for run in [node, *descendants(node)][::-1]:
+            self.host.drop(run)
+            self.held.discard(run)
+            self._unlink(run)

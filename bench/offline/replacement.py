@@ -78,12 +78,12 @@ def hit_rate(trace: Accesses, capacity: int, replacement: Replacement) -> float:
             foresight.now = None
         while tree.evict():
             pass
-        tree.restore(sequence)
+        tree.copies.restore(sequence)
         hits += sequence.length
         total += len(blocks)
-        tree.advance(sequence, len(blocks))
+        tree.ledger.advance(sequence, len(blocks))
         tree.release(sequence)
-        tree.take_operations()
+        tree.ledger.take_operations()
     return hits / total
 
 

@@ -82,7 +82,7 @@ class Engine:
     def carry_out(self) -> None:
         """Carry out the operations that the cache has decided, before the next step."""
         try:
-            self.runner.run(Plan(self.scheduler.tree.take_operations()))
+            self.runner.run(Plan(self.scheduler.tree.ledger.take_operations()))
         except Exception:
             self._recover()  # the tree counts operations as done that were not
             raise

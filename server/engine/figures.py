@@ -33,9 +33,9 @@ def _gauges(engine: Engine, disk: DiskTier | None, token_bytes: int) -> Describe
     scheduler, tree = engine.scheduler, engine.scheduler.tree
     pinned = sum(len(node.tokens) for node in scheduler.holds.held())
     return {
-        "cells": ("KV cells in the pool", tree.num_cells),
+        "cells": ("KV cells in the pool", tree.ledger.num_cells),
         "cells_used": ("KV cells in use", scheduler.room.num_used),
-        "cells_reclaimable": ("KV cells in use that eviction could free now", tree.num_reclaimable),
+        "cells_reclaimable": ("KV cells in use that eviction could free now", tree.ledger.num_reclaimable),
         "host_bytes": ("KV that has a copy in host memory", tree.host.num_tokens * token_bytes),
         "host_budget_bytes": ("Host memory that idle KV may take", tree.host.max_tokens * token_bytes),
         "disk_bytes": ("Idle KV on disk", disk.num_bytes if disk else 0),
@@ -43,7 +43,7 @@ def _gauges(engine: Engine, disk: DiskTier | None, token_bytes: int) -> Describe
         "pinned_tokens": ("Tokens that clients asked to keep", pinned),
         "snapshots": ("Whole states kept, of a model that cannot be cut", len(scheduler.snapshots)),
         "snapshot_bytes": ("Host memory that they take", scheduler.snapshots.num_bytes),
-        "sequences_parked": ("Histories kept for reuse", len(tree.parked)),
+        "sequences_parked": ("Histories kept for reuse", len(tree.ledger.parked)),
         "requests_running": ("Requests on a lane", len(scheduler.running)),
         "requests_waiting": ("Requests in the queue", len(scheduler.waiting)),
         "requests_background": ("Of both, prompts that are computed ahead of their turn", len(engine.background)),

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..ledger import Ledger
 from ..node import Blob, Node, Sequence
 from ..plan import Save
 from ..radix import path
+from .host import HostTier
+from .restoring import restores
 
 
-class Copies(Ledger):
-    """Decides which runs get a copy in the host tier, and what leaves it for them."""
+class Copies:
+    """Decides which runs get a copy in the host tier and what leaves it for them, and brings copies back.
+
+    rest: how many of a path's last tokens are not brought back. remove: takes a run out of the tree that has lost its last
+    copy, and all behind it.
+    """
+
+    def __init__(self, ledger: Ledger, host: HostTier, rest: int, remove: Callable[[Node], None]) -> None:
+        self._ledger, self._host, self._rest, self._remove = ledger, host, rest, remove
 
     def save_if_free(self, node: Node) -> Blob | None:
         """The run's copy in host memory; made now if all of it has been computed and the budget has room as it is."""
-        if node.complete and self.host.has_room(len(node.tokens)):
-            self._save(node, node.longest_holder())
+        if node.complete and self._host.has_room(len(node.tokens)):
+            self.save(node, node.longest_holder())
         return node.blob
 
     def save_ahead(self) -> bool:
@@ -23,17 +34,17 @@ class Copies(Ledger):
         The beginnings come first: a run is of no use without what stands before it. False when every idle run has a copy
         or the budget has no room; nothing is dropped for it.
         """
-        for sequence in self.parked.values():
+        for sequence in self._ledger.parked.values():
             for node in reversed(list(path(sequence.tip))):
-                if node.blob is None and sequence.length >= node.end and self.host.has_room(len(node.tokens)):
-                    return self._save(node, sequence)
+                if node.blob is None and sequence.length >= node.end and self._host.has_room(len(node.tokens)):
+                    return self.save(node, sequence)
         return False
 
-    def _save(self, node: Node, sequence: Sequence) -> bool:
+    def save(self, node: Node, sequence: Sequence) -> bool:
         """See that a run has a copy in host memory; False where the tier has no room for it."""
         if node.blob is not None:
             return True
-        host, size = self.host, len(node.tokens)
+        host, size = self._host, len(node.tokens)
         if size > host.max_tokens:
             return False
         while not host.has_room(size):
@@ -42,6 +53,27 @@ class Copies(Ledger):
                 return False
             host.drop(least)
             if not least.ready:
-                self._unlink_all(least)
-        self._operations.append(Save(sequence.id, host.save(node)))
+                self._remove(least)
+        self._ledger.perform(Save(sequence.id, host.save(node)))
         return True
+
+    def restorable(self, sequence: Sequence) -> int:
+        """How many tokens, and so free cells, `restore` would bring back."""
+        return sum(restore.stop - restore.start for restore, _ in restores(sequence, self._rest))
+
+    def restore(self, sequence: Sequence) -> dict[str, int]:
+        """Bring back from host memory what follows on the sequence's path, up to its last `rest` tokens.
+
+        How many tokens, by where their copies came from (host, disk).
+        """
+        restored: dict[str, int] = {}
+        for restore, nodes in restores(sequence, self._rest):
+            source, size = restore.blob.source, restore.stop - restore.start
+            restored[source] = restored.get(source, 0) + size
+            self._ledger.perform(restore)
+            for node in nodes:
+                self._ledger.count_ready(node, min(node.end, restore.stop) - node.start)
+                node.sequences.add(sequence)
+            sequence.length = restore.stop
+        self._host.num_restored += sum(restored.values())
+        return restored

@@ -186,7 +186,7 @@ def test_every_node_survives_host_memory(model, words):
     lab = Lab(model, host=100_000)
     first = lab.run(words[:300], limit=3, stops=[40, 100, 101, 250])
     lab.run(words[7:60], limit=2)  # sends everything else to host memory
-    assert lab.scheduler.tree.num_ready == 54
+    assert lab.scheduler.tree.ledger.num_ready == 54
     for cut in (30, 40, 70, 100, 101, 200, 250, 299):
         other = np.concatenate([words[:cut], words[310:340]])
         restored = lab.run(other, limit=2)

@@ -23,9 +23,9 @@ class Tier:
         sequence = self.tree.claim("", prompt, stops).sequence
         while self.tree.evict():
             pass
-        self.tree.restore(sequence)
+        self.tree.copies.restore(sequence)
         found = sequence.length
-        self.tree.advance(sequence, len(prompt))
+        self.tree.ledger.advance(sequence, len(prompt))
         self.tree.release(sequence)
         while self.tree.evict():
             pass

@@ -100,8 +100,8 @@ def test_what_only_a_lane_held_is_erased():
     world.run(range(100), stops=(50,))
     world.run([*range(50), 7, 7, 7], stops=(50,))
     lanes = world.scheduler.lanes
-    before = world.scheduler.tree.num_ready
+    before = world.scheduler.tree.ledger.num_ready
     assert histories(world).erase(lanes[0]) == 51
     check(world.scheduler)
-    assert world.scheduler.tree.num_ready == before - 51
+    assert world.scheduler.tree.ledger.num_ready == before - 51
     assert histories(world).erase(lanes[0]) == 0

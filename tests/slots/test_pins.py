@@ -18,12 +18,12 @@ class Cache:
         """Compute a prompt; how much of it was found."""
         tokens = np.array(tokens, np.int32)
         missing = len(tokens) - self.tree.match("", tokens).ready
-        while self.tree.num_cells - self.tree.num_ready < missing:
+        while self.tree.ledger.num_cells - self.tree.ledger.num_ready < missing:
             assert self.tree.evict()
         sequence = self.tree.claim("", tokens, stops).sequence
-        self.tree.restore(sequence)
+        self.tree.copies.restore(sequence)
         found = sequence.length
-        self.tree.advance(sequence, len(tokens))
+        self.tree.ledger.advance(sequence, len(tokens))
         self.tree.release(sequence)
         check_tree(self.tree)
         return found

@@ -34,7 +34,7 @@ class Keeping(Life):
         return Archive(self.tree, cut)
 
     def slots(self):
-        return Histories(self.scheduler, self.archive(), lambda: self.carry_out(self.tree.take_operations()))
+        return Histories(self.scheduler, self.archive(), lambda: self.carry_out(self.tree.ledger.take_operations()))
 
     def ran(self):
         """Write behind what has come to host memory, as the server does."""
@@ -169,7 +169,7 @@ class Keeping(Life):
     def erase_slot(self, number):
         if (lane := self.lane(number)) is None:
             return
-        pinned, ready = self.tree.num_pinned, self.tree.num_ready
+        pinned, ready = self.tree.ledger.num_pinned, self.tree.ledger.num_ready
         erased = self.slots().erase(lane)
-        assert self.tree.num_pinned == pinned <= self.tree.num_ready <= ready
+        assert self.tree.ledger.num_pinned == pinned <= self.tree.ledger.num_ready <= ready
         SEEN["erase slot"] += erased > 0

@@ -184,7 +184,7 @@ class Life(RuleBasedStateMachine):
         self.memory.apply(Clear())
         self.open = [request for request in self.open if request not in failed]
         assert set(self.open) == set(waiting) and not self.tree.roots and not self.scheduler.running
-        assert not self.tree.take_operations(), "they would be carried out in an empty memory"
+        assert not self.tree.ledger.take_operations(), "they would be carried out in an empty memory"
 
     @rule(acts=st.lists(st.sampled_from(["save ahead", "evict", "forget", "drop"]), min_size=1, max_size=3), scope=SCOPES)
     def let_go(self, acts, scope):
@@ -194,12 +194,12 @@ class Life(RuleBasedStateMachine):
     def let_go_by(self, act, scope):
         """Whether there was anything to let go."""
         tree = self.tree
-        before, pinned, saved = tree.num_ready, tree.num_pinned, tree.host.num_saved
+        before, pinned, saved = tree.ledger.num_ready, tree.ledger.num_pinned, tree.host.num_saved
         if act == "evict":
             return tree.evict()
         if act == "drop":
             dropped = tree.drop(scope) + self.snapshots.drop(scope)
-            assert pinned <= tree.num_ready <= before and not self.snapshots.of(scope)
+            assert pinned <= tree.ledger.num_ready <= before and not self.snapshots.of(scope)
             return dropped > 0
         if act == "save ahead":
             if work := self.scheduler.plan_idle_work():
@@ -209,7 +209,7 @@ class Life(RuleBasedStateMachine):
         if any(request.scope == scope for request in self.scheduler.running):
             return False
         tree.forget(scope)
-        return before > tree.num_ready
+        return before > tree.ledger.num_ready
 
     @rule(acts=st.lists(st.sampled_from(["release", 3, "hold", 1]), max_size=3), of=st.integers(1, 3), scope=SCOPES)
     def hold(self, acts, of, scope):
@@ -303,15 +303,15 @@ class Life(RuleBasedStateMachine):
         while self.tree.evict():
             check(self.scheduler)
         self.memory.run(self.scheduler.plan())
-        tree = self.tree
+        tree, ledger = self.tree, self.tree.ledger
         for scope in list(tree.roots):
             tree.forget(scope)
         for scope in list(self.snapshots.roots):
             self.snapshots.drop(scope)
-        self.carry_out(tree.take_operations())
+        self.carry_out(ledger.take_operations())
         assert tree.host.num_tokens == 0 and not tree.host.nodes
-        assert tree.num_ready == tree.num_pending == tree.num_pinned == 0 and not tree.roots and not tree.parked
+        assert ledger.num_ready == ledger.num_pending == ledger.num_pinned == 0 and not tree.roots and not ledger.parked
         assert self.memory.num_used == 0 and not any(self.memory.cells.values()), "cells have leaked"
-        assert sorted(tree._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
+        assert sorted(ledger._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
         assert self.snapshots.num_bytes == 0 and not any(root.children for root in self.snapshots.roots.values())
         assert not any(lane.request for lane in self.scheduler.lanes) and self.scheduler.idle

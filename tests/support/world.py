@@ -51,7 +51,7 @@ class World:
 
     def carry_out(self):
         """Carry out the tree's operations now."""
-        self.memory.run(Plan(self.scheduler.tree.take_operations()))
+        self.memory.run(Plan(self.scheduler.tree.ledger.take_operations()))
 
     def run(self, tokens, **options):
         request = self.submit(tokens, **options)

@@ -36,9 +36,9 @@ def read(tree, prompt, scope=COMMON):
     layout = prompt.arrange(tree, scope)
     documents = [(document.key, document.start, document.stop) for document in layout.documents]
     claim = tree.claim(scope, layout.tokens, layout.stops, documents)
-    tree.advance(claim.sequence, len(layout.tokens))
+    tree.ledger.advance(claim.sequence, len(layout.tokens))
     tree.release(claim.sequence)
-    tree.take_operations()
+    tree.ledger.take_operations()
     return layout
 
 
