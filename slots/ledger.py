@@ -15,7 +15,7 @@ class Ledger:
     many of a prompt's last tokens are computed, whatever is cached. host: told of runs whose copies may leave it.
     """
 
-    def __init__(self, num_cells: int, num_sequences: int, host: HostTier, rest: int = 1) -> None:
+    def __init__(self, num_cells: int, num_sequences: int, host: HostTier, rest: int) -> None:
         self.num_cells = num_cells
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
