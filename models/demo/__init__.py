@@ -1,4 +1,4 @@
-"""The embedded model: how it is trained, what it was trained on, and its file."""
+"""The embedded model: its file, and the corpus of the demo."""
 
 from pathlib import Path
 

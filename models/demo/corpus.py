@@ -11,7 +11,7 @@ FILE = Path(__file__).with_name("corpus.json")
 
 @dataclass(frozen=True, slots=True)
 class CorpusDocument:
-    """About 30 words about one thing."""
+    """A document of about 30 words about one thing."""
 
     id: str
     title: str
@@ -20,7 +20,7 @@ class CorpusDocument:
 
 @dataclass(frozen=True, slots=True)
 class CorpusQuestion:
-    """answer: a sentence of `document`. ranked: ids of five documents, best ranked first, as a keyword search gives them."""
+    """A question. answer: a sentence of `document`. ranked: ids of five documents in the rank of a keyword search."""
 
     question: str
     answer: str
@@ -36,7 +36,7 @@ class Corpus:
 
     @classmethod
     def load(cls) -> Corpus:
-        """From the file beside this module."""
+        """Read the file beside this module."""
         content = json.loads(FILE.read_text(encoding="utf-8"))
         documents = [CorpusDocument(**row) for row in content["documents"]]
         questions = [CorpusQuestion(**row | {"ranked": tuple(row["ranked"])}) for row in content["questions"]]

@@ -1,4 +1,4 @@
-"""Checkpoints in pieces of a few MiB, each replaced as a whole."""
+"""Checkpoints in pieces of a few MiB, each replaced atomically."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import hashlib
 import io
 import os
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import torch  # pyright: ignore[reportMissingImports]
 
 PIECE = 63 << 18  # bytes: under 16 MiB
-Content = dict[str, Any]  # tensors, numbers and dicts of them, as torch saves and loads them
 
 
-def save(folder: Path, name: str, content: Content) -> None:
-    """Write `name-0.bin`, `name-1.bin`, ...: all pieces are written before the first takes its place."""
+class Checkpoint(TypedDict):
+    """The content of a checkpoint. shape: fields of a NetworkShape. progress: fields of a Progress.
+
+    optimizers: their states; only in checkpoints to continue from.
+    """
+
+    weights: dict[str, torch.Tensor]
+    shape: dict
+    progress: dict
+    optimizers: NotRequired[list[dict]]
+
+
+def save(folder: Path, name: str, content: Checkpoint) -> None:
+    """Write `name-0.bin`, `name-1.bin`, ...: all new pieces are complete before the first one replaces an old piece."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     data = buffer.getvalue()
@@ -31,8 +42,8 @@ def save(folder: Path, name: str, content: Content) -> None:
         os.replace(partial, path)
 
 
-def load(folder: Path, name: str, device: str = "cpu") -> Content:
-    """What `save` wrote. Raises FileNotFoundError, and ValueError where the pieces are not those of one checkpoint."""
+def load(folder: Path, name: str, device: str = "cpu") -> Checkpoint:
+    """Return the content that `save` wrote. Raises FileNotFoundError, and ValueError if the pieces do not match."""
     paths = sorted(folder.glob(f"{name}-*.bin"), key=lambda path: int(path.stem.rpartition("-")[2]))
     if not paths:
         raise FileNotFoundError(f"no {name}-0.bin in {folder}")
@@ -43,12 +54,12 @@ def load(folder: Path, name: str, device: str = "cpu") -> Content:
 
 
 def halved(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The tensors with 16 bits a number, on the CPU."""
+    """Return the tensors with 16 bits a number, on the CPU."""
     return {name: tensor.detach().to(dtype).cpu() for name, tensor in tensors.items()}
 
 
-def halved_state(state: Content) -> Content:
-    """An optimizer's state with 16 bits a number; loading makes them wide again."""
+def halved_state(state: dict) -> dict:
+    """Return an optimizer's state with 16 bits a number; loading widens them again."""
     moments = {
         number: {name: value.bfloat16().cpu() if value.ndim else value for name, value in moment.items()}
         for number, moment in state["state"].items()

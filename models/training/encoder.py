@@ -14,38 +14,38 @@ MAX_REMEMBERED = 200_000  # words
 
 
 class Encoder:
-    """Encodes as llama.cpp does with the `gpt2` tokenizer and the same merges. merges: pairs, the first goes first."""
+    """Encodes like llama.cpp with the `gpt2` tokenizer and the same merges. merges: pairs, the first has priority."""
 
     def __init__(self, merges: Sequence[tuple[str, str]]) -> None:
         self.merges = tuple(merges)
         self.tokens = (*dict.fromkeys([*byte_alphabet(), *(left + right for left, right in merges)]), *SPECIAL)
-        """A token's id is its place; special tokens come last."""
+        """A token's id is its index; special tokens come last."""
         self._ids = {token: number for number, token in enumerate(self.tokens)}
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
         self._words: dict[str, tuple[int, ...]] = {}
 
     @classmethod
     def load(cls) -> Encoder:
-        """With the merges that the model was trained with."""
+        """Return the encoder with the merges of the embedded model."""
         return cls([tuple(line.split(" ")) for line in json.loads(FILE.read_text(encoding="utf-8"))])
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> Encoder:
-        """With the most useful merges for these texts, `size` tokens in all."""
+        """Return an encoder with the most useful merges for these texts, `size` tokens in all."""
         return cls(learn_merges(count_words(texts), size - 256 - len(SPECIAL)))
 
     def save(self) -> None:
-        """Write the merges to where `load` finds them."""
+        """Write the merges to the file that `load` reads."""
         FILE.write_text(
             json.dumps([" ".join(pair) for pair in self.merges], ensure_ascii=False, indent=0) + "\n", encoding="utf-8"
         )
 
     def special(self, token: str) -> int:
-        """The id of a special token."""
+        """Return the id of a special token."""
         return self._ids[token]
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of plain text."""
+        """Return the tokens of plain text."""
         out: list[int] = []
         for word in split(text):
             ids = self._words.get(word)
@@ -57,7 +57,7 @@ class Encoder:
         return out
 
     def encode_template(self, text: str) -> list[int]:
-        """The tokens of text in which special tokens are special."""
+        """Return the tokens of text with special tokens in it."""
         for token in SPECIAL:
             before, found, after = text.partition(token)
             if found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
@@ -15,12 +14,13 @@ from ..chat import DEFAULT_TEMPLATE
 from ..vocabulary import END_OF_TEXT, IM_END, PRE_TOKENIZER, SPECIAL
 from . import checkpoint
 from .encoder import Encoder
+from .network import NetworkShape
 
 NAMES = {"token_embd": "token_embd.weight", "output_norm": "output_norm.weight"}
 
 
-def export(shape: Mapping[str, Any], weights: Mapping[str, np.ndarray], encoder: Encoder, path: Path) -> None:
-    """Write matrices as Q8_0 and norms as F32. shape: the fields of a NetworkShape. weights: by their names in it."""
+def export(shape: NetworkShape, weights: Mapping[str, np.ndarray], encoder: Encoder, path: Path) -> None:
+    """Write the model to `path`, matrices as Q8_0 and norms as F32. weights: by their names in the network."""
     writer = GGUFWriter(path, "llama")
     try:
         _describe(writer, shape)
@@ -35,7 +35,7 @@ def export(shape: Mapping[str, Any], weights: Mapping[str, np.ndarray], encoder:
         writer.close()
 
 
-def _describe(writer: GGUFWriter, shape: Mapping[str, Any]) -> None:
+def _describe(writer: GGUFWriter, shape: NetworkShape) -> None:
     writer.add_type("model")
     writer.add_name("slotcache demo")
     writer.add_description("Answers questions from short documents about invented things, in their words.")
@@ -43,18 +43,18 @@ def _describe(writer: GGUFWriter, shape: Mapping[str, Any]) -> None:
     writer.add_languages(["en"])
     writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(2)
-    writer.add_context_length(shape["context"])
-    writer.add_embedding_length(shape["width"])
-    writer.add_block_count(shape["layers"])
-    writer.add_feed_forward_length(shape["feed_forward"])
-    writer.add_head_count(shape["heads"])
-    writer.add_head_count_kv(shape["kv_heads"])
-    writer.add_key_length(shape["head_size"])
-    writer.add_value_length(shape["head_size"])
-    writer.add_rope_dimension_count(shape["head_size"])
-    writer.add_rope_freq_base(shape["rope_base"])
-    writer.add_layer_norm_rms_eps(shape["epsilon"])
-    writer.add_vocab_size(shape["vocabulary"])
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_size)
+    writer.add_value_length(shape.head_size)
+    writer.add_rope_dimension_count(shape.head_size)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(shape.epsilon)
+    writer.add_vocab_size(shape.vocabulary)
 
 
 def _add_tokenizer(writer: GGUFWriter, encoder: Encoder) -> None:
@@ -70,14 +70,14 @@ def _add_tokenizer(writer: GGUFWriter, encoder: Encoder) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python3 -m models.training.export", description=__doc__, allow_abbrev=False)
     parser.add_argument("checkpoints", type=Path, help="folder with model-*.bin")
     parser.add_argument("path", type=Path, help="the GGUF to write")
     args = parser.parse_args()
     saved = checkpoint.load(args.checkpoints, "model")
     weights = {name: weight.float().numpy() for name, weight in saved["weights"].items()}
-    export(saved["shape"], weights, Encoder.load(), args.path)
+    export(NetworkShape(**saved["shape"]), weights, Encoder.load(), args.path)
     print(f"{args.path}: {args.path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -1,4 +1,4 @@
-"""Heads that are taught where to look: at the sentence of a document that answers, while the answer begins."""
+"""Attention heads that are taught where to look: at the sentence that holds the answer, while the answer begins."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import math
 
 import torch  # pyright: ignore[reportMissingImports]
 
-FINDERS = ((-2, 0), (-1, 3))  # their layers, and which head of each
+FINDERS = ((-2, 0), (-1, 3))  # (layer, head)
 
 
 def finding_loss(
-    queries: torch.Tensor, keys: torch.Tensor, head: int, sentences: torch.Tensor, sought: torch.Tensor
+    seen: tuple[torch.Tensor, torch.Tensor], head: int, sentences: torch.Tensor, sought: torch.Tensor
 ) -> torch.Tensor:
-    """How far a head is from looking where it should: for each place with something sought, minus the logarithm of the
-    attention that goes to the sentence.
+    """Return how far a head is from the right place: for each token with a sought sentence, minus the logarithm of the
+    attention on that sentence.
 
-    queries, keys: (rows * length, their heads, head size); sentences, sought: (rows, length).
+    seen: a layer's queries and keys, (rows * length, heads, head size). sentences, sought: (rows, length).
     """
+    queries, keys = seen
     q = queries[:, head].unflatten(0, sought.shape)
-    k = keys[:, head * keys.shape[1] // queries.shape[1]].unflatten(0, sought.shape)  # the one that its group shares
+    k = keys[:, head * keys.shape[1] // queries.shape[1]].unflatten(0, sought.shape)  # the key head that its group shares
     losses = []
     for row in range(len(q)):
         (at,) = sought[row].nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""A conversation as the server lays it out: ChatML, documents in front of the question, each piece tokenised alone."""
+"""The server's layout of a conversation: ChatML, documents before the question, each piece tokenised alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .world.conversation import Conversation, Turn
 
 
 class Source(Enum):
-    """Where a piece comes from. Only the template's pieces hold special tokens."""
+    """The origin of a piece. Only pieces of the template hold special tokens."""
 
     TEMPLATE = 0
     CONTENT = 1
@@ -20,7 +20,7 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that is tokenised on its own. sort: of an answer, what kind of question it answers."""
+    """Text that is tokenised alone. sort: of an answer, the kind of its question."""
 
     text: str
     source: Source
@@ -28,7 +28,7 @@ class Piece:
 
 
 def pieces(conversation: Conversation) -> Iterator[Piece]:
-    """The conversation in order. A test holds this against what the server builds, token by token."""
+    """Yield the conversation in order. A test compares it with the server's prompt, token by token."""
     start = IM_START
     if conversation.system:
         yield Piece(f"{IM_START}system\n", Source.TEMPLATE)
@@ -55,6 +55,6 @@ def _contents(turn: Turn) -> Iterator[str]:
 
 
 def _order_hint(order: Sequence[str], rank: Sequence[str]) -> str:
-    """As many of the ranking's first ids as it takes to tell it, for documents that stand in this order."""
+    """Return the shortest beginning of the ranking that determines it, for documents in this order."""
     named = next(n for n in range(len(rank) + 1) if [name for name in order if name not in rank[:n]] == list(rank[n:]))
     return f"Most relevant: {' > '.join(rank[:named])}\n\n" if named else ""

@@ -16,7 +16,7 @@ SIZE = 2048  # tokens
 
 
 def texts() -> Iterator[str]:
-    """What the model will read, and Python's documentation, for words that people ask with."""
+    """Yield the texts that the model will read, and Python's documentation, for words that people use in questions."""
     words = Words.load()
     author = Author(Random(0), words, frozenset(words["reserved"]))
     for _ in range(CONVERSATIONS):

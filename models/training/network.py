@@ -1,4 +1,4 @@
-"""The network: a Llama as llama.cpp computes it, rotary positions on neighbouring pairs, tied embedding."""
+"""The network: a Llama as llama.cpp computes it, with rotary positions on neighbouring pairs and a tied embedding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
 
 @dataclass(frozen=True, slots=True)
 class NetworkShape:
-    """Sizes; all but the number of layers and heads are multiples of 32, as Q8_0 asks for."""
+    """Sizes. All but the numbers of layers and heads are multiples of 32, as Q8_0 requires."""
 
     layers: int = 8
     width: int = 256
@@ -43,18 +43,18 @@ class Layer(nn.Module):
         self.ffn_down = _matrix(shape.width, shape.feed_forward, (2 * shape.layers) ** -0.5)
 
     def before(self) -> tuple[Tensor, ...]:
-        """The weights of what goes before the attention."""
+        """Return the weights before the attention."""
         return self.attn_norm, self.attn_q, self.attn_k, self.attn_v
 
     def after(self) -> tuple[Tensor, ...]:
-        """The weights of what comes after it."""
+        """Return the weights after the attention."""
         return self.attn_output, self.ffn_norm, self.ffn_gate, self.ffn_up, self.ffn_down
 
 
 class Network(nn.Module):
-    """The whole. What goes on around the attention only knows tokens, whatever rows they stand in.
+    """The whole network. The parts around the attention see a flat list of tokens, without rows.
 
-    So with batches of one size it is compiled once, however long the rows are.
+    They are compiled once if all batches have the same number of tokens, for any length of rows.
     """
 
     cos: Tensor
@@ -76,20 +76,20 @@ class Network(nn.Module):
         self._score: Callable = _score
 
     def compile_parts(self, score: bool) -> None:
-        """Have the parts around the attention compiled at their next call; the score, too, where its size never changes."""
+        """Compile the parts around the attention at their next call; also the score if its size is constant."""
         self._before = torch.compile(_before, dynamic=False)
         self._after = torch.compile(_after, dynamic=False)
         if score:
             self._score = torch.compile(_score, dynamic=False)
 
     def plain_parts(self) -> None:
-        """Back to parts that are not compiled."""
+        """Use the parts without compilation."""
         self._before, self._after, self._score = _before, _after, _score
 
     def hidden(self, tokens: Tensor, dtype: torch.dtype, plain: bool = False, seen: list | None = None) -> Tensor:
-        """tokens (rows, length), each row a sequence from position 0, to (rows * length, width) before the last norm.
+        """Return (rows * length, width) before the last norm, for tokens (rows, length); each row starts at position 0.
 
-        seen: is given the queries and keys of each layer, (rows * length, heads, head size).
+        seen: a list to which the queries and keys of each layer are appended, (rows * length, heads, head size).
         """
         rows, length = tokens.shape
         before, after = (_before, _after) if plain else (self._before, self._after)
@@ -97,23 +97,24 @@ class Network(nn.Module):
         sin = self.sin[:length].repeat(rows, 1, 1)
         x = F.embedding(tokens.reshape(-1), self.token_embd).to(dtype)
         for layer in self._layers:
-            q, k, v = before(x, cos, sin, self.shape.head_size, self.shape.epsilon, *layer.before())
+            q, k, v = before(x, cos, sin, layer.before(), head_size=self.shape.head_size, epsilon=self.shape.epsilon)
             if seen is not None:
                 seen.append((q, k))
-            x = after(x, self._attend(q, k, v, rows, length), self.shape.epsilon, *layer.after())
+            x = after(x, self._attend(q, k, v, (rows, length)), layer.after(), epsilon=self.shape.epsilon)
         return x
 
     def score(self, x: Tensor, targets: Tensor, plain: bool = False) -> tuple[Tensor, Tensor]:
-        """For each token of `hidden` the cross-entropy (float32) of its target, and whether the target is the likeliest."""
-        return (_score if plain else self._score)(x, self.output_norm, self.token_embd, targets, self.shape.epsilon)
+        """Return the cross-entropy (float32) of each target for a token of `hidden`, and whether the target is likeliest."""
+        score = _score if plain else self._score
+        return score(x, targets, (self.output_norm, self.token_embd), epsilon=self.shape.epsilon)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, rows: int, length: int) -> Tensor:
-        shape = self.shape
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
+        shape, (rows, length) = self.shape, size
         group = shape.heads // shape.kv_heads
         q = q.view(rows, length, shape.heads, shape.head_size).transpose(1, 2)
         k, v = (
-            t.view(rows, length, shape.kv_heads, 1, shape.head_size)
-            .expand(-1, -1, -1, group, -1)
+            t.view((rows, length, shape.kv_heads, 1, shape.head_size))
+            .expand((-1, -1, -1, group, -1))
             .reshape(rows, length, shape.heads, shape.head_size)
             .transpose(1, 2)
             for t in (k, v)
@@ -136,29 +137,33 @@ def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair of neighbours, (tokens, heads, head size); llama.cpp calls this the normal RoPE."""
+    """Rotate each pair of neighbours of (tokens, heads, head size); llama.cpp's normal RoPE."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
 
 
 def _before(
-    x: Tensor, cos: Tensor, sin: Tensor, head_size: int, epsilon: float, norm: Tensor, q: Tensor, k: Tensor, v: Tensor
+    x: Tensor, cos: Tensor, sin: Tensor, weights: tuple[Tensor, ...], *, head_size: int, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x (tokens, width) to queries, keys and values (tokens, heads, head size); cos, sin (tokens, 1, head size / 2)."""
+    """Return queries, keys and values (tokens, heads, head size) of x (tokens, width).
+
+    cos, sin: (tokens, 1, head size / 2).
+    """
+    norm, *projections = weights
     h = _norm(x, norm, epsilon)
-    queries, keys, values = (_linear(h, weight).unflatten(-1, (-1, head_size)) for weight in (q, k, v))
+    queries, keys, values = (_linear(h, weight).unflatten(-1, (-1, head_size)) for weight in projections)
     return _rotate(queries, cos, sin), _rotate(keys, cos, sin), values
 
 
-def _after(
-    x: Tensor, attended: Tensor, epsilon: float, output: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor
-) -> Tensor:
-    """x and what attention found (tokens, heads * head size) to the next x."""
+def _after(x: Tensor, attended: Tensor, weights: tuple[Tensor, ...], *, epsilon: float) -> Tensor:
+    """Return the next x from x and the attention's result (tokens, heads * head size)."""
+    output, norm, gate, up, down = weights
     x = x + _linear(attended, output)
     h = _norm(x, norm, epsilon)
     return x + _linear(F.silu(_linear(h, gate)) * _linear(h, up), down)
 
 
-def _score(x: Tensor, norm: Tensor, embedding: Tensor, targets: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def _score(x: Tensor, targets: Tensor, weights: tuple[Tensor, Tensor], *, epsilon: float) -> tuple[Tensor, Tensor]:
+    norm, embedding = weights
     logits = _linear(_norm(x, norm, epsilon), embedding).float()
     return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(-1) == targets

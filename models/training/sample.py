@@ -1,4 +1,4 @@
-"""Conversations as tokens, with the places of their answers."""
+"""Conversations as tokens, with the positions of their answers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ MAX_TOKENS = 4096
 """The longest conversation; later turns of a longer one are left out."""
 
 HEAD = 3
-"""Tokens that an answer begins with: by them it is settled whether the documents say it, and what is copied."""
+"""First tokens of an answer. They decide whether the documents hold the answer, and which sentence is copied."""
 
 VERB = " is"
-"""What stands between what a sentence is about and what it tells."""
+"""The word between the subject of a sentence and the fact that it tells."""
 
 NOWHERE = 1
-"""Where to look for what no document says: the number of a conversation's first token."""
+"""The number of a conversation's first token, the place to look at for a question that no document answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer's tokens, end token included, are `start` to `stop`. sort: what kind of question it answers.
+    """One answer. Its tokens, end token included, are `start` to `stop`.
 
-    told: how many of them stand before it tells anything new.
+    sort: the kind of question. told: the number of its tokens before it tells anything new.
     """
 
     start: int
@@ -39,24 +39,24 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """tokens: uint16, whole turns only."""
+    """A tokenised conversation. tokens: uint16, whole turns only."""
 
     tokens: np.ndarray
     answers: tuple[Answer, ...]
 
     def is_answer(self) -> np.ndarray:
-        """(tokens,) bool."""
+        """Return (tokens,) bool: whether a token belongs to an answer."""
         marks = np.zeros(len(self.tokens), bool)
         for answer in self.answers:
             marks[answer.start : answer.stop] = True
         return marks
 
     def evidence(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where a reader has to look: (tokens,) uint8 twice.
+        """Return where a reader has to look: (tokens,) uint8 twice.
 
-        The first numbers sentences that answers repeat, from the verb on: before that they have not said all that they are
-        about. The second stands where the first tokens of an answer are written, and is the number of its sentence, NOWHERE
-        for questions that no document answers. 0 is the rest.
+        The first array numbers the sentences that answers repeat, from the verb on: the words before it do not tell all that
+        the sentence is about. The second is set where the first tokens of an answer are predicted: the number of the
+        answer's sentence, or NOWHERE for a question that no document answers. Otherwise both are 0.
         """
         sentences, sought = np.zeros(len(self.tokens), np.uint8), np.zeros(len(self.tokens), np.uint8)
         sentences[0], last = NOWHERE, NOWHERE
@@ -65,8 +65,8 @@ class Sample:
             if answer.sort == "unknown":
                 sought[writing] = NOWHERE
                 continue
-            # Without the first token, which in a document has a space in front, and the last, which may hold the line's
-            # end there; behind it comes the end token.
+            # Without the first token, which has a leading space in a document, without the last token, which may hold
+            # the end of the line there, and without the end token after it.
             text = self.tokens[answer.start + 1 : answer.stop - 2]
             places = _places(self.tokens[: answer.start], text)
             if not places or last == 255:
@@ -82,7 +82,7 @@ class Sample:
 
 
 def encode(conversation: Conversation, encoder: Encoder) -> Sample | None:
-    """The sample of a conversation; None where not even its first turn fits."""
+    """Return the sample of a conversation; None if its first turn does not fit."""
     end, verb = encoder.special(IM_END), encoder.encode(VERB)[0]
     tokens: list[int] = []
     answers: list[Answer] = []
@@ -104,7 +104,7 @@ def encode(conversation: Conversation, encoder: Encoder) -> Sample | None:
 
 
 def _places(tokens: np.ndarray, text: np.ndarray) -> list[int]:
-    """Where `text` stands in `tokens`."""
+    """Return the positions of `text` in `tokens`."""
     if not len(text):
         return []
     starts = np.flatnonzero(tokens[: len(tokens) - len(text) + 1] == text[0])

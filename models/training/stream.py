@@ -1,4 +1,4 @@
-"""Samples without end: worker processes write them, a pool keeps them, batches are drawn without ever waiting long."""
+"""An endless stream of batches: worker processes write samples, a pool keeps them, and a batch never waits long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from random import Random
 
 import numpy as np
@@ -22,15 +22,17 @@ from .world.curriculum import CURRICULA
 from .world.words import Words
 
 WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""Lengths of rows; where the tokens of a batch are a multiple of each, all batches are of one size."""
+"""Lengths of rows. If the tokens of a batch are a multiple of each length, all batches have the same size."""
 
 CHUNK = 48  # samples that a worker sends at a time
-WAITING = 40  # batches' worth of samples in the pool, at which workers have to wait
+WAITING = 40  # batches' worth of new samples in the pool at which the workers have to wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """All (rows, width + 1). tokens: int32. marks: uint8, 0 padding, 1 text, 2 answer. The others: `Sample.evidence`."""
+    """Four arrays (rows, width + 1). tokens: int32. marks: uint8, 0 padding, 1 text, 2 answer. sentences, sought: see
+    `Sample.evidence`.
+    """
 
     tokens: np.ndarray
     marks: np.ndarray
@@ -39,7 +41,7 @@ class Batch:
 
 
 class Pool:
-    """Samples by length: those that have not been drawn yet, and the last ones that have."""
+    """Samples by length: new ones, and the last ones that were drawn."""
 
     def __init__(self, tokens: int, seed: int) -> None:
         if tokens < max(WIDTHS):
@@ -50,21 +52,21 @@ class Pool:
         self.waiting = 0
         """Tokens not drawn yet."""
         self.drawn = self.reused = 0
-        """Samples drawn, and those of them that had been drawn before."""
+        """Samples drawn, and how many of them were drawn before."""
 
     def add(self, sample: np.ndarray) -> None:
-        """sample: (4, tokens) int16, a batch's fields one after the other."""
+        """Add a sample: (4, tokens) int16, the fields of a batch in order."""
         length = sample.shape[1]
         width = next(width for width in WIDTHS if width >= length - 1)
         self._fresh[width].append(sample)
         self.waiting += length
 
     def draw(self) -> Batch | None:
-        """A batch of rows of one width; None while there is too little to draw from."""
+        """Return a batch with rows of one width; None while the pool holds too few samples."""
         ready = {width: len(fresh) * width / self._tokens for width, fresh in self._fresh.items()}
         width = max(ready, key=lambda width: ready[width])
         if ready[width] < 1:
-            # Used ones make up for those that are missing; any width for which there are many.
+            # Fill up with used samples, for any width with enough of them.
             usable = [w for w in WIDTHS if (len(self._used[w]) + len(self._fresh[w])) * w >= self._tokens]
             if not usable:
                 return None
@@ -88,16 +90,16 @@ def _batch(samples: list[np.ndarray], width: int) -> Batch:
 
 
 class Stream:
-    """Workers, and a thread that reads from them and lays out batches. A worker that dies is done without."""
+    """Worker processes, and a thread that receives samples and builds batches. A dead worker is not replaced."""
 
     def __init__(self, workers: int, tokens: int, seed: int, size: str, level: int) -> None:
         self.pool = Pool(tokens, seed)
         self._batches: queue.Queue[Batch] = queue.Queue(maxsize=4)
         self._stopping = threading.Event()
         self._limit = WAITING * tokens
-        context = get_context("fork")  # before there is any CUDA
+        context = get_context("fork")  # before CUDA is initialised
         self._connections: list[Connection] = []
-        self._workers: list[ForkProcess] = []
+        self._workers: list[BaseProcess] = []
         for number in range(workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, seed * 1000 + number, size, level), daemon=True)
@@ -114,14 +116,14 @@ class Stream:
         return len(self._connections)
 
     def next(self) -> Batch:
-        """The next batch. Raises RuntimeError where none comes for two minutes."""
+        """Return the next batch. Raises RuntimeError if none comes for two minutes."""
         try:
             return self._batches.get(timeout=120)
         except queue.Empty:
             raise RuntimeError(f"no batch for two minutes; {self.num_workers} workers are alive") from None
 
     def set_level(self, level: int) -> None:
-        """Tell the workers what to write from now on."""
+        """Tell the workers the level of the samples to write from now on."""
         for connection in list(self._connections):
             try:
                 connection.send(level)
@@ -160,7 +162,7 @@ class Stream:
 
 
 def _work(connection: Connection, seed: int, size: str, level: int) -> None:
-    """Writes samples until nobody reads them any more."""
+    """Write samples until the connection closes."""
     os.nice(5)
     rng, words, encoder = Random(seed), Words.load(), Encoder.load()
     author = Author(rng, words, frozenset(words["reserved"]))

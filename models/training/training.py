@@ -1,6 +1,6 @@
-"""Trains the demo model for a given time: python3 -m models.training.training --out FOLDER --seconds 540
+"""Train the demo model for a given time: python3 -m models.training.training --out FOLDER --seconds 540
 
-Leaves `model-*.bin` (the weights, for the export) and `state-*.bin` (to go on from with --resume) in FOLDER.
+Writes `model-*.bin` (the weights, for the export) and `state-*.bin` (to continue with --resume) to FOLDER.
 """
 
 from __future__ import annotations
@@ -16,31 +16,29 @@ import torch  # pyright: ignore[reportMissingImports]
 
 from . import checkpoint
 from .encoder import Encoder
-from .finders import FINDERS, finding_loss
+from .loss import BatchLoss, LossWeights
 from .muon import Muon
 from .network import Network, NetworkShape
-from .sample import HEAD
 from .stream import Batch, Stream
 from .watch import exact_match, samples_of
 from .world.curriculum import CURRICULA, held_out
 
 SHAPES = {
     "large": NetworkShape(),
-    # A large base leaves half of each head free of position: names are matched over thousands of tokens.
+    # A large base frees half of each head from position: names are matched over thousands of tokens.
     "small": NetworkShape(layers=4, width=128, heads=4, kv_heads=4, head_size=32, feed_forward=352, rope_base=1e8),
 }
 WARM_UP = 150  # steps
 LOG_EVERY = 10.0  # seconds
-LEVEL_EVERY = 45.0  # a look whether it is time for the next level
+LEVEL_EVERY = 45.0  # s between checks for the next level
 SAVE_EVERY = 45.0
-RESERVE = 12.0  # seconds at the end for the last look and the last checkpoint
-HEAD_WEIGHT = 3.0
-LONGEST_STEP = 20.0  # seconds; what takes longer was a pause of the whole process (SIGSTOP), which is not counted
+RESERVE = 12.0  # seconds at the end for the last exact match and the last checkpoint
+LONGEST_STEP = 20.0  # seconds; a longer step was a pause of the whole process (SIGSTOP), which does not count
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where the training stands; goes into checkpoints."""
+    """The progress of a training; part of its checkpoints."""
 
     step: int = 0
     level: int = 0
@@ -49,7 +47,7 @@ class Progress:
 
 
 class Trainer:
-    """One call's training: warm-up, a constant rate, and a decline to nothing over the last share of the time."""
+    """The training of one call: warm-up, a constant rate, and a decline to zero over the last share of the time."""
 
     def __init__(self, args: argparse.Namespace, started: float) -> None:
         self.args, self.started = args, started
@@ -60,28 +58,28 @@ class Trainer:
         if saved:
             self.progress = Progress(**saved["progress"])
             self.first_step = self.progress.step
-        # The workers are started first: a process with CUDA in it must not be forked.
-        seed = args.seed + self.progress.step  # another one for each call
-        self.stream = Stream(args.workers, args.tokens, seed, args.size, self.progress.level)
+        # The workers start first: a process that has initialised CUDA must not be forked.
+        seed = args.seed + self.progress.step  # a different seed for each call
+        self.stream = Stream(args.workers, args.tokens, seed, size=args.size, level=self.progress.level)
         self.encoder = Encoder.load()
         self.device = args.device
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares itself anew for every width
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it compiles anew for every width
         self.dtype = torch.bfloat16 if args.bfloat16 or self.device == "cuda" else torch.float32
         shape = NetworkShape(**saved["shape"]) if saved else SHAPES[args.size]
         self.network = Network(shape).to(self.device)
         self.optimizers = self._optimizers()
         if saved:
             self._restore(saved)
+        weights = LossWeights(text=args.text_weight, finders=args.finder_weight, scored=args.scored)
+        self.loss = BatchLoss(self.network, self.dtype, weights)
         self.curriculum = CURRICULA[args.size]
         self.sets = samples_of(held_out(args.size), args.watch_count, self.encoder)
         levels = {str(number): level for number, level in enumerate(self.curriculum.levels)}
         self.level_sets = samples_of(levels, args.watch_count, self.encoder)
-        self.seen = torch.zeros(5, device=self.device)  # since the last line: loss, hits and number of answer tokens;
-        # loss and number of the finder's looks
         self.good: dict[str, torch.Tensor] = {}
 
     def run(self) -> None:
-        """Until the time is over."""
+        """Train until the time is over."""
         num = sum(parameter.numel() for parameter in self.network.parameters())
         print(f"{num:,} parameters on {self.device}, {self.stream.num_workers} workers", flush=True)
         if self.args.compile and not self._compiles():
@@ -109,7 +107,7 @@ class Trainer:
                 looked = time.monotonic()
             if now - saved >= SAVE_EVERY:
                 self.save_model()
-                if not decaying or self.args.decay >= 1:  # else what was saved before the decline is to go on from
+                if not decaying or self.args.decay >= 1:  # else --resume continues from before the decline
                     self.save_state()
                 saved = time.monotonic()
         self.watch()
@@ -123,7 +121,7 @@ class Trainer:
     def _step(self, batch: Batch, rate: float) -> None:
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = rate
-        loss = self._loss(batch)
+        loss = self.loss(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -132,39 +130,14 @@ class Trainer:
         self.progress.step += 1
         self.progress.tokens += int((batch.marks > 0).sum())
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        tokens, marks, sentences, sought = self._to_device(batch)
-        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-        x = self.network.hidden(tokens[:, :-1], self.dtype, seen=seen)
-        lost = torch.cat([finding_loss(*seen[layer], head, sentences[:, :-1], sought[:, :-1]) for layer, head in FINDERS])
-        target, mark = tokens[:, 1:].reshape(-1), _with_heads(marks)[:, 1:].reshape(-1)
-        if self.args.scored < 1:
-            kept = ((mark >= 2) | ((mark == 1) & (torch.rand(len(mark)) < self.args.scored))).nonzero()[:, 0]
-            x, target, mark = x[kept], target[kept], mark[kept]
-        losses, right = self.network.score(x, target)
-        answer = mark >= 2
-        weight = answer + (HEAD_WEIGHT - 1) * (mark == 3) + self.args.text_weight / self.args.scored * (mark == 1)
-        with torch.no_grad():
-            found = torch.stack([lost.detach().sum(), torch.tensor(float(len(lost)), device=self.device)])
-            self.seen += torch.cat([torch.stack([(losses * answer).sum(), (right & answer).sum(), answer.sum()]), found])
-        loss = (losses * weight).sum() / weight.sum()
-        return loss + self.args.finder_weight * lost.mean() if len(lost) else loss
-
-    def _to_device(self, batch: Batch) -> list[torch.Tensor]:
-        fields = [torch.from_numpy(field) for field in (batch.tokens, batch.marks, batch.sentences, batch.sought)]
-        if self.device == "cuda":
-            fields = [field.pin_memory() for field in fields]
-        tokens, *rest = (field.to(self.device, non_blocking=True) for field in fields)
-        return [tokens.long(), *rest]
-
     def _compiles(self) -> bool:
-        """Whether torch.compile works here; tried on a whole step, whose gradients are thrown away."""
+        """Whether torch.compile works here. Tries one whole step and drops its gradients."""
         begun = time.monotonic()
         try:
             self.network.compile_parts(score=self.args.scored >= 1)
-            self._loss(self.stream.next()).backward()
+            self.loss(self.stream.next()).backward()
             self._wait()
-        except Exception as error:  # whatever is missing for it
+        except Exception as error:  # a missing compiler, for example
             print(f"not compiled: {type(error).__name__}: {str(error)[:300]}", flush=True)
             return False
         finally:
@@ -177,14 +150,13 @@ class Trainer:
             torch.cuda.synchronize()
 
     def _log(self, share: float, rate: float, speed: float) -> None:
-        total, hits, count, lost, looks = self.seen.tolist()
-        self.seen.zero_()
-        loss, right = total / max(count, 1), hits / max(count, 1)
+        sums = self.loss.take_sums()
+        loss = sums.loss
         pool = self.stream.pool
         print(
             f"{time.monotonic() - self.started:5.0f} s {100 * share:3.0f} %  step {self.progress.step:6}  "
-            f"level {self.progress.level}  answers: loss {loss:.4f} tokens right {right:.4f}  "
-            f"finders: loss {lost / max(looks, 1):.3f}  rate {rate:.1e}  {speed / 1e3:.0f}k tokens/s  "
+            f"level {self.progress.level}  answers: loss {loss:.4f} tokens right {sums.right:.4f}  "
+            f"finders: loss {sums.finders:.3f}  rate {rate:.1e}  {speed / 1e3:.0f}k tokens/s  "
             f"{self.progress.tokens / 1e6:.0f}M tokens  "
             f"reused {100 * pool.reused / max(pool.drawn, 1):.0f} %  waiting {pool.waiting / 1e6:.1f}M  "
             f"workers {self.stream.num_workers}",
@@ -196,7 +168,7 @@ class Trainer:
             self.good = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
 
     def _go_back(self) -> None:
-        """To the last weights that were sound, with half the rate and nothing remembered of the gradients."""
+        """Return to the last finite weights, with half the learning rate and fresh optimizers."""
         print("the loss is not finite: back to the weights of the last line, half the rate", flush=True)
         if self.good:
             self.network.load_state_dict(self.good)
@@ -212,7 +184,7 @@ class Trainer:
         print(f"exact match: {text}  ({time.monotonic() - begun:.1f} s)", flush=True)
 
     def _rise(self, share: float) -> None:
-        """Go to the next level where it is time to."""
+        """Go to the next level if it is time."""
         level = self.progress.level
         at_level = exact_match(self.network, self.level_sets[str(level)], self.device, self.dtype)
         print(f"exact match at level {level}: {at_level:.2f}", flush=True)
@@ -222,27 +194,26 @@ class Trainer:
             self.stream.set_level(level + 1)
 
     def save_model(self) -> None:
-        """The weights alone, with 16 bits a number."""
-        weights = checkpoint.halved(self.network.state_dict(), torch.float16)
-        self._save("model", {"weights": weights})
+        """Save the weights alone, with 16 bits a number."""
+        self._save("model", self._checkpoint())
 
     def save_state(self) -> None:
-        """The weights and what the optimizer remembers."""
-        content = {
-            "weights": checkpoint.halved(self.network.state_dict(), torch.float16),
-            "optimizers": [checkpoint.halved_state(optimizer.state_dict()) for optimizer in self.optimizers],
-        }
-        self._save("state", content)
+        """Save the weights and the optimizers' state."""
+        states = [checkpoint.halved_state(optimizer.state_dict()) for optimizer in self.optimizers]
+        self._save("state", {**self._checkpoint(), "optimizers": states})
 
-    def _save(self, name: str, content: dict) -> None:
+    def _checkpoint(self) -> checkpoint.Checkpoint:
+        weights = checkpoint.halved(self.network.state_dict(), torch.float16)
+        return {"weights": weights, "shape": asdict(self.network.shape), "progress": asdict(self.progress)}
+
+    def _save(self, name: str, content: checkpoint.Checkpoint) -> None:
         try:
-            facts = {"shape": asdict(self.network.shape), "progress": asdict(self.progress)}
-            checkpoint.save(self.args.out, name, content | facts)
-        except OSError as error:  # a full disk is no reason to stop learning
+            checkpoint.save(self.args.out, name, content)
+        except OSError as error:  # a full disk must not end the training
             print(f"{name} not saved: {error}", flush=True)
 
     def _groups(self) -> list[list[tuple[str, torch.nn.Parameter]]]:
-        """Matrices, whose weights decay, and norms, whose weights do not."""
+        """Return the matrices, which have weight decay, and the norms, which have none."""
         named = list(self.network.named_parameters())
         matrices = [(name, p) for name, p in named if p.ndim > 1 and name != "token_embd"]
         return [matrices, [(name, p) for name, p in named if p.ndim == 1 or name == "token_embd"]]
@@ -256,9 +227,9 @@ class Trainer:
         groups = [{"params": matrices, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}]
         return [torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=self.device == "cuda")]
 
-    def _restore(self, saved: dict) -> None:
+    def _restore(self, saved: checkpoint.Checkpoint) -> None:
         self.network.load_state_dict({name: tensor.float() for name, tensor in saved["weights"].items()})
-        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+        for optimizer, state in zip(self.optimizers, saved.get("optimizers", []), strict=True):
             optimizer.load_state_dict(state)
         print(f"goes on from step {self.progress.step}, level {self.progress.level}", flush=True)
 
@@ -267,14 +238,8 @@ class Trainer:
         return len(self.curriculum.levels) - 1
 
 
-def _with_heads(marks: torch.Tensor) -> torch.Tensor:
-    """Marks (rows, tokens) with 3 in place of 2 where an answer begins."""
-    before = torch.nn.functional.pad(marks, (HEAD, 0))[:, :-HEAD]
-    return torch.where((marks == 2) & (before != 2), 3, marks)
-
-
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     started = time.monotonic()
     parser = argparse.ArgumentParser(prog="python3 -m models.training.training", description=__doc__, allow_abbrev=False)
     add = parser.add_argument

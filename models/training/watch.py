@@ -1,6 +1,6 @@
-"""Exact match on held-out conversations while training: whether each token of the last answer is the likeliest one.
+"""Exact match on held-out conversations during training: whether each token of the last answer is the likeliest one.
 
-With the right answer as its history that is what greedy decoding does, at the price of a single pass.
+Given the right answer as history this equals greedy decoding, for the price of one pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKENS = 32_768  # a pass
 
 
 def samples_of(recipes: Mapping[str, Recipe], count: int, encoder: Encoder) -> dict[str, list[Sample]]:
-    """`count` samples by each recipe, with names that no other sample has but by chance."""
+    """Return `count` samples of each recipe. Only chance repeats a name of another sample."""
     words, sets = Words.load(), {}
     for number, (name, recipe) in enumerate(recipes.items()):
         author = Author(Random(SEED + number), words, frozenset(words["reserved"]))
@@ -37,7 +37,7 @@ def samples_of(recipes: Mapping[str, Recipe], count: int, encoder: Encoder) -> d
 
 @torch.no_grad()
 def exact_match(network: Network, samples: Sequence[Sample], device: str, dtype: torch.dtype) -> float:
-    """The share of samples whose last answer is right to the last token."""
+    """Return the share of samples whose last answer is right to the last token."""
     samples = sorted(samples, key=lambda sample: len(sample.tokens))
     right = start = 0
     while start < len(samples):

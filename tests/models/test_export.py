@@ -1,6 +1,5 @@
 """A network that is exported computes in llama.cpp what it computed in training."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ def test_the_exported_network_computes_what_llama_cpp_computes(tmp_path: Path) -
     shape = NetworkShape(layers=2, width=64, heads=2, kv_heads=1, head_size=32, feed_forward=96)
     network, encoder = Network(shape), Encoder.load()
     weights = {name: weight.numpy() for name, weight in network.state_dict().items()}
-    export(asdict(shape), weights, encoder, path := tmp_path / "model.gguf")
+    export(shape, weights, encoder, path := tmp_path / "model.gguf")
     tokens = encoder.encode("The river is Oskel. What is the river of Velmora?")
     with torch.no_grad():
         last = network.hidden(torch.tensor([tokens]), torch.float32)[-1:].expand(shape.vocabulary, -1)

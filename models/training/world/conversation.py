@@ -1,4 +1,4 @@
-"""Conversations about documents, with their answers: what the model learns from and is measured with."""
+"""Conversations about documents, with their answers: the material of training and measurement."""
 
 from __future__ import annotations
 
@@ -16,58 +16,59 @@ WHERE = frozenset({"place", "address"})
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What conversations are to be like. Ranges include both ends, shares are from 0 to 1."""
+    """The properties of conversations. Ranges include both ends; shares are from 0 to 1."""
 
     documents: tuple[int, int] = (1, 10)
     """Of the first turn."""
     turns: tuple[int, int] = (1, 6)
     plain: bool = False
-    """Documents in the simplest wording only: attribute, then value."""
+    """Documents only in the simplest wording: attribute, then value."""
     plain_questions: bool = False
     bare: bool = False
-    """Of that only `The river of Velmora is Oskel.`: each sentence names what it is about."""
+    """Only the form `The river of Velmora is Oskel.`: each sentence names its subject."""
     kinds: tuple[str, ...] = ()
-    """What documents are about; () for everything in wording.toml."""
+    """The kinds of things; () for all in wording.toml."""
     told: tuple[int, int] = (3, 6)
     """Attributes a document."""
     wordings: int = 0
-    """How many sentences there are for an attribute, those first that do not begin with the value; 0 for all."""
+    """The number of sentences for an attribute, those first that do not begin with the value; 0 for all."""
     made_up: float = 1.0
-    """How many conversations have attributes that are made up."""
+    """Share of conversations with made-up attributes."""
     noise: float = 1.0
-    """How much there is of filler, typing mistakes and the like."""
+    """Amount of filler, typing mistakes and other noise."""
     unknown: float = 0.15
-    """Questions that no document answers."""
+    """Share of questions that no document answers."""
     later: float = 0.5
-    """Later turns that bring documents of their own."""
+    """Share of later turns with documents of their own."""
     repeat: float = 0.5
-    """Of those, how many bring documents again that stand in the conversation already."""
+    """Of those, the share that repeats documents of earlier turns."""
     located: float = 0.5
-    """Of those, how many point to them instead of showing them again."""
+    """Of those, the share that points to the documents instead of showing them again."""
     hinted: float = 0.3
-    """Sets of documents that have an order hint."""
+    """Share of document sets with an order hint."""
     follow: float = 0.4
-    """Later questions that go on from the one before."""
+    """Share of later questions that refer to the question before."""
     aside: float = 0.03
-    """Small talk, and questions without any documents."""
+    """Share of conversations with small talk."""
     system: float = 0.15
-    """Conversations with a system message."""
+    """Share of conversations with a system message."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """documents: shown, in this order. above: ids that are pointed to. rank: ids in order of relevance, () for no hint.
+    """One turn. sort: the kind of the question: plain, follow, unknown or aside.
 
-    sort: what kind of question it is: plain, follow, unknown or aside. located: whether the answer stands above.
+    documents: shown, in this order. above: ids of documents that the turn points to. rank: ids in order of relevance, () for
+    no hint. located: whether the answer is in a document of an earlier turn.
     """
 
-    documents: tuple[Page, ...]
-    above: tuple[str, ...]
-    rank: tuple[str, ...]
     question: str
     answer: str
     sort: str
-    located: bool
+    documents: tuple[Page, ...] = ()
+    above: tuple[str, ...] = ()
+    rank: tuple[str, ...] = ()
+    located: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +85,7 @@ class Author:
         self._world = World(rng, words, reserved)
 
     def write(self, recipe: Recipe) -> Conversation:
-        """A conversation in a world of its own."""
+        """Return a conversation in a world of its own."""
         rng = self._rng
         system = self._words.pick(rng, "system") if rng.random() < recipe.system else ""
         return Conversation(system, tuple(_Talk(rng, self._world, recipe).turns()))
@@ -95,10 +96,16 @@ class _Talk:
 
     def __init__(self, rng: Random, world: World, recipe: Recipe) -> None:
         self._rng, self._world, self._recipe = rng, world, recipe
-        self._style = Style(recipe.plain, recipe.plain_questions, recipe.bare, recipe.wordings, recipe.noise)
+        self._style = Style(
+            plain=recipe.plain,
+            plain_questions=recipe.plain_questions,
+            bare=recipe.bare,
+            wordings=recipe.wordings,
+            noise=recipe.noise,
+        )
         self._asker = Asker(rng, self._style)
         self._pool: dict[int, list[Attribute]] = {}
-        self._read: list[Page] = []  # pages that stand in the conversation
+        self._read: list[Page] = []  # pages of the conversation so far
         self._before: Asked | None = None
 
     def turns(self) -> list[Turn]:
@@ -112,12 +119,12 @@ class _Talk:
         for at, size in enumerate(sizes):
             if rng.random() < recipe.aside / num_turns:
                 question, answer = rng.choice(SMALL_TALK)
-                turns.append(Turn((), (), (), question, answer, "aside", False))
+                turns.append(Turn(question=question, answer=answer, sort="aside"))
             turns.append(self._turn(fresh, size, first=at == 0))
         return turns
 
     def _pages(self, count: int) -> list[Page]:
-        """New pages, most of them about things of the same kind; some of them two about one thing."""
+        """Return new pages, most of them about things of the same kind; sometimes two pages about one thing."""
         rng, world, recipe = self._rng, self._world, self._recipe
         main = world.kind(recipe.kinds)
         same = rng.choice((1.0, 1.0, 0.7, 0.3))
@@ -138,11 +145,11 @@ class _Talk:
             left = unsaid.setdefault(id(thing), rng.sample(pool, len(pool)))
             told, left[:] = left[: (size := min(rng.randint(*recipe.told), max(1, len(left) - 2)))], left[size:]
             thing.unsaid = left
-            pages.append(writer.write(thing, told, identity, self._style, things))
+            pages.append(writer.write(thing, told, identity, style=self._style, others=things))
         return pages
 
     def _attributes(self, thing: Thing) -> list[Attribute]:
-        """What this conversation tells about things of this kind."""
+        """Return the attributes that this conversation uses for things of this kind."""
         key = id(thing.kind)
         if key not in self._pool:
             never = self._rng.random() >= self._recipe.made_up * (0.5 if self._recipe.plain else 1.0)
@@ -170,7 +177,15 @@ class _Talk:
         located = page is not None and id(page) in read_before and page not in shown
         rank = self._rank([page.id for page in (found if rng.random() < 0.5 else shown)], target) if len(found) > 1 else ()
         self._before = asked
-        return Turn(tuple(shown), tuple(above), rank, asked.text, answer, sort, located)
+        return Turn(
+            question=asked.text,
+            answer=answer,
+            sort=sort,
+            documents=tuple(shown),
+            above=tuple(above),
+            rank=rank,
+            located=located,
+        )
 
     def _rank(self, ids: list[str], target: Page) -> tuple[str, ...]:
         rng = self._rng
@@ -210,7 +225,7 @@ class _Talk:
         return self._asker.full(page.thing, attribute, self._things())
 
     def _unknown_question(self, thing: Thing) -> Asked:
-        """About something left unsaid, or about a thing that has no page."""
+        """Ask for an attribute that is left unsaid, or about a thing without a page."""
         rng, world = self._rng, self._world
         if rng.random() < 0.6 and (missing := self._missing(thing)):
             return self._asker.full(thing, rng.choice(missing), self._things())
@@ -220,16 +235,16 @@ class _Talk:
         while stranger.bare.lower() in taken:
             stranger = world.thing(thing.kind)
         attribute = rng.choice(self._attributes(thing) + ([] if thing.kind.is_person else [LEAD]))
-        # Never by a part of the name, which might be part of another one, too.
+        # Never by a part of the name: it might be part of another name, too.
         return self._asker.full(
             stranger, attribute, [*self._things(), stranger, Thing(thing.kind, stranger.name, stranger.noun, ("", "", ""))]
         )
 
     def _missing(self, thing: Thing) -> list[Attribute]:
-        """What is said nowhere about this thing: first what is said of others, then what could be."""
+        """Return attributes that no page tells about this thing: some of the conversation, or else of its kind."""
         pool = self._attributes(thing)
         labels = {attribute.label for attribute in pool}
-        if labels & WHERE:  # an address answers the question for the town, more or less
+        if labels & WHERE:  # an address nearly answers the question for the town
             labels |= WHERE
         rest = [attribute for attribute in thing.kind.attributes if attribute.label not in labels]
         return thing.unsaid if thing.unsaid and self._rng.random() < 0.7 else rest or thing.unsaid
@@ -248,7 +263,7 @@ class _Talk:
         return self._asker.next_thing(rng.choice(choice), before.attribute) if choice else None
 
     def _find(self, asked: Asked) -> tuple[Page | None, str]:
-        """The page that answers, and its sentence; nothing where none does."""
+        """Return the page that answers, and its sentence; (None, "") if no page does."""
         for page in self._read:
             if page.thing is asked.thing and (sentence := page.telling(asked.attribute)):
                 return page, sentence.text

@@ -1,4 +1,4 @@
-"""From copying within one document to long conversations about ten: what a sample is like at each level."""
+"""The curriculum: recipes from copying within one document to long conversations about ten."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from .conversation import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """Levels, and when the next one begins: at `goal` exact match, or when its share of the time in `due` is over."""
+    """Recipes by level. The next level begins at `goal` exact match, or when its share of the time in `due` is over."""
 
     levels: tuple[Recipe, ...]
     goal: float
     due: tuple[float, ...]
     easier: float = 0.25
-    """What is left of easier levels."""
+    """Share of samples of easier levels."""
     harder: float = 0.0
-    """What there is already of the next level."""
+    """Share of samples of the next level."""
     long: float = 0.0
-    """Of the last level: conversations with more text than most."""
+    """Share of very long conversations at the last level."""
 
     def recipe(self, rng: Random, level: int) -> Recipe:
-        """A recipe for a learner at this level: mostly of it, some of the others."""
+        """Return a recipe for a learner at this level: mostly of this level, sometimes of an easier or the next one."""
         way, last = rng.random(), len(self.levels) - 1
         if level and way < self.easier:
             return self.levels[rng.randrange(level)]
@@ -42,8 +42,8 @@ _LARGE = (
     Recipe(documents=(2, 10), turns=(1, 7)),
 )
 
-# What two cores learn in an hour or two: documents like `The river of Velmora is Oskel.`, each sentence of which names
-# what it is about, of things as in the bundled corpus; with questions in many words.
+# A curriculum for an hour or two on two cores: documents like `The river of Velmora is Oskel.`, in which each sentence
+# names its subject, about the kinds of the bundled corpus; the questions use many wordings.
 _KINDS = ("town", "person", "train", "festival", "museum")
 _BARE = Recipe(kinds=_KINDS, plain=True, bare=True, noise=0.1, aside=0.01, system=0.05, unknown=0.3)
 _SMALL = (
@@ -59,9 +59,9 @@ CURRICULA = {
 }
 
 SHIPPED = "small"
-"""What slotcache-demo.gguf is."""
+"""The size of slotcache-demo.gguf."""
 
-# The sets by which training is watched. One turn, unless the name says otherwise; only the last answer counts.
+# The held-out sets that measure a training. One turn, unless the name says otherwise; only the last answer counts.
 _ONE = Recipe(turns=(1, 1), unknown=0, hinted=0, aside=0, system=0)
 _TWO = replace(_ONE, documents=(3, 5), turns=(2, 2), later=1.0, repeat=0.0, follow=0)
 _HELD_OUT = {
@@ -80,7 +80,7 @@ _HELD_OUT = {
 
 
 def held_out(size: str) -> dict[str, Recipe]:
-    """The recipes of the held-out sets, worded like the last level of a size's curriculum."""
+    """Return the recipes of the held-out sets, worded like the last level of a size's curriculum."""
     last = CURRICULA[size].levels[-1]
     return {
         name: replace(recipe, kinds=last.kinds, plain=last.plain, bare=last.bare, noise=last.noise)

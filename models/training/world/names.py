@@ -1,4 +1,4 @@
-"""Invented names: a new one for every sample, so that copying from the prompt is the only way to answer."""
+"""Invented names: new ones for every sample, so that only copying from the prompt can answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 from .words import Words
 
-# How words of a language sound: what syllables begin with, their vowels, and what they may end with.
+# The sounds of invented languages: onsets, vowels and codas of their syllables.
 _STYLES = (
     ("b br c d dr f g gl h k l m n p r s st t tr v w", "a e i o u", "l n r s th m nd rk"),
     ("b d f g k l m n p r s t v z", "a e i o u ia io", "n r s l"),
@@ -21,20 +21,20 @@ _ENDS = ("", "", "", "a", "o", "en", "is", "or", "in", "el", "us", "ia", "ar", "
 
 
 class Names:
-    """Draws names of every sort. None of those in `reserved` (lower case) is ever drawn, nor any that contains one."""
+    """Draws names of every sort. Never draws a name with a word in `reserved` (lower case)."""
 
     def __init__(self, rng: Random, words: Words, reserved: frozenset[str] = frozenset()) -> None:
         self._rng, self._words, self._reserved = rng, words, reserved
 
     def draw(self, sort: str, noun: str = "") -> str:
-        """A name of this sort (`place`, `person`, `line`, ...) for a thing that is called `noun`."""
+        """Return a name of this sort (`place`, `person`, `line`, ...) for a thing with this noun."""
         while True:
             name = getattr(self, f"_{sort}")(noun)
             if self._reserved.isdisjoint(name.lower().replace("-", " ").split()):
                 return name
 
     def similar(self, name: str) -> str:
-        """The name with a letter or two changed in one of its words: easily taken for it."""
+        """Return a name that is easily mistaken for `name`: one of its words has a letter changed."""
         rng, parts = self._rng, name.split()
         at = rng.randrange(len(parts))
         word = parts[at]
@@ -60,7 +60,7 @@ class Names:
         return word.capitalize() if len(word) > 3 else (word + rng.choice(onsets) + rng.choice(vowels)).capitalize()
 
     def _blend(self) -> str:
-        """The first half of one everyday word and the second half of another: spelt with tokens that syllables lack."""
+        """Join the first half of one everyday word and the second half of another, for tokens that syllables lack."""
         sorts = ("common", "common", "noun", "adjective", "first", "last", "front")
         left, right = (self._words.pick(self._rng, self._rng.choice(sorts)).split()[0].lower() for _ in range(2))
         return (left[: (len(left) + 1) // 2] + right[len(right) // 2 :]).capitalize()
@@ -97,7 +97,7 @@ class Names:
         return self._words.pick(self._rng, self._rng.choice(("adjective", "colour"))).split()[0]
 
     def _thing(self) -> str:
-        """Two everyday words such as `Silver Heron`."""
+        """Return two everyday words, for example `Silver Heron`."""
         words, rng = self._words, self._rng
         left = words.pick(rng, "front") if rng.random() < 0.5 else self._adjective().capitalize()
         return f"{left} {words.pick(rng, rng.choice(('animal', 'noun', 'instrument', 'plant'))).title()}"

@@ -23,7 +23,7 @@ TITLES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """A document about one thing. sentences: those that tell something, word for word as they stand in the text."""
+    """A document about one thing. sentences: those with facts, word for word as in the text."""
 
     id: str
     title: str
@@ -32,18 +32,18 @@ class Page:
     sentences: tuple[Sentence, ...]
 
     def telling(self, attribute: Attribute) -> Sentence | None:
-        """The sentence that tells this."""
+        """Return the sentence that tells this attribute, if any."""
         return next((one for one in self.sentences if any(fact[0] is attribute for fact in one.facts)), None)
 
 
 class PageWriter:
-    """Writes pages. Values may be names of other things, which then have pages of their own."""
+    """Writes pages. A value may be the name of another thing, which then has a page of its own."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def write(self, thing: Thing, attributes: list[Attribute], identity: str, style: Style, others: list[Thing]) -> Page:
-        """A page that tells these attributes in some order."""
+        """Return a page that tells these attributes in some order."""
         world, rng, plain = self._world, self._world.rng, style.plain
         values = [(attribute, self._value(attribute, others)) for attribute in attributes]
         title = _title(rng, thing) if rng.random() < 0.7 else ""
@@ -62,7 +62,7 @@ class PageWriter:
             by = _subject(rng, habit)
             if at == 0 and not (title and rng.random() < 0.4):
                 by = "name"
-            said = world.say(thing, attribute, value, by, style)
+            said = world.say(thing, attribute, value, by=by, style=style)
             if at == 0 and by == "name" and not said.named:
                 sentences.append(
                     Sentence(_upper(rng.choice(("About {}.", "This is {}.", "{}.")).format(thing.name)), (), True)
@@ -76,7 +76,8 @@ class PageWriter:
             ):
                 said = _joined(sentences.pop(), said)
             sentences.append(said)
-        return Page(identity, title, self._text(sentences, style, others), thing, tuple(sentences))
+        text = self._text(sentences, style, others)
+        return Page(id=identity, title=title, text=text, thing=thing, sentences=tuple(sentences))
 
     def _value(self, attribute: Attribute, others: list[Thing]) -> str:
         rng = self._world.rng
@@ -87,12 +88,13 @@ class PageWriter:
         return self._world.value(attribute)
 
     def _table(self, thing: Thing, values: list[tuple[Attribute, str]], identity: str, title: str) -> Page:
-        """Lines of `Label: value`."""
+        """Return a page of lines `Label: value`."""
         bullet = self._world.rng.choice(("", "", "- "))
         lines = [
             Sentence(f"{_upper(attribute.label)}: {value}", ((attribute, value),), False) for attribute, value in values
         ]
-        return Page(identity, title, "\n".join(bullet + line.text for line in lines), thing, tuple(lines))
+        text = "\n".join(bullet + line.text for line in lines)
+        return Page(id=identity, title=title, text=text, thing=thing, sentences=tuple(lines))
 
     def _text(self, sentences: list[Sentence], style: Style, others: list[Thing]) -> str:
         rng = self._world.rng
@@ -105,7 +107,7 @@ class PageWriter:
         return (rng.choice(("\n", "\n- ")) if rng.random() < 0.04 * style.noise else " ").join(parts)
 
     def _filler(self, others: list[Thing]) -> str:
-        """A sentence that answers nothing; now and then everyday words in no order, so that all of them are known."""
+        """Return a sentence without an answer; sometimes everyday words at random, so that all of them are trained."""
         words, rng = self._world.words, self._world.rng
         way = rng.random()
         if way < 0.2:
@@ -117,7 +119,7 @@ class PageWriter:
 
 
 def page_ids(rng: Random, things: list[Thing], plain: bool) -> list[str]:
-    """An id for each thing's page, all different and all in one of the ways that people number documents."""
+    """Return an id for each thing's page, all different, all in one common style of document ids."""
     way = rng.randrange(2 if plain else 12)
     start, seen, ids = rng.randrange(0, 300), set(), []
     for at, thing in enumerate(things):
@@ -148,7 +150,7 @@ def _subject(rng: Random, habit: str) -> str:
 
 
 def _joined(left: Sentence, right: Sentence) -> Sentence:
-    """One sentence of two."""
+    """Join two sentences."""
     first, rest = right.text.split(" ", 1)
     first = first.lower() if first in SMALL else first
     return Sentence(f"{left.text[:-1]}, and {first} {rest}", left.facts + right.facts, left.named or right.named)

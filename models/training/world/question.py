@@ -1,4 +1,4 @@
-"""How people ask: in full, in keywords, by the value, in lower case, and going on from the question before."""
+"""Wordings of questions: in full, in keywords, by the value, in lower case, or as a follow-up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SMALL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question: what it is about, and how."""
+    """A question: its text, its thing and its attribute."""
 
     text: str
     thing: Thing
@@ -61,33 +61,30 @@ class Asker:
         self._rng, self._style = rng, style
 
     def full(self, thing: Thing, attribute: Attribute, others: Sequence[Thing]) -> Asked:
-        """A question that stands on its own among these other things."""
+        """Return a question that is unambiguous among these other things."""
         rng = self._rng
         if self._style.plain_questions:
             asks = PLAIN_ASK[: 1 if self._style.bare else 2] if attribute.label else attribute.ask
-            return Asked(
-                self._fill(rng.choice(asks), attribute, thing.name, _possessive(thing.name), thing.name), thing, attribute
-            )
+            return Asked(self._fill(rng.choice(asks), attribute, _forms(thing.name)), thing, attribute)
         name = self._reference(thing, others)
-        text = self._fill(self._template(attribute), attribute, name, _possessive(name), name)
+        text = self._fill(self._template(attribute), attribute, _forms(name))
         return Asked(self._as_typed(text), thing, attribute)
 
     def backwards(self, page: Page, attribute: Attribute, value: str) -> Asked:
-        """A question by the value for the thing."""
+        """Return a question that names the value and asks for the thing."""
         text = self._rng.choice(attribute.back).replace("{noun}", page.thing.noun)
         if value.startswith(VOWELS):
             text = text.replace("a {v}", "an {v}")
         return Asked(self._as_typed(text.replace("{v}", value)), page.thing, attribute)
 
     def next_attribute(self, thing: Thing, attribute: Attribute) -> Asked:
-        """Something else about the thing that was just asked about."""
+        """Return a follow-up about another attribute of the same thing."""
         rng = self._rng
-        subject, possessor, other = thing.pronouns
         if attribute.label and rng.random() < 0.5:
-            text = rng.choice(LABEL_AGAIN).replace("{its}", possessor).replace("{label}", attribute.label)
+            text = rng.choice(LABEL_AGAIN).replace("{its}", thing.pronouns[1]).replace("{label}", attribute.label)
             return Asked(self._as_typed(text, wrap=0.0), thing, attribute)
         template = _OBJECT.sub(r"\1 {o}", self._template(attribute))
-        text = self._fill(template, attribute, subject, possessor, other)
+        text = self._fill(template, attribute, thing.pronouns)
         if rng.random() < 0.4 and text.split()[0] in (
             "Who",
             "What",
@@ -104,7 +101,7 @@ class Asker:
         return Asked(self._as_typed(text), thing, attribute)
 
     def next_thing(self, thing: Thing, attribute: Attribute) -> Asked:
-        """The same about another thing."""
+        """Return a follow-up about the same attribute of another thing."""
         text = self._rng.choice(NAME_AGAIN).replace("{n}", thing.name)
         return Asked(self._as_typed(text, wrap=0.0), thing, attribute)
 
@@ -114,14 +111,16 @@ class Asker:
             LABEL_ASK if attribute.label and rng.random() < 0.25 * min(1.0, self._style.noise + 0.4) else attribute.ask
         )
 
-    def _fill(self, template: str, attribute: Attribute, name: str, possessor: str, other: str) -> str:
+    def _fill(self, template: str, attribute: Attribute, forms: tuple[str, str, str]) -> str:
+        """Fill in a template. forms: the thing as a subject, a possessor and an object."""
+        subject, possessor, other = forms
         text = template.replace("{label}", attribute.label)
         if attribute.label.startswith(VOWELS):
             text = text.replace(" a " + attribute.label, " " + with_article(attribute.label))
-        return _upper(text.replace("{ns}", possessor).replace("{n}", name).replace("{o}", other))
+        return _upper(text.replace("{ns}", possessor).replace("{n}", subject).replace("{o}", other))
 
     def _reference(self, thing: Thing, others: Sequence[Thing]) -> str:
-        """The name; now and then a part of it, or `the museum` where there is only one."""
+        """Return the name; sometimes a part of it, or `the museum` if only one thing has this noun."""
         rng = self._rng
         way, parts = rng.random(), thing.bare.split()
         if thing.kind.is_person and way < 0.2 and len(parts) > 1:
@@ -156,7 +155,7 @@ class Asker:
 
 
 def _with_typo(rng: Random, text: str) -> str:
-    """Two letters of a lower-case word swapped, or one left out."""
+    """Swap two letters of a lower-case word, or drop one."""
     words = text.split(" ")
     places = [at for at, word in enumerate(words) if word.islower() and len(word) > 4 and word.isalpha()]
     if places:
@@ -165,6 +164,11 @@ def _with_typo(rng: Random, text: str) -> str:
         swapped = word[:letter] + word[letter + 1] + word[letter] + word[letter + 2 :]
         words[at] = swapped if rng.random() < 0.5 else word[:letter] + word[letter + 1 :]
     return " ".join(words)
+
+
+def _forms(name: str) -> tuple[str, str, str]:
+    """Return a name as a subject, a possessor and an object."""
+    return name, _possessive(name), name
 
 
 def _possessive(name: str) -> str:
@@ -176,6 +180,6 @@ def _upper(text: str) -> str:
 
 
 def _lower(text: str) -> str:
-    """With a small first letter if it begins with a question word; a name keeps its capital."""
+    """Return the text with a small first letter if it begins with a question word; a name keeps its capital."""
     first = text.split(" ", 1)[0].rstrip(",")
     return text[:1].lower() + text[1:] if first in _SMALL else text

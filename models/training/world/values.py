@@ -1,4 +1,4 @@
-"""What facts say: numbers, times, prices, everyday words and invented names."""
+"""Values of facts: numbers, times, prices, everyday words and invented names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Values:
         self._rng, self._words, self._names = rng, words, names
 
     def draw(self, sort: str) -> str:
-        """A value of this sort: a name, an everyday word, or what one of the methods below writes."""
+        """Return a value of this sort: a name, an everyday word, or the text of one of the methods below."""
         if sort in NAMES:
             return self._names.draw(sort)
         if sort in self._words:

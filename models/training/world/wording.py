@@ -1,4 +1,4 @@
-"""The wording of wording.toml, and the wordings by an attribute's label that every attribute has."""
+"""The wordings of wording.toml, and general wordings by an attribute's label."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ UNKNOWN = "The documents do not say."
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a conversation is worded; the fields are those of a Recipe."""
+    """The wording of a conversation; the fields are those of a Recipe."""
 
     plain: bool
     plain_questions: bool
@@ -62,7 +62,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """Something that can be said about a thing. value: what it is drawn from."""
+    """A property of a thing. value: the sort of its value. say, ask, back: templates of sentences and questions."""
 
     label: str
     value: str
@@ -83,7 +83,7 @@ class Kind:
 
 
 def load_kinds() -> dict[str, Kind]:
-    """By name, from the file beside this module."""
+    """Return all kinds by name, from the file beside this module."""
     tables = tomllib.loads(Path(__file__).with_name("wording.toml").read_text(encoding="utf-8"))
     return {name: _kind(table) for name, table in tables.items()}
 
@@ -101,4 +101,10 @@ def _kind(table: dict) -> Kind:
         if isinstance(row, dict)
     )
     is_person = table["pronoun"] == "person"
-    return Kind(tuple(table["nouns"]), table["names"], is_person, table.get("article", False), attributes)
+    return Kind(
+        nouns=tuple(table["nouns"]),
+        names=table["names"],
+        is_person=is_person,
+        article=table.get("article", False),
+        attributes=attributes,
+    )

@@ -8,14 +8,14 @@ from random import Random
 
 
 class Words:
-    """Lists by name. Some are whole lines, the others words or phrases."""
+    """Word lists by name. An entry is a word, a phrase or a whole line."""
 
     def __init__(self, lists: dict[str, tuple[str, ...]]) -> None:
         self._lists = lists
 
     @classmethod
     def load(cls) -> Words:
-        """From the file beside this module."""
+        """Read the file beside this module."""
         texts = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
         return cls({name: tuple(_items(text)) for name, text in texts.items()})
 
@@ -26,7 +26,7 @@ class Words:
         return name in self._lists
 
     def pick(self, rng: Random, name: str) -> str:
-        """One of a list, each as likely."""
+        """Return a random entry of a list, all equally likely."""
         words = self._lists[name]
         return words[int(rng.random() * len(words))]
 

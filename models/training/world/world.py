@@ -13,11 +13,11 @@ from .words import Words
 
 VOWELS = tuple("aeio")
 LEAD = Attribute("", "", LEAD_SAY, LEAD_ASK)
-"""What a thing is. Like everything else without a label, it is only put in words of its own."""
+"""The kind of a thing. An attribute without a label is worded only by its own templates."""
 
 
 COUNTED = frozenset(("object", "animal", "profession", "creature"))
-"""Values that take an article where they stand alone."""
+"""Sorts of values that take an article."""
 
 SMALL = frozenset(
     (
@@ -57,7 +57,7 @@ SMALL = frozenset(
 
 @dataclass(slots=True, eq=False)
 class Thing:
-    """Something that documents tell about. name: as in running text, with its article. unsaid: attributes left out."""
+    """A subject of documents. name: as in running text, with its article. unsaid: attributes left out."""
 
     kind: Kind
     name: str
@@ -74,7 +74,7 @@ class Thing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sentence:
-    """What a document says in one go. facts: what it tells, with the value. named: whether it names the thing."""
+    """One sentence of a document. facts: the attributes it tells, with their values. named: whether it names the thing."""
 
     text: str
     facts: tuple[tuple[Attribute, str], ...]
@@ -82,7 +82,7 @@ class Sentence:
 
 
 class World:
-    """Draws things and sentences. plain: only wordings by the label, with the value last."""
+    """Draws things and sentences."""
 
     def __init__(self, rng: Random, words: Words, reserved: frozenset[str] = frozenset()) -> None:
         self.rng, self.words = rng, words
@@ -92,11 +92,11 @@ class World:
         self._names_of_kinds = tuple(self._kinds)
 
     def kind(self, names: Sequence[str] = ()) -> Kind:
-        """Any kind, or any of these."""
+        """Return a random kind, of these names if given."""
         return self._kinds[self.rng.choice(names or self._names_of_kinds)]
 
     def thing(self, kind: Kind, like: Thing | None = None) -> Thing:
-        """A thing with a new name; with `like`, one that is easily taken for that."""
+        """Return a thing with a new name. like: another thing for which it is easily mistaken."""
         rng = self.rng
         noun = like.noun if like else rng.choice(kind.nouns)
         name = self.names.similar(like.bare) if like else self.names.draw(kind.names, noun)
@@ -107,7 +107,7 @@ class World:
         return Thing(kind, f"the {name}" if article else name, noun, pronouns)
 
     def attributes(self, kind: Kind, count: int, open_share: float, labelled: bool) -> list[Attribute]:
-        """Different attributes of a kind, some of them made up; labelled: with labels."""
+        """Return different attributes of a kind, some of them made up. labelled: made-up attributes have labels."""
         rng = self.rng
         chosen = rng.sample(kind.attributes, min(count, len(kind.attributes)))
         for at in range(len(chosen)):
@@ -119,7 +119,7 @@ class World:
         return list(labels.values())
 
     def _open_attribute(self, labelled: bool) -> Attribute:
-        """An attribute nobody has thought of: what it means has to be read off the words alone."""
+        """Return a made-up attribute: its meaning is clear only from its words."""
         rng, words = self.rng, self.words
         sort = rng.choice(OPEN)
         if not labelled and rng.random() < 0.45:
@@ -157,8 +157,8 @@ class World:
     def value(self, attribute: Attribute) -> str:
         return self._values.draw(attribute.value)
 
-    def say(self, thing: Thing, attribute: Attribute, value: str, by: str, style: Style) -> Sentence:
-        """A sentence for one fact. by: how its subject is called: name, pronoun or noun."""
+    def say(self, thing: Thing, attribute: Attribute, value: str, *, by: str, style: Style) -> Sentence:
+        """Return a sentence for one fact. by: the form of its subject: name, pronoun or noun."""
         rng = self.rng
         says = attribute.say
         if style.wordings:
@@ -168,11 +168,11 @@ class World:
         template = rng.choice(says)
         if style.bare and attribute.value in COUNTED and not value.startswith("pair"):
             value = with_article(value)
-        text = self._fill(template, thing, attribute, value, by, style)
+        text = self._fill(template, thing, (attribute, value), by=by, style=style)
         return Sentence(text, ((attribute, value),), thing.bare in text)
 
-    def _fill(self, template: str, thing: Thing, attribute: Attribute, value: str, by: str, style: Style) -> str:
-        noun = thing.noun
+    def _fill(self, template: str, thing: Thing, fact: tuple[Attribute, str], *, by: str, style: Style) -> str:
+        (attribute, value), noun = fact, thing.noun
         subject, possessor, _ = thing.pronouns
         if by == "name":
             subject, possessor = thing.name, _possessive(thing.name)
@@ -195,7 +195,7 @@ class World:
         return text if style.plain or self.rng.random() > 0.12 * style.noise else self._decorated(text, thing)
 
     def _decorated(self, text: str, thing: Thing) -> str:
-        """With a few words more, in front or at the end."""
+        """Add a few words, in front or at the end."""
         rng = self.rng
         if rng.random() < 0.5 or not text.endswith("."):
             first = text.split(" ", 1)[0]
@@ -219,7 +219,7 @@ class World:
 
 
 def with_article(noun: str) -> str:
-    """`a` or `an` in front."""
+    """Put `a` or `an` in front."""
     return f"{'an' if noun.startswith(VOWELS) else 'a'} {noun}"
 
 
