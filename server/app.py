@@ -1,10 +1,9 @@
-"""The ASGI application: its routes, and what stands around every one of them."""
+"""The ASGI application: its routes, and the middleware around them."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -44,7 +43,7 @@ class Host:
         return self.service.engine.failure if self.service else None
 
     def ready(self) -> Service:
-        """The service. Raises RequestError 503 while there is none, and once its engine has ended."""
+        """Return the service. Raises RequestError 503 while the model loads, and once the engine has ended."""
         if self.service is None:
             raise RequestError("the model is loading", status=503, code="loading_model", retry_after=1)
         if self.failure:
@@ -53,7 +52,7 @@ class Host:
 
 
 def make_app(host: Host) -> Starlette:
-    """The ASGI application over a host."""
+    """Return the ASGI application over a host."""
     routes = [
         Route("/health", status.health),
         Route("/v1/health", status.health),
@@ -91,8 +90,7 @@ def make_app(host: Host) -> Starlette:
 
 
 class Farewell:
-    """Answers 503 to what is under way when the server has waited long enough for it at its end: uvicorn cancels that then,
-    and would answer 500."""
+    """Answers 503 to requests that uvicorn cancels at shutdown, after its grace time; uvicorn itself answers 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -100,24 +98,32 @@ class Farewell:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers = False
 
-        async def sent(message: Message) -> None:
+        async def note_and_send(message: Message) -> None:
             nonlocal answers
             answers = True
             await send(message)
 
         try:
-            await self._app(scope, receive, sent)
+            await self._app(scope, receive, note_and_send)
         except asyncio.CancelledError:
             if scope["type"] == "http" and not answers:
                 await refusal(RequestError("the server is shutting down", status=503))(scope, receive, send)
 
 
 def _cors(settings: Settings) -> list[Middleware]:
-    """What tells a browser which pages may ask; nothing where none may. In front of the gate: a preflight has no key."""
+    """Return the middleware for --cors-origins, if set. It stands in front of the gate: a preflight has no key."""
     if not (origins := listed(settings.cors_origins)):
         return []
-    about: dict[str, Any] = {"allow_headers": ["*"], "expose_headers": ["Retry-After"], "allow_private_network": True}
-    return [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=METHODS, **about)]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=METHODS,
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+            allow_private_network=True,
+        )
+    ]
 
 
 def refuse(request: Request, error: Exception) -> Response:
@@ -129,7 +135,7 @@ def refuse(request: Request, error: Exception) -> Response:
 
 
 def let_go(request: Request, error: Exception) -> Response:
-    """The client left within its body, so nobody reads this."""
+    """Answer a client that left while it sent its body, for the log only."""
     return Response(status_code=499)
 
 

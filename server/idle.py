@@ -1,11 +1,11 @@
-"""Computes ahead, while there is nothing else to do, what the next turn of a conversation will start with.
+"""Idle prefill: compute what the next requests will begin with while the server has none.
 
-That is its history as the template shows it then, up to what the user will say: the answer's last token, the tokens that
-end it, and all of the answer where the template shows it otherwise than it was sampled (without its reasoning, say).
+First the next turn of each conversation: its history as the template shows it then, up to the user's message. That is the
+answer's last token, the tokens that end it, and the whole answer where the template changes it (drops its reasoning, say).
 
-Then, if it is told to, what the next chat may start with. A prompt reuses leading documents only: of five that were read,
-the first is of use to whoever asks about it, the others are not. So sets of them are brought to the front: each document
-alone, then pairs, and so on.
+Then, with --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat that read documents 1 to 5 does not
+help a new chat that starts with document 3. So idle prefill brings sets of the documents to the front of a prompt: each
+document alone, then pairs, and larger sets.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .wire import ChatRequest, decode
 
 logger = logging.getLogger("slotcache.idle")
 KEY = "idle"  # of the one generation that the engine has of it
-MAX_WAITING = 64  # answers for which there is something to be computed: of more the oldest are let go
-MAX_BYTES = 32 << 20  # of memory that they may keep
+MAX_WAITING = 64  # answers in the backlog; beyond that the oldest leave
+MAX_BYTES = 32 << 20  # of memory that the backlog may keep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ahead:
+class Answered:
     """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages."""
 
     request: int
@@ -47,23 +47,25 @@ class Ahead:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, about."""
+        """Memory that it takes, about."""
         return getsizeof(self.options) + getsizeof(self.entries) + sum(entry.num_bytes for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sets:
-    """What other chats of a scope may begin with, the likeliest first."""
+class LikelyPrompts:
+    """Prompts that new chats of a scope may begin with, the likeliest first."""
 
     scope: str
     prompts: deque[ChatPrompt]
 
 
 class IdlePrefill:
-    """The next turns, in the order of the answers, then the sets, those of the last answer first; all of it in the engine's
-    background. What is interrupted goes on afterwards. The event loop's.
+    """Computes next turns in the order of the answers, then likely prompts, those of the newest answer first.
 
-    next_turns: whether they are computed. num_sets: of an answer's documents that are brought to the front.
+    Its generations are in the engine's background, one at a time. A new request aborts the current one; idle prefill
+    resumes when the server is idle. It belongs to the event loop.
+
+    next_turns: whether to compute next turns. num_sets: most sets of an answer's documents to bring to the front.
     """
 
     def __init__(
@@ -78,62 +80,62 @@ class IdlePrefill:
     ) -> None:
         self._door, self._view, self._builder, self._intake = door, view, builder, intake
         self._next_turns, self._num_sets = next_turns, num_sets
-        self._answers: Backlog[Ahead] = Backlog(MAX_WAITING, MAX_BYTES)
-        self._sets: Backlog[Sets] = Backlog(MAX_WAITING, MAX_BYTES)
+        self._answers: Backlog[Answered] = Backlog(MAX_WAITING, MAX_BYTES)
+        self._sets: Backlog[LikelyPrompts] = Backlog(MAX_WAITING, MAX_BYTES)
         self._task: asyncio.Task[None] | None = None
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing to compute."""
+        """Whether nothing is left to compute."""
         return not (self._task or self._answers or self._sets)
 
     @property
     def num_bytes(self) -> int:
-        """Of memory that is kept for what there is to compute, about."""
+        """Memory that the backlog takes, about."""
         return self._answers.num_bytes + self._sets.num_bytes
 
-    def add(self, ahead: Ahead, prompt: ChatPrompt) -> None:
-        """An answer to `prompt` is whole."""
+    def add(self, answered: Answered, prompt: ChatPrompt) -> None:
+        """Queue what may follow an answer. prompt: the one that was answered."""
         if self._next_turns:
-            self._answers.add(ahead, ahead.num_bytes)
-        is_first = sum(entry.role == "user" for entry in ahead.entries) == 1
-        if is_first and (prompts := deque(itertools.islice(beginnings(prompt), self._num_sets))):
-            self._sets.add(Sets(ahead.scope, prompts), ahead.num_bytes)
+            self._answers.add(answered, answered.num_bytes)
+        is_first = sum(entry.role == "user" for entry in answered.entries) == 1
+        if is_first and (prompts := deque(itertools.islice(likely_prompts(prompt), self._num_sets))):
+            self._sets.add(LikelyPrompts(answered.scope, prompts), answered.num_bytes)
 
     def resume(self) -> None:
-        """Nobody else needs the engine."""
+        """Start to compute, unless nothing is left or it runs already. Call it when no request is open."""
         if self._task is None and (self._answers or self._sets):
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     def stop(self) -> None:
-        """Somebody does. What runs gives way to it in the engine; what it has computed stays."""
+        """Stop for a request that is about to be submitted: the engine drops its background by itself then."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
-    def give_way(self) -> None:
-        """Stop, and have the engine stop, too."""
+    def abort(self) -> None:
+        """Stop, and take the current generation out of the engine. What it has computed stays cached."""
         self.stop()
-        self._door.drop_ahead(KEY)
+        self._door.drop_background(KEY)
 
     def forget(self, scope: str) -> None:
-        """Compute nothing more for what was said in a scope."""
-        self.give_way()
-        for ahead in [ahead for ahead in self._answers if ahead.scope == scope]:
-            self._answers.remove(ahead)
+        """Abort, and drop the scope's part of the backlog."""
+        self.abort()
+        for answered in [answered for answered in self._answers if answered.scope == scope]:
+            self._answers.remove(answered)
         for sets in [sets for sets in self._sets if sets.scope == scope]:
             self._sets.remove(sets)
 
     async def _work(self) -> None:
         try:
             while self._answers:
-                ahead = self._answers.oldest
-                if not await self._next_turn(ahead):
+                answered = self._answers.oldest
+                if not await self._prefill_next_turn(answered):
                     return
-                self._answers.remove(ahead)
+                self._answers.remove(answered)
             while self._sets:
                 sets = self._sets.newest
-                if not await self._compute(sets.prompts[0], sets.scope, guess=True):
+                if not await self._prefill(sets.prompts[0], sets.scope, guess=True):
                     return
                 sets.prompts.popleft()
                 if not sets.prompts:
@@ -144,24 +146,28 @@ class IdlePrefill:
             if self._task is asyncio.current_task():
                 self._task = None
 
-    async def _next_turn(self, ahead: Ahead) -> bool:
-        """Compute what the turn after an answer begins with; False where now is no time for that."""
+    async def _prefill_next_turn(self, answered: Answered) -> bool:
+        """Prefill the beginning of the turn after an answer. False: stop for now."""
         try:
-            # In the threads that end before the model does. The backlog bounds what waits here, so it takes no room there.
-            prompt = await self._builder.threads.run(min(ahead.num_bytes, LARGE), self._prompt, ahead)
-            return prompt is None or await self._compute(prompt, ahead.scope, follows=ahead.request)
+            # In the builder's threads, since those end before the model is freed. The backlog bounds the bytes that wait, so
+            # here an answer counts as the smallest large request, and leaves the room to the prompts of clients.
+            size = min(answered.num_bytes, LARGE)
+            prompt = await self._builder.threads.run(size, self._next_prompt, answered)
+            return prompt is None or await self._prefill(prompt, answered.scope, follows=answered.request)
         except RequestError:
             raise
         except Exception:
             logger.exception("the start of a next turn could not be computed ahead")
             return True
 
-    def _prompt(self, ahead: Ahead) -> ChatPrompt | None:
-        return self._builder.ahead(decode(ahead.options, ChatRequest), ahead.entries)
+    def _next_prompt(self, answered: Answered) -> ChatPrompt | None:
+        return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
 
-    async def _compute(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> bool:
-        """See that a prompt is cached, if it can be; False where now is no time for that: somebody uses the engine, or it
-        has failed, or a guess would take the place of something else."""
+    async def _prefill(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> bool:
+        """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or a guess would evict).
+
+        True where it can never be cached, too: then the next one has its turn.
+        """
         if prompt.num_tokens >= self._intake.limit:
             return True
         generation = self._intake.idle_prefill(prompt, scope, guess, follows)
@@ -170,7 +176,7 @@ class IdlePrefill:
             return True
         if not (missing.fits and missing.idle):
             return False
-        if not await asyncio.wrap_future(self._door.compute_ahead(KEY, generation)):
+        if not await asyncio.wrap_future(self._door.submit_background(KEY, generation)):
             return False
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
@@ -182,15 +188,15 @@ class IdlePrefill:
         return True
 
 
-def beginnings(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
-    """What other chats begin with that ask about some of the documents of this one: each alone, then pairs, and so on.
+def likely_prompts(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
+    """Yield prompts that begin with some of the first documents of `prompt`: each alone, then pairs, and larger sets.
 
-    Each has at most one document more than one before it. Nothing where the order of documents may not be chosen.
+    Each has at most one document more than an earlier one. Nothing where the order of documents may not be chosen.
     """
-    shown = next((part for part in prompt.parts if isinstance(part, DocumentSet)), None)
-    if shown is None or shown.policy != "auto" or shown.keep_first or shown.keep_last:
+    first = next((part for part in prompt.parts if isinstance(part, DocumentSet)), None)
+    if first is None or first.policy != "auto" or first.keep_first or first.keep_last:
         return
-    before, ranks = prompt.parts[: prompt.parts.index(shown)], range(len(shown.documents))
-    for some in itertools.chain.from_iterable(itertools.combinations(ranks, size + 1) for size in ranks):
-        documents, tokens = [shown.documents[rank] for rank in some], [shown.tokens[rank] for rank in some]
-        yield ChatPrompt([*before, DocumentSet(tuple(documents), tuple(tokens), shown.policy, hint=None)])
+    before, ranks = prompt.parts[: prompt.parts.index(first)], range(len(first.documents))
+    for chosen in itertools.chain.from_iterable(itertools.combinations(ranks, size + 1) for size in ranks):
+        documents, tokens = [first.documents[rank] for rank in chosen], [first.tokens[rank] for rank in chosen]
+        yield ChatPrompt([*before, DocumentSet(tuple(documents), tuple(tokens), first.policy, hint=None)])

@@ -1,4 +1,4 @@
-"""From a request that was accepted to what the engine computes."""
+"""From accepted requests to generations for the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .wire import Options
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submission:
-    """A request whose options were checked, with its prompt. id: the answer's. turn: what to remember of a chat."""
+    """A request whose options were checked, with its prompt. id: the answer's. turn: of a chat, to be remembered."""
 
     id: str
     prompt: ChatPrompt
@@ -28,10 +28,9 @@ class Submission:
 
 
 class Intake:
-    """Makes generations. The event loop's.
+    """Makes generations. It belongs to the event loop.
 
-    limit: tokens that a prompt and its answer may have together. caches: whether a request that does not say leaves
-    anything in the cache.
+    limit: tokens that a prompt and its answer may have together. caches: `cache_prompt` of a request without it.
     """
 
     def __init__(self, model: Model, view: View, limit: int, caches: bool) -> None:
@@ -40,7 +39,7 @@ class Intake:
         self._ids = itertools.count(1)
 
     def caches(self, options: Options) -> bool:
-        """Whether a request may leave anything in the cache."""
+        """Return whether a request may read and fill the cache."""
         return self._caches if options.cache_prompt is None else options.cache_prompt
 
     def check_length(self, prompt: ChatPrompt) -> None:
@@ -51,7 +50,7 @@ class Intake:
             raise too_long(prompt.num_tokens, self.limit)
 
     def generation(self, submission: Submission, background: bool = False) -> Generation:
-        """The generation that answers a request. background: compute its prompt in idle time. Raises RequestError."""
+        """Return the generation that answers a request. background: in idle time. Raises RequestError."""
         prompt, options = submission.prompt, submission.options
         wanted, room = options.limit(), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
@@ -80,7 +79,7 @@ class Intake:
         )
 
     def idle_prefill(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> Generation:
-        """A generation that computes a prompt in idle time and answers nothing. guess, follows: as in `Request`."""
+        """Return a generation that only computes a prompt, in idle time. guess, follows: as in `Request`."""
         request = Request(
             id=next(self._ids),
             prompt=prompt,

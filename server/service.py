@@ -1,4 +1,4 @@
-"""A loaded model with everything that serves it: made once at start, handed to the routes."""
+"""A loaded model with all parts that serve it: made once at start, handed to the routes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .engine.engine import Engine
 from .engine.events import Final
 from .engine.view import End, Failure, Fields, Generation, View
 from .errors import RequestError
-from .idle import Ahead, IdlePrefill
+from .idle import Answered, IdlePrefill
 from .intake import Intake, Submission
 from .metrics import Metrics
 from .settings import Settings
@@ -32,7 +32,7 @@ logger = logging.getLogger("slotcache")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Service:
-    """What the routes work with: a request is accepted, submitted and read, or abandoned. The event loop's.
+    """The routes' door: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
 
     template: the chat template's source. open: generations that were submitted and that the engine has not ended yet, each
     with the turn to remember, if any.
@@ -58,7 +58,7 @@ class Service:
     # ---- a request comes -------------------------------------------------------------------------------------------
 
     async def accept_chat(self, asked: ChatRequest, num_bytes: int, open_turn: bool = False) -> Submission:
-        """Check a chat, find what it goes on from, and build its prompt in the threads for that. Raises RequestError.
+        """Check a chat, find the answer that it continues, and build its prompt in a thread. Raises RequestError.
 
         num_bytes: of its body. open_turn: as in `PromptBuilder.chat`.
         """
@@ -73,7 +73,7 @@ class Service:
         return Submission(id, turn.chat.prompt, asked, turn)
 
     async def accept_text(self, asked: CompletionRequest, num_bytes: int) -> Submission:
-        """The same for a text or token ids."""
+        """Check a text or token ids, and build the prompt. Raises RequestError. num_bytes: as in `accept_chat`."""
         asked.check()
         prompt = await self.builder.threads.run(num_bytes, self.builder.text, asked.prompt)
         return Submission(f"cmpl-{_secret()}", prompt, asked)
@@ -89,20 +89,20 @@ class Service:
         self.open[generation] = submission.turn
         return generation
 
-    def compute_ahead(self, key: Hashable, submission: Submission) -> Future[bool]:
-        """Have a prompt computed in idle time; whether the server is idle now. Raises RequestError: too long."""
+    def submit_background(self, key: Hashable, submission: Submission) -> Future[bool]:
+        """Compute a prompt in idle time, one for each key. False: the server is not idle. Raises RequestError: too long."""
         self.intake.check_length(submission.prompt)
         generation = self.intake.generation(submission, background=True)
         generation.on_end = self._resume_after
-        self.idle.give_way()
-        return self.door.compute_ahead((submission.options.cache_scope, key), generation)
+        self.idle.abort()
+        return self.door.submit_background((submission.options.cache_scope, key), generation)
 
     # ---- a request ends --------------------------------------------------------------------------------------------
 
     def abandon(self, generation: Generation) -> None:
-        """End a generation whose client has gone. Does nothing when the engine has ended it, or will soon.
+        """End a generation whose client has gone, unless it has ended or is about to.
 
-        It stays open until the engine has let go of it, which is by the next step.
+        It stays open, and counts for the queue, until the engine has ended it: at most one step.
         """
         if generation not in self.open or generation.abandoned:
             return
@@ -112,15 +112,15 @@ class Service:
         ended.add_done_callback(lambda ended: self._close_abandoned(generation, ended))
 
     def _close_abandoned(self, generation: Generation, ended: asyncio.Future[None]) -> None:
-        """Close a generation that the engine has let go of, or has ended with all others because it stops."""
+        """Close a generation that the engine has ended, for its client or because the engine stopped."""
         if not ended.cancelled():
             ended.exception()  # asyncio logs an exception that is never looked at
         self._close(generation)
 
     def _conclude(self, generation: Generation, event: Final) -> Final:
-        """Account for a generation that the engine has ended, and remember what was said; the event for its client.
+        """Account for a generation that the engine has ended, and store its answer; return the event for its client.
 
-        Runs before the client can read the event: its next request finds everything in place.
+        This runs before the client can read the event, so that its next request finds the answer stored.
         """
         turn = self.open.get(generation)
         try:
@@ -143,7 +143,7 @@ class Service:
         entries = turn.entries(request.layout, "".join(generation.parts), end.sampled)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
         if request.cache and generation.limit:
-            self.idle.add(Ahead(request.id, generation.scope, turn.options, entries), turn.chat.prompt)
+            self.idle.add(Answered(request.id, generation.scope, turn.options, entries), turn.chat.prompt)
         return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:

@@ -25,7 +25,7 @@ class Arrivals:
         self._engine = engine
 
     def adopt(self, record: Record, source: str = "disk", is_wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Put a record into host memory; return whether it is there then. Waits for the step that runs.
+        """Put a record into host memory. True: it is in host memory now. Waits for the current step.
 
         is_wanted: asked in the engine's thread, at the last moment.
         """
@@ -38,7 +38,7 @@ class Arrivals:
     def load(self, tiers: Sequence[LowerTier], token_bytes: int) -> None:
         """Fill host memory with the records that an earlier run of the server left. token_bytes: of a token's KV.
 
-        KV computed since the start never leaves for them.
+        KV computed since the start is never evicted for them.
         """
         engine = self._engine
         with contextlib.suppress(RequestError):

@@ -1,4 +1,4 @@
-"""Prompts that are computed in idle time, ahead of their requests. Lives in the engine's thread."""
+"""Prompts that are computed in idle time, ahead of their requests. It belongs to the engine's thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Background:
         return len(self._generations)
 
     def put(self, key: Hashable, generation: Generation) -> bool:
-        """Replace the generation of a key; False where a client's request runs or waits, or too many are not done."""
+        """Replace the generation of a key. False: a client's request runs or waits, or too many are not done."""
         self.drop(key)
         if not all(request.background for request in (*self._scheduler.running, *self._scheduler.waiting)):
             return False
@@ -39,7 +39,7 @@ class Background:
         return True
 
     def drop(self, key: Hashable) -> bool:
-        """Stop computing for a key; whether it was still being computed."""
+        """End the generation of a key. True: it was not done yet."""
         generation = self._generations.pop(key, None)
         if generation is None or generation.done:
             return False
@@ -48,12 +48,12 @@ class Background:
         return True
 
     def drop_scope(self, scope: str) -> None:
-        """Stop computing for a scope."""
+        """End the generations of a scope."""
         for key in [key for key, generation in self._generations.items() if generation.scope == scope]:
             self.drop(key)
 
     def drop_all(self) -> None:
-        """Stop computing: a client's request needs the engine."""
+        """End all: a client's request needs the engine."""
         for key in list(self._generations):
             self.drop(key)
 

@@ -1,4 +1,4 @@
-"""What waits to be done in idle time: bounded in number and in bytes, since idle time may never come."""
+"""Work that waits for idle time: bounded in number and in bytes, since idle time may never come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Backlog(Generic[T]):
-    """Items in the order in which they came. Of more than there is room for the oldest are let go."""
+    """Items in order of arrival. Beyond its bounds the oldest leave."""
 
     def __init__(self, max_number: int, max_bytes: int) -> None:
         self.num_bytes = 0
@@ -31,7 +31,7 @@ class Backlog(Generic[T]):
         return next(reversed(self._items))
 
     def add(self, item: T, num_bytes: int) -> None:
-        """Take an item that keeps so much memory, unless it alone is more than there is room for."""
+        """Add an item that keeps `num_bytes` in memory, unless it alone exceeds the bound."""
         if num_bytes > self._max_bytes:
             return
         self._items[item] = num_bytes
@@ -40,7 +40,7 @@ class Backlog(Generic[T]):
             self.remove(self.oldest)
 
     def remove(self, item: T) -> None:
-        """Let an item go, if it is still here."""
+        """Remove an item, if it is still here."""
         self.num_bytes -= self._items.pop(item, 0)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""How generations enter the engine, and how they leave it before their end."""
+"""The way into the engine for generations, and the way out before their end."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from .generation import Generation
 
 
 class Door:
-    """For the event loop's thread. Every act waits for the end of the engine's step; a background step ends early."""
+    """For the event loop's thread. Acts run after the engine's current step; `submit` ends a background step early."""
 
     def __init__(self, engine: Engine, model: Model) -> None:
         self._inbox, self._roster, self._background = engine.inbox, engine.roster, engine.background
         self._interrupt, self._model = engine.runner.interrupt, model
 
     def submit(self, generation: Generation) -> None:
-        """Queue a generation. What may fail, fails here, in the caller's thread. Raises RequestError once it is stopped."""
+        """Queue a generation. Raises RequestError once the engine is stopped.
+
+        The sampler is made here: bad parameters must fail in the caller's thread, not in the engine's.
+        """
         sampler = Sampler(self._model, generation.sampling)
         if not self._inbox.put(lambda: self._enter(generation, sampler)):
             sampler.close()
@@ -27,20 +30,20 @@ class Door:
         self._interrupt.set()
 
     def cancel(self, generation: Generation) -> Future[None]:
-        """Let go of a generation whose client has gone, by the next step; done when that is so."""
+        """End a generation whose client has gone, before the next step. The future is done when the engine has ended it."""
         self._inbox.put(lambda: self._roster.end(generation))  # an error in it is a failed step, not the asker's
         return self._inbox.ask(lambda: None)
 
-    def compute_ahead(self, key: Hashable, generation: Generation) -> Future[bool]:
-        """Compute a generation's prompt in idle time; False where the engine has requests, or too much of this waits.
+    def submit_background(self, key: Hashable, generation: Generation) -> Future[bool]:
+        """Compute a generation's prompt in idle time. False: requests are open, or too many of these wait.
 
-        It replaces an earlier one of the same key, and gives way, part computed, to any generation that is submitted. Its
-        token is of no interest.
+        It replaces an earlier one of the same key, and ends, part computed, when a generation is submitted. Its token is
+        not used.
         """
         return self._inbox.ask(lambda: self._enter_background(key, generation))
 
-    def drop_ahead(self, key: Hashable) -> Future[bool]:
-        """Stop computing ahead for `key`; whether it was still being computed. What is done stays in the cache."""
+    def drop_background(self, key: Hashable) -> Future[bool]:
+        """End the background generation of `key`. True: it was not done yet. Its computed tokens stay in the cache."""
         return self._inbox.ask(lambda: self._background.drop(key))
 
     # ---- in the engine's thread ------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
 
 
 class Engine:
-    """Runs generations. `inbox`, `start` and `stop` are for other threads; `Door` and `View` use the inbox for them.
+    """Runs generations. Other threads use `start`, `stop` and the inbox, most of them through `Door` and `View`.
 
     is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. failure: why the thread has
     ended for good.
@@ -56,8 +56,8 @@ class Engine:
         self.background = Background(scheduler, self.roster.end)
         self.archive = Archive(scheduler.tree, cut)
         self.failure: str | None = None
-        self.step_seconds = 0.0  # of the last step, and what of it was ours and not llama.cpp's
-        self.host_seconds = 0.0
+        self.step_seconds = 0.0  # of the last step
+        self.host_seconds = 0.0  # of the last step, outside llama.cpp
         self.num_failed_steps = 0
         self._behind = WriteBehind((self.archive, scheduler.snapshots), lower)
         self._checks, self._stopping = checks, False
@@ -112,7 +112,7 @@ class Engine:
         self.outbox.send()
 
     def _read_inbox(self) -> None:
-        """Run what other threads put in. With nothing to compute, save idle KV and wait for them."""
+        """Run the acts of other threads. With nothing to compute, save idle KV, then wait for an act."""
         self.runner.interrupt.clear()
         if self.scheduler.idle:
             self._use_idle_time()
@@ -135,7 +135,7 @@ class Engine:
                 raise
             return
         except Interrupted:
-            return  # a background step ends early for the inbox
+            return  # a background step ended early for an act in the inbox
         ran = perf_counter()
         self._behind.write()
         self.scheduler.observe(plan, ran - planned)
@@ -146,7 +146,7 @@ class Engine:
         self.host_seconds = self.step_seconds - (ran - planned)
 
     def _use_idle_time(self, until: float = inf) -> None:
-        """Copy idle KV to host memory, and from there to disk, until the inbox has something."""
+        """Copy idle KV to host memory, and from host memory to disk, until an act arrives."""
         while self.inbox.empty and perf_counter() < until and (work := self.scheduler.plan_idle_work()):
             self.runner.run(work)
             self._behind.write()
@@ -163,14 +163,14 @@ class Engine:
         except Exception:
             logger.exception("the warm-up failed")
             can_move, snapshots.max_bytes = False, 0
-            self.runner.clear()  # what it computed would stand in the way of the first request
+            self.runner.clear()  # or its cells would stay in use, unknown to the tree
         if not can_move:
             self.scheduler.tree.host.max_tokens = 0
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Fail what runs and begin anew with an empty cache: after an error the tree and the memory may disagree."""
+        """Fail the running requests and start with an empty cache: after an error, tree and memory may disagree."""
         self.num_failed_steps += 1
         logger.exception("a step failed; what ran ends with an error, and the cache is dropped")
         failed = self.scheduler.abandon()
@@ -179,7 +179,7 @@ class Engine:
         self.roster.fail_rejected()
 
     def _stop(self) -> None:
-        """The inbox's last act: fail what is open, and leave the loop."""
+        """Fail all open generations and leave the loop; the inbox's last act."""
         self._stopping = True
         self.roster.close("the server is shutting down")
 
@@ -190,7 +190,7 @@ class Engine:
         self.inbox.close(lambda: None, self.failure)
         self._stopping = True
         self.roster.give_up(self.failure)
-        while (act := self.inbox.take()) is not None:  # futures wait for these acts, and generations for their Failure
+        while (act := self.inbox.take()) is not None:  # callers wait for their futures
             with contextlib.suppress(Exception):
                 act()
         self.outbox.send()

@@ -1,4 +1,4 @@
-"""What the engine says of a generation, and where its client finds it."""
+"""Events of a generation, and the mailbox where its client finds them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The answer is whole. reason: stop or length. text: the last piece of it.
+    """The last piece of a whole answer. reason: stop or length.
 
     sampled: the ids (int32) of the whole answer, where they spell its text exactly and may be kept.
     """
@@ -53,9 +53,9 @@ Event = Delta | Progress | Final
 
 
 class Unread:
-    """Events that a client has not read yet: the newest progress, the text in one piece, and the end. The event loop's.
+    """A client's unread events: the newest progress, the text in one piece, and the end. It belongs to the event loop.
 
-    A slow client gets longer pieces, and a client that reads nothing keeps no more memory in use than its answer takes.
+    A slow client gets longer pieces, and the unread events of a client that never reads are no larger than its answer.
     """
 
     __slots__ = ("_arrived", "_final", "_progress", "_text")
@@ -67,7 +67,7 @@ class Unread:
         self._arrived = asyncio.Event()
 
     def qsize(self) -> int:
-        """How many events `get` would return without waiting."""
+        """Return how many events `get` would return without waiting."""
         return (self._progress is not None) + bool(self._text) + (self._final is not None)
 
     def put(self, event: Event) -> None:

@@ -1,7 +1,7 @@
 """One accepted request on its way through the engine: its text so far, and the events that its client reads.
 
-Every generation ends in exactly one final event, an End or a Failure, unless its client has gone. The final event counts
-when the engine sends it: a client that does not read cannot keep a generation open.
+Every generation ends in exactly one final event, an End or a Failure, unless its client has gone. It is closed when the
+engine sends that event: a client that does not read cannot keep a generation open.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .events import Delta, End, Event, Failure, Final, Progress, Unread
 from .report import Miss, Report, document_reuse
 
 OnEnd = Callable[["Generation", Final], Final]
-"""Takes note of a generation's end; returns the final event as its client shall read it."""
+"""Accounts for a generation's end; returns the final event for its client."""
 
 
 def _pass_on(generation: Generation, event: Final) -> Final:
@@ -32,7 +32,7 @@ class Generation:
 
     id: the answer's, which its client gets. no_cache_reason: why nothing may be reused, where that is so. spells: whether
     ids (int32) are exactly the bytes of a text; None where the answer's ids may not be kept. on_end: called in the event
-    loop when the engine has ended it, before its client can read so. abandoned: its client has gone, and the engine is
+    loop when the engine has ended it, before its client can read the end. abandoned: its client has gone, and the engine is
     about to end it.
     """
 
@@ -55,7 +55,7 @@ class Generation:
     abandoned: bool = False
 
     def deliver(self, event: Event) -> None:
-        """Hand an event to the client; runs in the event loop."""
+        """Put an event where the client reads it; runs in the event loop."""
         self.events.put(self.on_end(self, event) if isinstance(event, End | Failure) else event)
 
     @property
@@ -63,7 +63,7 @@ class Generation:
         return self.request.num_tokens - self.request.num_prompt
 
     def push(self, token: int, is_end: bool) -> Event | None:
-        """Take the next token (already appended to the request); what to send for it. An End ends the generation."""
+        """Take the next token (already appended to the request); return its event. An End ends the generation."""
         if not self.first_token:
             self.first_token = perf_counter()
         if self.limit == 0:
@@ -79,6 +79,7 @@ class Generation:
         return Delta(text) if text else None
 
     def progress(self) -> Progress:
+        """Return how far the prompt is."""
         request = self.request
         spent = (perf_counter() - self.admitted) * 1000
         return Progress(request.num_prompt, request.cached, min(request.computed, request.num_prompt), spent)
@@ -88,7 +89,10 @@ class Generation:
         return End(text, reason, self._report(), self._sampled(is_end))
 
     def _sampled(self, is_end: bool) -> np.ndarray | None:
-        """The answer's ids without the one that ends it, if as plain text they spell exactly what was sent."""
+        """Return the answer's ids without the end token, if as plain text they spell exactly the text that was sent.
+
+        A loop over the whole answer, so it runs here, once, and not in the event loop, which serves every stream.
+        """
         request, text = self.request, "".join(self.parts)
         tokens = request.tokens[request.num_prompt : request.num_tokens - is_end]
         return tokens.copy() if text and self.spells is not None and self.spells(tokens, text) else None
@@ -114,7 +118,7 @@ class Generation:
         )
 
     def _miss(self) -> Miss | None:
-        """Where reuse ended and why; None where all but its last tokens, which are always computed, was reused."""
+        """Return where reuse ended and why; None where only the last tokens, which are always computed, were not reused."""
         request = self.request
         assert request.layout is not None
         if request.cached >= request.num_prompt - request.rest:

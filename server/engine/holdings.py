@@ -1,4 +1,4 @@
-"""What is cached, what would be reused, and what runs, as plain values. Read in the engine's thread, between two steps."""
+"""The state of the cache and of the lanes as frozen values, read in the engine's thread between two steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...slots.scope import Scope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run of the prefix tree. document: a key of one that ends with it. pinned: a client asked to keep it."""
+    """A run of the prefix tree. document: the key of a document that ends with it. pinned: by a client."""
 
     start: int
     tokens: int
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """A snapshot: the state after so many tokens."""
+    """A snapshot: the model's whole state after `tokens`."""
 
     tokens: int
     bytes: int
@@ -49,7 +49,7 @@ class WholeState:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a scope has cached. tokens: by tier."""
+    """The KV that a scope has cached. tokens: by tier."""
 
     tokens: dict[str, int]
     runs: list[Run]
@@ -67,7 +67,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A prompt laid out by what is cached now, and what it would reuse, in tokens. on_device: of those."""
+    """A prompt laid out as if it were admitted now, with the tokens it would reuse. on_device: of those."""
 
     layout: Layout
     reused: int
@@ -113,7 +113,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """A lane. sequence: that holds the history of its last request."""
+    """A lane. sequence: the one with the history of its last request."""
 
     id: int
     sequence: int

@@ -15,7 +15,7 @@ Act = Callable[[], None]
 
 
 class Inbox:
-    """Any thread puts acts in, the engine's thread takes them out. An act that was taken in is always run."""
+    """Any thread puts acts in, the engine's thread takes them out. An act that was accepted is always run."""
 
     def __init__(self) -> None:
         self._acts: SimpleQueue[Act] = SimpleQueue()
@@ -23,14 +23,14 @@ class Inbox:
         self._closed: str | None = None  # why, once it is; guarded by the lock
 
     def put(self, act: Act) -> bool:
-        """Have an act run. False, and it is not, once the inbox is closed."""
+        """Queue an act. False: the inbox is closed, and the act will not run."""
         with self._lock:  # an act is queued before the last act, or not at all
             if self._closed is None:
                 self._acts.put(act)
             return self._closed is None
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
-        """Run a function between two steps; the future has what it returns or raises. 503 once the inbox is closed."""
+        """Run a function between two steps; its result or exception goes to the future. 503 once the inbox is closed."""
         future: Future[T] = Future()
 
         def answer() -> None:
@@ -46,11 +46,11 @@ class Inbox:
         return future
 
     def refusal(self) -> RequestError:
-        """The error for a thread that comes too late."""
-        return RequestError(self._closed or "the engine takes nothing in", status=503)
+        """Return the error for callers that come after `close`."""
+        return RequestError(self._closed or "the engine accepts nothing", status=503)
 
     def close(self, last: Act, why: str) -> None:
-        """Take nothing more in behind `last`."""
+        """Accept nothing more after `last`. A later call only changes the reason."""
         with self._lock:
             if self._closed is None:
                 self._acts.put(last)
@@ -61,11 +61,11 @@ class Inbox:
         return self._acts.empty()
 
     def wait(self) -> Act:
-        """Take the next act out, as soon as there is one."""
+        """Wait for the next act and take it out."""
         return self._acts.get()
 
     def take(self) -> Act | None:
-        """Take the next act out, if there is one."""
+        """Take the next act out; None: the inbox is empty."""
         try:
             return self._acts.get_nowait()
         except Empty:

@@ -19,7 +19,7 @@ from .engine import Engine
 
 
 class LaneStore:
-    """For any thread. made_by: what this server's KV is computed with; None where nothing may be saved."""
+    """Safe from any thread. made_by: provenance of this server's KV; None without --slot-save-path."""
 
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
         self._inbox, self._scheduler, self._background = engine.inbox, engine.scheduler, engine.background
@@ -27,7 +27,7 @@ class LaneStore:
         self._arrivals, self._made_by = Arrivals(engine), made_by
 
     async def save(self, number: int, path: Path) -> tuple[int, int]:
-        """Write what a lane ran last; its tokens, and the file's bytes. Raises RequestError."""
+        """Write a lane's history; return its tokens, and the file's bytes. Raises RequestError."""
         records = await asyncio.wrap_future(self._inbox.ask(lambda: self._records(number)))
         try:
             written = await asyncio.to_thread(slotfile.write, path, records, self._provenance)
@@ -36,7 +36,7 @@ class LaneStore:
         return len(records[-1].tokens) if records else 0, written
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
-        """Read a file as what a lane ran last; the tokens that came back, and the file's bytes. Raises RequestError."""
+        """Make a file a lane's history; return the tokens that came back, and the file's bytes. Raises RequestError."""
         last, size = await asyncio.to_thread(self._adopt_all, path)
         if last is None:
             return 0, size
@@ -46,7 +46,7 @@ class LaneStore:
         return restored, size
 
     async def erase(self, number: int) -> int:
-        """Forget what only a lane's history holds; how many tokens that were. Raises RequestError."""
+        """Forget the KV that only a lane's history holds; return its tokens. Raises RequestError."""
         return await asyncio.wrap_future(self._inbox.ask(lambda: self._histories.erase(self._lane(number))))
 
     @property
@@ -55,10 +55,10 @@ class LaneStore:
         return self._made_by
 
     def _adopt_all(self, path: Path) -> tuple[Record | None, int]:
-        """Put a file's records back, up to the first that has no room; the last one that was tried, and the file's size."""
+        """Put a file's records back, up to the first that does not fit; return the last one tried, and the file's size."""
         last = None
         with _request_errors(path):
-            slotfile.check(path, self._provenance)  # all of it, before any of it is used
+            slotfile.check(path, self._provenance)  # the whole file, before its first record is used
             for last in slotfile.records(path, self._provenance):
                 if not self._arrivals.adopt(last):
                     break
@@ -75,20 +75,20 @@ class LaneStore:
         return lane
 
     def _records(self, number: int) -> list[Record]:
-        """What a lane ran last, as far as it has KV; beginnings first."""
+        """Return a lane's history as far as it has KV, from its beginning."""
         lane = self._lane(number)
         if len(lane.history) and not self._scheduler.snapshots.max_bytes and not self._scheduler.tree.host.max_tokens:
             raise RequestError("KV cannot be saved here: that takes --cache-ram, and a model without a sliding window")
         return self._histories.save(lane)
 
     def _remember(self, number: int, record: Record) -> int:
-        """Make a record a lane's history, as far as it has come back; how many tokens that are."""
+        """Make a record a lane's history, as far as it is cached; return its tokens."""
         return self._histories.remember(self._lane(number), record.scope, record.tokens)
 
 
 @contextmanager
 def _request_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a file into the client's. Raises RequestError."""
+    """Raise RequestError for the errors of reading a file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the engine has to say: one call into the event loop a step, for all streams together."""
+"""Events on their way out of the engine: one call into the event loop a step, for all streams together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Outbox:
         self._events.append((generation, event))
 
     def send(self) -> None:
-        """Wake the event loop up, if there is something to say."""
+        """Hand the events to the event loop, if any."""
         if not self._events:
             return
         events, self._events = self._events, []
@@ -40,7 +40,7 @@ class Outbox:
 
 
 def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
-    """Hand events to the streams that wait for them; runs in the event loop. One that fails is no other's harm."""
+    """Hand events to their streams; runs in the event loop. A failure in one stream must not reach the next."""
     for generation, event in events:
         try:
             generation.deliver(event)

@@ -1,4 +1,4 @@
-"""What an answer cost and what it reused, and how an answer's JSON says so."""
+"""The cost and the reuse of one answer, and their JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Report:
     conversation: Mapping[str, object] | None = None
 
     def timings(self) -> Fields:
-        """llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were."""
+        """Return llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were."""
         computed = self.num_prompt - self.num_cached
         return {
             "cache_n": self.num_cached,
@@ -59,7 +59,7 @@ class Report:
         }
 
     def slotcache(self) -> Fields:
-        """Our own object in the answer: the lane, what was reused, and why not more."""
+        """Return our own object in the answer: the lane, the reuse, and where it ended."""
         fields: Fields = {
             "lane": self.lane,
             "source": self.source,
@@ -72,7 +72,7 @@ class Report:
         return fields if self.conversation is None else fields | {"conversation": self.conversation}
 
     def usage(self) -> Fields:
-        """OpenAI's `usage`."""
+        """Return OpenAI's `usage`."""
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_generated,
@@ -82,7 +82,7 @@ class Report:
 
 
 def document_reuse(layout: Layout, num_cached: int) -> list[DocumentReuse]:
-    """How much of each document the first `num_cached` tokens of a prompt are."""
+    """Return how much of each document lies within the first `num_cached` tokens of a prompt."""
     return [
         {
             "id": document.id,

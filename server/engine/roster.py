@@ -1,4 +1,4 @@
-"""The generations that are open in the engine: each ends once, with a final event unless its client has gone."""
+"""The open generations of the engine: each ends once, with a final event unless its client has gone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger("slotcache.engine")
 
 
 class Roster:
-    """Open generations and their samplers, by request id. Lives in the engine's thread.
+    """Open generations and their samplers, by request id. It belongs to the engine's thread.
 
-    is_end: whether a token ends an answer. samplers: made by callers, closed here.
+    is_end: whether a token ends an answer. samplers: made by callers, closed here. is_closed: new generations only fail.
     """
 
     def __init__(self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool]) -> None:
@@ -41,7 +41,7 @@ class Roster:
         self._scheduler.submit(generation.request)
 
     def admit(self, ids: Iterable[int]) -> None:
-        """Begin to count for requests that left the queue, unless they were preempted and only come back."""
+        """Start the clock of requests that left the queue, unless they were preempted and only come back."""
         now = perf_counter()
         for id in ids:
             generation = self._open[id]
@@ -50,7 +50,7 @@ class Roster:
                 self.samplers[id].prime(generation.request.tokens[: generation.request.num_prompt])
 
     def push(self, request: Request, token: int) -> None:
-        """Give a generation its next token, by which it may end. One that fails ends alone."""
+        """Give a generation its next token, which may end it. An error ends this generation only."""
         generation = self._open[request.id]
         try:
             event = generation.push(token, self._is_end(token))
@@ -62,7 +62,7 @@ class Roster:
             self._fail_alone(generation, error)
 
     def report_progress(self) -> None:
-        """Tell the clients that want to know how far their prompts are."""
+        """Send the progress of unfinished prompts to the clients that want it."""
         for request in self._scheduler.running:
             generation = self._open[request.id]
             if generation.wants_progress and request.num_tokens == request.num_prompt:
@@ -79,7 +79,7 @@ class Roster:
             sampler.close()
 
     def fail(self, requests: Iterable[Request], error: RequestError) -> None:
-        """End the generations of these requests with a Failure, as far as they are open."""
+        """End the open generations among these requests with a Failure."""
         for generation in [self._open[request.id] for request in requests if request.id in self._open]:
             self._fail(generation, error)
 

@@ -1,7 +1,7 @@
-"""What routes, metrics and idle prefill may ask of the engine, and the values that they get.
+"""The engine as routes, metrics and idle prefill see it: questions about the cache, and the values they get.
 
-The cache belongs to the engine's thread. Every question here runs there, between two steps, so that nothing changes under
-it; the caller only waits.
+The cache belongs to the engine's thread. Every question runs in that thread, between two steps, where nothing else changes
+the cache; the caller only waits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What is missing of a prompt in the cache. tokens: to compute. fits: free cells suffice. idle: no request is there."""
+    """The part of a prompt that is not cached. tokens: to compute. fits: free cells suffice. idle: no request is open."""
 
     tokens: int
     fits: bool
@@ -55,10 +55,10 @@ class Missing:
 
 
 class View:
-    """Safe from any thread. Scopes are the clients' names for them.
+    """Safe from any thread. Scopes are given by the clients' names.
 
-    lower: the tiers below host memory. token_bytes: of one token's KV. lane_store: saves, restores and erases what a lane
-    ran last. made_by: as in `LaneStore`.
+    lower: the tiers below host memory. token_bytes: of one token's KV. made_by: as in `LaneStore`. lane_store: the
+    histories of lanes in files.
     """
 
     def __init__(self, engine: Engine, lower: Sequence[LowerTier], *, token_bytes: int, made_by: Provenance | None) -> None:
@@ -69,11 +69,11 @@ class View:
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether whole states are kept: the model cannot be cut, and there is memory for them."""
+        """Whether snapshots are kept: the model's state cannot be cut, and --cache-ram has room."""
         return self._scheduler.snapshots.max_bytes > 0
 
     async def holdings(self, scope: str) -> Holdings:
-        """Return what a scope has cached."""
+        """Return the KV that a scope has cached."""
         return await self._ask(lambda: Holdings.of(self._scheduler, Scope.shared(scope)))
 
     async def predict(self, prompt: Prompt, scope: str) -> Prediction:
@@ -81,34 +81,34 @@ class View:
         return await self._ask(lambda: Prediction.of(self._scheduler, prompt, Scope.shared(scope)))
 
     async def missing(self, prompt: Prompt, scope: str) -> Missing:
-        """Return what idle prefill would have to compute for a prompt. A dry run as well."""
+        """Return the part of a prompt that idle prefill would compute. A dry run as well."""
         return await self._ask(
             lambda: Missing(*self._scheduler.ahead(prompt, Scope.shared(scope)), idle=self._scheduler.idle)
         )
 
     async def pin(self, generation: Generation, seconds: float) -> int:
-        """Evict the prompt of a finished generation last, for so long; how many tokens are pinned."""
+        """Keep the prompt of a finished generation in the cache for `seconds`; return the tokens that are pinned now."""
         request = generation.request
         prompt = request.tokens[: request.num_prompt]
         return await self._ask(lambda: self._scheduler.holds.hold(request.scope, prompt, seconds))
 
     async def unpin(self, generation: Generation) -> None:
-        """Evict the prompt of a finished generation like any other."""
+        """End the pin of a finished generation's prompt."""
         request = generation.request
         prompt = request.tokens[: request.num_prompt]
         await self._ask(lambda: self._scheduler.holds.release(request.scope, prompt))
 
     async def drop(self, scope: str) -> int:
-        """Forget what a scope has cached on any tier, but for what running requests need; the tokens that were."""
+        """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""
         dropped = await self._ask(lambda: self._drop(scope))
         for tier in self._lower:
             await asyncio.to_thread(tier.drop, Scope.shared(scope))
-            # Again: at the start of the server, runs that are gone from the tier now may have come back from it meanwhile.
+            # Again: at the start of the server, `Arrivals.load` may have read a run before it was dropped from the tier.
             await self._ask(lambda: self._drop(scope))
         return dropped
 
     async def lanes(self) -> list[LaneState]:
-        """Return the lanes, with how far the request on each is."""
+        """Return the lanes, with the progress of the request on each."""
         return await self._ask(lambda: [LaneState.of(lane) for lane in self._scheduler.lanes])
 
     async def figures(self) -> Figures:
@@ -119,7 +119,7 @@ class View:
         return await asyncio.wrap_future(self._engine.inbox.ask(question))
 
     def _drop(self, scope: str) -> int:
-        """Runs in the engine's thread. Idle prefill ends first: it would go into the cache that is dropped."""
+        """Runs in the engine's thread. The background ends first, or it would fill the scope again."""
         self._engine.background.drop_scope(scope)
         shared = Scope.shared(scope)
         return self._scheduler.tree.drop(shared) + self._scheduler.snapshots.drop(shared)

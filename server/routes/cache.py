@@ -19,7 +19,7 @@ from .http import Json, read_body, scope_of, service_of
 async def warm(request: Request) -> Response:
     """Compute the prompt of a chat (messages, documents) and leave it in the cache; nothing is generated.
 
-    With `pin` it leaves the cache last, for `ttl` seconds or as long as the server runs.
+    With `pin` it is evicted last, for `ttl` seconds or until the server stops.
     """
     service = service_of(request)
     asked = await read_body(request, WarmRequest)
@@ -29,7 +29,7 @@ async def warm(request: Request) -> Response:
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
-    generation = service.submit(replace(submission, turn=None))  # what is warmed is not a turn of a conversation
+    generation = service.submit(replace(submission, turn=None))  # warming a prompt is not a turn of a conversation
     _, end = await while_connected(request, collect(service, generation))
     report = end.report
     answer: Fields = {"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()}
@@ -39,14 +39,14 @@ async def warm(request: Request) -> Response:
 
 
 async def holdings(request: Request) -> Response:
-    """What one scope (`?scope=`, the common one without it) has cached, run by run."""
+    """List the cached runs of a scope (`?scope=`, by default the common one)."""
     service, scope = service_of(request), scope_of(request)
     held = await service.view.holdings(scope)
     return Json({"object": "cache", "scope": scope, "tokens": held.tokens, "runs": held.runs, "snapshots": held.snapshots})
 
 
 async def drop(request: Request) -> Response:
-    """Forget what one scope has cached, but for what running requests need; nothing more is computed ahead for it."""
+    """Drop the cache of a scope, except KV that running requests use, and its queued idle prefill."""
     service, scope = service_of(request), scope_of(request)
     service.idle.forget(scope)
     dropped = await service.view.drop(scope)
@@ -55,7 +55,7 @@ async def drop(request: Request) -> Response:
 
 
 async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> int:
-    """Pin a warmed prompt, or end that; how many of its tokens are pinned then."""
+    """Pin a warmed prompt, or end its pin; return how many of its tokens are pinned now."""
     if asked.pin:
         return await service.view.pin(generation, asked.ttl or inf)
     await service.view.unpin(generation)

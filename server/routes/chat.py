@@ -32,7 +32,7 @@ async def native(request: Request) -> Response:
     return await _answer(request, reply.Native, *await _submit_text(request))
 
 
-# The decoded body takes some 20 times its JSON, and an answer may take minutes: both calls let go of it when they return.
+# A decoded body takes some 20 times its JSON, and an answer may take minutes: these calls free the body when they return.
 
 
 async def _submit_chat(request: Request) -> tuple[Generation, StreamOptions | None]:
@@ -48,7 +48,7 @@ async def _submit_text(request: Request) -> tuple[Generation, StreamOptions | No
 
 
 def _stream_options(asked: Options) -> StreamOptions | None:
-    """How the answer is streamed; None where it is sent whole."""
+    """Return how the answer is streamed; None where it is sent whole."""
     return (asked.stream_options or StreamOptions()) if asked.stream else None
 
 
@@ -67,7 +67,7 @@ async def _answer(
 
 
 class EventStream(StreamingResponse):
-    """A generation's events up to its final one. A client that goes before that cancels it, even before the first."""
+    """Streams a generation's events. A client that disconnects cancels it, even before the first event."""
 
     media_type = "text/event-stream"
 

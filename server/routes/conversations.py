@@ -1,4 +1,4 @@
-"""The routes that show and forget a conversation that is remembered."""
+"""The routes that show and forget a stored conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .http import Json, scope_of, service_of
 
 
 async def show(request: Request) -> Response:
-    """A conversation (`?scope=`) up to the answer that it goes on from, and the ids of all its answers."""
+    """Show a conversation (`?scope=`) up to its newest answer, and the ids of all its answers."""
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find(scope, id)
     if conversation is None:

@@ -1,4 +1,4 @@
-"""`POST /v1/documents/order`: how the documents of a chat would stand in its prompt now, and what that would reuse."""
+"""`POST /v1/documents/order`: the order that the documents of a chat would have now, and the reuse that it brings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .http import Json, read_body, service_of
 
 
 async def order(request: Request) -> Response:
-    """A dry run: nothing is computed, nothing changes. Of a chat with `messages`, or of documents alone."""
+    """Order documents as a dry run, which computes and changes nothing: of a chat with `messages`, or documents alone."""
     service = service_of(request)
     asked = await read_body(request, OrderRequest)
     if not asked.messages:

@@ -1,4 +1,4 @@
-"""What the routes share: the service once it is loaded, bodies in and out, the shape of errors."""
+"""The routes' common parts: the service once it is loaded, bodies in and out, the shape of errors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Json(Response):
 
 
 def refusal(error: RequestError) -> Response:
-    """An error as OpenAI's clients expect it."""
+    """Return an error as OpenAI's clients expect it."""
     return Json(error.body(), status_code=error.status, headers=error.headers)
 
 
 async def read_body(request: Request, kind: type[R]) -> R:
-    """The body as `kind`; its length is `request.state.num_bytes` then. A large one is decoded in a thread.
+    """Return the body as `kind`, and keep its length in `request.state.num_bytes`. A large one is decoded in a thread.
 
     Raises RequestError, ClientDisconnect.
     """
@@ -36,12 +36,12 @@ async def read_body(request: Request, kind: type[R]) -> R:
 
 
 def scope_of(request: Request) -> str:
-    """The scope that the address names (`?scope=`); the common one without it. Raises RequestError."""
+    """Return the scope in the address (`?scope=`), by default the common one. Raises RequestError."""
     scope = request.query_params.get("scope", "")
     check_scope(scope, "scope")
     return scope
 
 
 def service_of(request: Request) -> Service:
-    """The loaded model. Raises RequestError 503 while there is none."""
+    """Return the service. Raises RequestError 503 while the model loads."""
     return request.app.state.host.ready()

@@ -42,12 +42,12 @@ QUERIES: dict[tuple[str, str], Fields] = {
 
 
 async def show(request: Request) -> Response:
-    """The document, as this server's routes are."""
+    """Show the OpenAPI document of this server's routes."""
     return Json(document(route for route in request.app.routes if isinstance(route, Route)))
 
 
 def document(routes: Iterable[Route]) -> Fields:
-    """OpenAPI 3.1 of some routes."""
+    """Return OpenAPI 3.1 of these routes."""
     _, components = msgspec.json.schema_components(set(BODIES.values()), ref_template="#/components/schemas/{name}")
     paths: dict[str, Fields] = {}
     for route in routes:

@@ -16,10 +16,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Dialect(Protocol):
-    """One API's way to say the same."""
+    """One API's shape of an answer."""
 
     def first(self) -> Fields | None:
-        """A chunk before any text."""
+        """Return a chunk that comes before any text, if the API has one."""
         ...
 
     def delta(self, text: str) -> Fields: ...
@@ -104,17 +104,17 @@ class Native:
 
 
 def _completion(style: Chat | Text, kind: str, choice: Fields) -> Fields:
-    """OpenAI's envelope of one choice."""
+    """Return OpenAI's envelope of one choice."""
     return {"id": style.id, "object": kind, "created": style.created, "model": style.model, "choices": [choice]}
 
 
 def whole(style: Dialect, text: str, end: End) -> bytes:
-    """The body of an answer that is not streamed."""
+    """Return the body of an answer that is not streamed."""
     return encode(style.whole(text, end.reason) | _accounts(end.report) | {"usage": end.report.usage()})
 
 
 async def stream(style: Dialect, events: AsyncIterator[Event], include_usage: bool) -> AsyncIterator[bytes]:
-    """Server-sent events for a generation: chunks, the accounts in the last one, usage on request, [DONE]."""
+    """Yield server-sent events for a generation: chunks, the accounts in the last one, usage on request, [DONE]."""
     first = style.first()
     async for event in events:
         if first is not None and not isinstance(event, Progress | Failure):

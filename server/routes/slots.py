@@ -1,4 +1,4 @@
-"""llama-server's `POST /slots/{id}?action=save|restore|erase`: what a lane ran last, to a file, from one, and forgotten."""
+"""llama-server's `POST /slots/{id}?action=save|restore|erase`: the history of a lane to a file, from a file, and erased."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..service import Service
 from .http import Json, read_body, service_of
 
 ACTIONS = ("save", "restore", "erase")
-MAX_NAME = 200  # bytes of a file's name; what is added while it is written has room in 255
+MAX_NAME = 200  # bytes of a file's name: of 255, since a suffix is added while the file is written
 
 
 class FileName(Struct):
@@ -26,13 +26,13 @@ class FileName(Struct):
 
 
 async def act(request: Request) -> Response:
-    """One of the three, by the query's `action`."""
+    """Save, restore or erase the history of a slot, by the query's `action`."""
     service = service_of(request)
     number = _number(service, request.path_params["id"])
     action = request.query_params.get("action")
     if action not in ACTIONS:
         raise RequestError(f"action is {reprlib.repr(action)}: expected one of {', '.join(ACTIONS)}", param="action")
-    service.idle.give_way()  # a lane that computes ahead is nobody's
+    service.idle.abort()  # idle prefill may be on this lane
     try:
         if action == "erase":
             return Json({"id_slot": number, "n_erased": await service.view.lane_store.erase(number)})
@@ -45,7 +45,7 @@ async def act(request: Request) -> Response:
 
 
 async def _move(service: Service, action: str, number: int, path: Path) -> Fields:
-    """Save or restore a lane; what the answer says of it."""
+    """Save or restore a lane; return the answer's fields."""
     store = service.view.lane_store
     about: Fields = {"id_slot": number, "filename": path.name}
     if action == "save":
@@ -56,7 +56,7 @@ async def _move(service: Service, action: str, number: int, path: Path) -> Field
 
 
 def _number(service: Service, text: str) -> int:
-    """The lane that an address names. Raises RequestError."""
+    """Return the lane in the address. Raises RequestError."""
     known = {str(number): number for number in range(service.settings.parallel)}
     if text not in known:
         raise RequestError(f"there is no slot {text[:80]!r}: expected 0 to {len(known) - 1}", param="id")
@@ -64,7 +64,7 @@ def _number(service: Service, text: str) -> int:
 
 
 def _path(service: Service, name: str) -> Path:
-    """The file of that name in --slot-save-path. Raises RequestError."""
+    """Return the path of a file in --slot-save-path. Raises RequestError."""
     if not service.settings.slot_save_path:
         raise RequestError("this server was started without --slot-save-path: slots cannot be saved or restored")
     if not name.isprintable() or name != Path(name).name or name.startswith(".") or "\\" in name:

@@ -1,8 +1,8 @@
-"""Turns that are opened before their search is done (RAGCache, section 5.3: dynamic speculative pipelining).
+"""Turns that a client opens before its search is done (RAGCache, section 5.3: dynamic speculative pipelining).
 
-Whoever searches in stages sends the messages at once and the documents of each stage; the server computes what it would
-need for them while it has nothing else to do. A later stage takes the place of the one before, and what both begin with
-stays. The chat completion with the final documents finds in the cache what was right; what was wrong is in nobody's way.
+A client that searches in stages sends the messages at once, and then the documents of each stage. While idle, the server
+prefills the prompt of the newest stage; a later stage replaces an earlier one, and their common prefix stays cached. The
+chat completion with the final documents reuses the part that was right. A wrong guess delays no request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .http import Json, read_body, scope_of, service_of
 
 
 async def speculate(request: Request) -> Response:
-    """Compute the system prompt, the history and the documents so far, if the server is idle."""
+    """Prefill the system prompt, the history and the documents so far, if the server is idle."""
     service = service_of(request)
     asked = await read_body(request, SpeculateRequest)
     if service.open:
@@ -28,19 +28,19 @@ async def speculate(request: Request) -> Response:
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes, is_open))
-    started = await asyncio.wrap_future(service.compute_ahead(("speculation", asked.id), submission))
+    started = await asyncio.wrap_future(service.submit_background(("speculation", asked.id), submission))
     if not started:
         service.resume_idle()
     return _answer(asked, "started" if started else "skipped")
 
 
 async def forget(request: Request) -> Response:
-    """Stop: the turn will not come (`?id=`, `?scope=`)."""
+    """Stop the prefill of a turn that will not come (`?id=`, `?scope=`)."""
     service, query = service_of(request), request.query_params
     scope, name = scope_of(request), query.get("id", "default")
     if len(name) > MAX_NAME:
         raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_NAME}", param="id")
-    dropped = await asyncio.wrap_future(service.door.drop_ahead((scope, ("speculation", name))))
+    dropped = await asyncio.wrap_future(service.door.drop_background((scope, ("speculation", name))))
     service.resume_idle()
     return Json({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
 

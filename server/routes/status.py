@@ -1,4 +1,4 @@
-"""The routes that tell how the server is: health, model, settings, lanes, metrics."""
+"""The routes that show the server's state: health, model, settings, lanes, metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def properties(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """The lanes, without any text."""
+    """List the lanes, without any text."""
     service = service_of(request)
     return Json([_slot(lane, service.intake.limit) for lane in await service.view.lanes()])
 

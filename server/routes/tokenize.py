@@ -47,7 +47,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def apply_template(request: Request) -> Response:
-    """What a chat would be as one prompt, its documents in the order they would have now."""
+    """Render a chat as one prompt, with its documents in the order that they would have now."""
     service = service_of(request)
     asked = await read_body(request, ChatRequest)
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
@@ -56,17 +56,17 @@ async def apply_template(request: Request) -> Response:
     return Json(await while_connected(request, work))
 
 
-# ---- answers, which may be as long as a body: made in a thread ----------------------------------------------------------
+# ---- answers as long as a body, so they are made in a thread ----------------------------------------------------------
 
 
 def _listed(tokens: np.ndarray) -> bytes:
-    """Piece by piece: while one is encoded, every other thread waits."""
+    """Encode tokens piece by piece: while one piece is encoded, all other threads wait."""
     pieces = (encode(tokens[at : at + PIECE].tolist())[1:-1] for at in range(0, len(tokens), PIECE))
     return b'{"tokens":[' + b",".join(pieces) + b"]}"
 
 
 def _text(service: Service, tokens: list[int]) -> bytes:
-    """Raises RequestError for a token that there is not."""
+    """Raises RequestError for a token outside the vocabulary."""
     if unknown := next((token for token in tokens if token >= service.model.num_vocab), None):
         raise RequestError(f"tokens: {unknown} is not below {service.model.num_vocab}", param="tokens")
     return encode({"content": service.model.detokenize(np.array(tokens, np.int32))})
