@@ -37,7 +37,7 @@ MAX_BYTES = 32 << 20  # of memory that the backlog may keep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answered:
+class AnsweredChat:
     """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages."""
 
     request: int
@@ -80,7 +80,7 @@ class IdlePrefill:
     ) -> None:
         self._door, self._view, self._builder, self._intake = door, view, builder, intake
         self._next_turns, self._num_sets = next_turns, num_sets
-        self._answers: Backlog[Answered] = Backlog(MAX_WAITING, MAX_BYTES)
+        self._answers: Backlog[AnsweredChat] = Backlog(MAX_WAITING, MAX_BYTES)
         self._sets: Backlog[LikelyPrompts] = Backlog(MAX_WAITING, MAX_BYTES)
         self._task: asyncio.Task[None] | None = None
 
@@ -94,7 +94,7 @@ class IdlePrefill:
         """Memory that the backlog takes, about."""
         return self._answers.num_bytes + self._sets.num_bytes
 
-    def add(self, answered: Answered, prompt: ChatPrompt) -> None:
+    def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
         """Queue what may follow an answer. prompt: the one that was answered."""
         if self._next_turns:
             self._answers.add(answered, answered.num_bytes)
@@ -146,7 +146,7 @@ class IdlePrefill:
             if self._task is asyncio.current_task():
                 self._task = None
 
-    async def _prefill_next_turn(self, answered: Answered) -> bool:
+    async def _prefill_next_turn(self, answered: AnsweredChat) -> bool:
         """Prefill the beginning of the turn after an answer. False: stop for now."""
         try:
             # In the builder's threads, since those end before the model is freed. The backlog bounds the bytes that wait, so
@@ -160,7 +160,7 @@ class IdlePrefill:
             logger.exception("the start of a next turn could not be computed ahead")
             return True
 
-    def _next_prompt(self, answered: Answered) -> ChatPrompt | None:
+    def _next_prompt(self, answered: AnsweredChat) -> ChatPrompt | None:
         return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
 
     async def _prefill(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> bool:

@@ -54,8 +54,8 @@ class Intake:
         prompt, options = submission.prompt, submission.options
         wanted, room = options.limit(), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
-        asked, number, shared = self.caches(options), next(self._ids), Scope.shared(options.cache_scope)
-        cache = asked and self._model.can_trim
+        number, shared, caches = next(self._ids), Scope.shared(options.cache_scope), self.caches(options)
+        cache = caches and self._model.can_trim
         request = Request(
             id=number,
             prompt=prompt,
@@ -64,7 +64,7 @@ class Intake:
             cache=cache,
             priority=options.priority,
             background=background,
-            snapshot_scope=shared if asked and self._view.keeps_snapshots else None,
+            snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
         )
         return Generation(
             id=submission.id,
@@ -74,7 +74,7 @@ class Intake:
             limit=limit,
             scope=options.cache_scope,
             wants_progress=options.return_progress,
-            no_cache_reason=self._no_cache_reason(asked, cache),
+            no_cache_reason=self._no_cache_reason(caches, cache),
             spells=self._model.spells if request.cache or request.snapshot_scope is not None else None,
         )
 
@@ -92,8 +92,8 @@ class Intake:
         text = TextStream((), self._model.piece)
         return Generation(id="", request=request, sampling=GREEDY, text=text, limit=0, scope=scope)
 
-    def _no_cache_reason(self, asked: bool, cache: bool) -> str | None:
-        if not asked:
+    def _no_cache_reason(self, caches: bool, cache: bool) -> str | None:
+        if not caches:
             return "cache_prompt is off"
         if cache:
             return None

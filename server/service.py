@@ -21,7 +21,7 @@ from .engine.engine import Engine
 from .engine.events import Final
 from .engine.view import End, Failure, Fields, Generation, View
 from .errors import RequestError
-from .idle import Answered, IdlePrefill
+from .idle import AnsweredChat, IdlePrefill
 from .intake import Intake, Submission
 from .metrics import Metrics
 from .settings import Settings
@@ -143,7 +143,7 @@ class Service:
         entries = turn.entries(request.layout, "".join(generation.parts), end.sampled)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
         if request.cache and generation.limit:
-            self.idle.add(Answered(request.id, generation.scope, turn.options, entries), turn.chat.prompt)
+            self.idle.add(AnsweredChat(request.id, generation.scope, turn.options, entries), turn.chat.prompt)
         return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:

@@ -93,9 +93,11 @@ class Generation:
 
         A loop over the whole answer, so it runs here, once, and not in the event loop, which serves every stream.
         """
+        if self.spells is None:
+            return None
         request, text = self.request, "".join(self.parts)
         tokens = request.tokens[request.num_prompt : request.num_tokens - is_end]
-        return tokens.copy() if text and self.spells is not None and self.spells(tokens, text) else None
+        return tokens.copy() if text and self.spells(tokens, text) else None
 
     def _report(self) -> Report:
         request, now = self.request, perf_counter()

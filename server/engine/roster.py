@@ -74,9 +74,9 @@ class Roster:
             return
         generation.done = True
         self._open.pop(generation.request.id, None)
-        self._scheduler.finish(generation.request)
         if sampler := self.samplers.pop(generation.request.id, None):
             sampler.close()
+        self._scheduler.finish(generation.request)
 
     def fail(self, requests: Iterable[Request], error: RequestError) -> None:
         """End the open generations among these requests with a Failure."""

@@ -63,11 +63,11 @@ def document(routes: Iterable[Route]) -> Fields:
 
 
 def _operation(route: Route, path: str, method: str) -> Fields:
-    said = (route.endpoint.__doc__ or route.name.replace("_", " ")).strip().splitlines()[0]
+    summary = (route.endpoint.__doc__ or route.name.replace("_", " ")).strip().splitlines()[0]
     places = [("path", name, {"type": "string"}) for name in route.param_convertors]
     places += [("query", name, schema) for name, schema in QUERIES.get((method, path), {}).items()]
     operation: Fields = {
-        "summary": said,
+        "summary": summary,
         "parameters": [
             {"in": place, "name": name, "schema": schema, "required": place == "path"} for place, name, schema in places
         ],

@@ -161,6 +161,22 @@ def test_a_request_that_cannot_be_started_ends_like_those_that_run(tiny, monkeyp
         assert server.chat()["usage"]["completion_tokens"] == 4
 
 
+def test_a_request_whose_end_fails_has_one_final_event(tiny, monkeypatch):
+    with running(tiny, parallel=1, failed_steps=1) as server:
+        engine = server.service.engine
+        finish = engine.scheduler.finish
+
+        def fail_once(request):
+            monkeypatch.setattr(engine.scheduler, "finish", finish)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(engine.scheduler, "finish", fail_once)
+        stream = Stream(server, LONG | {"max_tokens": 8})
+        assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
+        until(lambda: not engine.roster.samplers)
+        assert server.chat()["usage"]["completion_tokens"] == 4 and not engine.roster.samplers
+
+
 def test_one_that_asks_a_stopped_engine_is_answered(tiny):
     with running(tiny) as server:
         server.service.engine.stop()
