@@ -44,6 +44,17 @@ def test_generating_and_prefill_take_turns_where_a_batch_of_both_costs_more():
     assert [request.num_tokens - request.num_prompt for request in (running, mixed, arriving)] == [50, 2, 2]
 
 
+def test_a_plan_names_the_requests_that_it_admitted():
+    world = World(cells=300, lanes=2)
+    requests = [world.submit(range(at, at + 100), limit=80) for at in (0, 1000, 2000)]
+    assert world.step().admitted == (0, 1)
+    assert world.step().admitted == ()
+    world.finish()
+    admitted = [id for plan in world.plans for id in plan.admitted]
+    assert [admitted.count(request.id) for request in requests] == [1 + request.num_preempted for request in requests]
+    assert any(request.num_preempted for request in requests)
+
+
 def test_without_streams_prefill_fills_the_batch():
     world = World()
     request = world.submit(range(300))
