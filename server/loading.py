@@ -83,8 +83,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     tiers = lower_tiers(settings, made_by)
     engine = Engine(scheduler, runner, model.is_end, checks=settings.check, lower=tiers)
     door, view = Door(engine, model), View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
-    wording = (settings.document_order, settings.order_hint, settings.dedup)
-    builder = PromptBuilder(model, template, answers, limit, *wording, LARGEST * settings.max_body << 20)
+    builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
     conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)

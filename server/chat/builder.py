@@ -15,40 +15,31 @@ from ...ordering.document import Document, DocumentError, parse_documents
 from ...ordering.prompt import document_text, location_hint
 from ...slots.radix import NO_TOKENS
 from ..errors import RequestError, too_long
+from ..settings import Settings
 from ..wire import ChatRequest, Options
 from .conversations import Origin
-from .history import Chat, Entry, History, go_on
+from .history import Chat, Entry, History, continue_history
 from .parts import DocumentSet, Fixed
 from .prompt import ChatPrompt
 from .threads import PromptThreads
 from .tokens import AnswerMemory, TokenCache
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-NEXT_TURN = {"role": "user", "content": "?"}  # stands for whatever a user will say
+NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
 
 
 class PromptBuilder:
-    """Renders, cuts and tokenises. Safe from several threads; `threads` are there for it.
+    """Renders, cuts and tokenises. Safe from several threads: callers run it in `threads`.
 
-    text_threads: for texts of any length that become no prompt.
-
-    limit: tokens that a prompt and its answer may have. order, hint, dedup: what a request that does not say gets.
-    room: bytes of requests that may wait for each of the threads.
+    text_threads: for texts that are tokenised without becoming a prompt. limit: tokens that a prompt and its answer may
+    have. settings: the defaults of a request's options. room: bytes of requests that may wait for each pair of threads.
     """
 
     def __init__(
-        self,
-        model: Model,
-        template: ChatTemplate,
-        answers: AnswerMemory,
-        limit: int,
-        order: str,
-        hint: bool,
-        dedup: str,
-        room: int,
+        self, model: Model, template: ChatTemplate, answers: AnswerMemory, settings: Settings, *, limit: int, room: int
     ) -> None:
         self._model, self._template, self._answers, self._limit = model, template, answers, limit
-        self._order, self._hint, self._dedup = order, hint, dedup
+        self._settings = settings
         self._tokens = TokenCache(model.tokenize)
         self.threads, self.text_threads = PromptThreads(room), PromptThreads(room)
 
@@ -57,27 +48,27 @@ class PromptBuilder:
         self.text_threads.close()
 
     def text(self, prompt: str | list[object]) -> ChatPrompt:
-        """A prompt that is text, control tokens included, or token ids. Raises RequestError."""
+        """Build a prompt from text, in which control tokens count, or from token ids. Raises RequestError."""
         if isinstance(prompt, list):
             return ChatPrompt([Fixed(self._ids(prompt), "the prompt")])
         self._check_size([prompt])
         return ChatPrompt([Fixed(self._model.tokenize(prompt, special=True, begin=True), "the prompt")])
 
     def chat(self, request: ChatRequest, origin: Origin | None = None, open_turn: bool = False) -> Chat:
-        """A chat with documents. Raises RequestError.
+        """Build the prompt of a chat with documents. Raises RequestError.
 
-        origin: what it goes on from. open_turn: documents of the last message, a user's, are still to come, so what
-        follows them is left out.
+        origin: the point of a conversation that it continues. open_turn: more documents of the last message, a user's,
+        are still to come, so the prompt ends with its documents.
         """
         remembered, kind = (origin.entries, origin.kind) if origin else ((), "whole")
-        history = go_on(request.messages, _documents(request), remembered, kind)
+        history = continue_history(request.messages, _parse_documents(request), remembered, kind)
         try:
             return self._chat(history, request, open_turn)
         except TemplateError as error:
             raise RequestError(str(error), param="messages") from None
 
     def ahead(self, request: ChatRequest, entries: Sequence[Entry]) -> ChatPrompt | None:
-        """What any next turn after `entries` begins with, up to its user's message; None where that cannot be said."""
+        """Build the prefix of every next turn after `entries`, up to the user's message; None if the template hides it."""
         messages = [*(entry.message for entry in entries), NEXT_TURN]
         try:
             parts = self._chat(History(messages, {}, entries), request).prompt.parts
@@ -88,7 +79,7 @@ class PromptBuilder:
         return ChatPrompt(known) if len(known) < len(parts) else None
 
     def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> Chat:
-        """Raises TemplateError, and RequestError for documents that the template leaves out."""
+        """Build a chat from its whole history. Raises TemplateError; RequestError if the template leaves out documents."""
         messages = history.messages
         if "tools" in request.chat_template_kwargs:
             where = "chat_template_kwargs.tools"
@@ -124,14 +115,14 @@ class PromptBuilder:
         return Chat(self._fitting(parts), tuple(entries), len(history.kept))
 
     def _fitting(self, parts: Sequence[Fixed | DocumentSet]) -> ChatPrompt:
-        """The prompt; without hints of a ranking where it has no room for them."""
+        """Make the prompt, without hints of the ranking if it is too long with them."""
         prompt = ChatPrompt(parts)
         if prompt.num_tokens < self._limit:
             return prompt
         return ChatPrompt([part.without_hint() if isinstance(part, DocumentSet) else part for part in parts])
 
     def _check_size(self, texts: Iterable[str]) -> None:
-        """Refuse what is too long even if all its tokens are the longest there are, before it is tokenised."""
+        """Refuse texts, before they are tokenised, that are too long even if every token is the longest one."""
         least = sum(len(text.encode("utf-8", "replace")) for text in texts) // self._model.tokenizer.longest
         if least >= self._limit:
             raise too_long(least, self._limit, at_least=True)
@@ -152,27 +143,27 @@ class PromptBuilder:
         return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
 
     def _content(self, piece: Piece, message: Message, sampled: np.ndarray | None, scope: str) -> Fixed:
-        """A message's text; an answer of ours as it was sampled. Control tokens in it are just text."""
+        """Tokenise a message, an answer of ours as it was sampled. Control tokens in it are only text."""
         tokens = None
         if message["role"] == "assistant":
-            # The template may have changed the text: the ids that were sampled spell all of it or nothing.
+            # The sampled ids spell the whole answer: they are of no use if the template shows only a part of it.
             is_whole = sampled is not None and piece.text == message["content"]
             tokens = sampled if is_whole else self._answers.recall(scope, piece.text)
         assert piece.message is not None
         return Fixed(self._tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, message))
 
     def _document_sets(self, history: History, options: Options) -> dict[int, DocumentSet]:
-        """The documents of each message that has some: of those that are kept as they stood, of the others new."""
+        """Return the documents of each message that has some: of kept messages as they stood, of new ones made here."""
         sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
         held: set[str] | None = None
-        if (options.dedup or self._dedup) == "auto":
+        if (options.dedup or self._settings.dedup) == "auto":
             held = {key for shown in sets.values() for key in shown.keys}
         new = {at: self._document_set(given, options, held) for at, given in sorted(history.documents.items()) if given}
         return sets | new
 
     def _document_set(self, given: tuple[Document, ...], options: Options, held: set[str] | None) -> DocumentSet:
-        """held: keys of the documents of earlier turns, which are not shown again (RAGBoost, 5.4); None to show all."""
-        hint = self._hint if options.order_hint is None else options.order_hint
+        """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 5.4); None: show all."""
+        hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         tokenize = partial(self._tokens, options.cache_scope)
         repeated = tuple(document.id for document in given if held and document.key in held)
         documents = tuple(document for document in given if not held or document.key not in held)
@@ -183,17 +174,17 @@ class PromptBuilder:
         return DocumentSet(
             documents,
             tuple(map(tokenize, texts)),
-            options.document_order or self._order,
-            tokenize if hint else None,
-            repeated,
-            tokenize(location_hint(repeated)) if repeated else NO_TOKENS,
+            policy=options.document_order or self._settings.document_order,
+            hint=tokenize if hint else None,
+            repeated=repeated,
+            location=tokenize(location_hint(repeated)) if repeated else NO_TOKENS,
             keep_first=options.keep_first,
             keep_last=options.keep_last,
         )
 
 
-def _documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
-    """The documents of each message that says which it has; also checks the messages themselves. Raises RequestError."""
+def _parse_documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
+    """Return the documents of each message with a `documents` field; check the messages, too. Raises RequestError."""
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
     found: dict[int, tuple[Document, ...]] = {}
@@ -208,7 +199,7 @@ def _documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
         if given and message["role"] != "user":
             raise RequestError(f"{where}.documents: only user messages have documents", param=f"{where}.documents")
         if given is not None:
-            found[at] = _parsed(given, f"{where}.documents")
+            found[at] = _parse_list(given, f"{where}.documents")
     if request.documents is None:
         return found
     last = max((at for at, message in enumerate(request.messages) if message["role"] == "user"), default=None)
@@ -217,12 +208,12 @@ def _documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
     if last is not None:
         if found.get(last) and request.documents:
             raise RequestError(f"documents and messages[{last}].documents: give one of them", param="documents")
-        found[last] = found.get(last) or _parsed(request.documents, "documents")
+        found[last] = found.get(last) or _parse_list(request.documents, "documents")
     return found
 
 
 def _begins(pieces: Sequence[Piece]) -> bool:
-    """Whether what comes first is the template's, and so brings BOS or has it put in front."""
+    """Whether the first piece is the template's: such a piece contains BOS or gets it put in front."""
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 
@@ -230,7 +221,7 @@ def _label(at: int, message: Message) -> str:
     return f"message {at} ({message['role']})"
 
 
-def _parsed(values: object, where: str) -> tuple[Document, ...]:
+def _parse_list(values: object, where: str) -> tuple[Document, ...]:
     if not isinstance(values, list):
         raise RequestError(f"{where}: expected a list", param=where)
     try:

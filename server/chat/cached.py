@@ -1,8 +1,8 @@
-"""What the prefix tree holds of a prompt whose sets of documents have no order yet.
+"""The cached part of a prompt whose sets of documents have no order yet.
 
 The order of one set decides how far the rest of the prompt is cached, the next sets included. So the sets are searched
-twice: forwards for the nodes that each may follow, then backwards for how much is cached from there on. Both take time in
-proportion to the prompt and to the cached paths of its documents, however many sets there are.
+twice: forwards for the nodes that each may follow, then backwards for the tokens that are cached behind each. Both take
+time in proportion to the prompt and to the cached paths of its documents, for any number of sets.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .parts import DocumentSet, Fixed, Part
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """The end of placed documents of a set: `node` ends the one of this rank, and the others stand before it."""
+    """The end of placed documents of a set: `node` ends the one of this rank, and the places before it lead there."""
 
     node: Node
     rank: int = -1
     before: Place | None = None
 
     def order(self) -> list[int]:
-        """The ranks of the documents that lead here, the first one first."""
+        """Return the ranks of the documents that lead here, in order."""
         ranks: list[int] = []
         place: Place = self
         while place.before is not None:
@@ -51,7 +51,7 @@ class CachedPrompt:
         sets = [at for at, part in enumerate(parts) if isinstance(part, DocumentSet)]
         self._next_set = dict(pairwise([*sets, None]))  # by the index of a set
         self._found: dict[tuple[int, Node], Arrangement] = {}  # by the index of a set and the node that it follows
-        self._worth: dict[tuple[int, Node], int] = {}  # likewise: tokens cached from there on
+        self._worth: dict[tuple[int, Node], int] = {}  # likewise: tokens cached behind that node
         self._ends: dict[tuple[int, Node], tuple[Node | None, int]] = {}  # by the index of a set and its last node
         self._texts: dict[int, np.ndarray] = {}  # by the index of a set: the fixed text behind it
 
@@ -76,8 +76,8 @@ class CachedPrompt:
     def end(self, index: int, node: Node, order: Sequence[int]) -> tuple[Node | None, int]:
         """Return the node in front of the next set, None if that is not cached, and how many tokens behind `node` are.
 
-        Those tokens are the hint of the set at `index`, which is placed as a whole and ends with `node`, and the text
-        behind it.
+        The tokens are the hint of the set at `index`, which is placed as a whole and ends with `node`, and the text behind
+        the set.
         """
         if (end := self._ends.get((index, node))) is None:
             run = np.concatenate([self._set(index).hint_tokens(order), self._text(index)])
@@ -118,7 +118,15 @@ class CachedPrompt:
             reused = walk(cached, cached.start(), [part.keys[at] for at in part.order])
             return Arrangement(tuple(part.order), reused.documents, reused.tokens)
         names = [document.id for document in part.documents]
-        return arrange(part.keys, cached, part.policy, part.keep_first, part.keep_last, names, waiting)
+        return arrange(
+            part.keys,
+            cached,
+            part.policy,
+            keep_first=part.keep_first,
+            keep_last=part.keep_last,
+            names=names,
+            waiting=waiting,
+        )
 
     def _placed(self, index: int, origin: Node) -> Iterator[Place]:
         """Yield the end of every cached path behind `origin` that holds the whole set at `index`."""

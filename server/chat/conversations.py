@@ -1,7 +1,7 @@
-"""Conversations that are remembered, so that a client need only send what is new: bounded in number, bytes and age.
+"""The store of conversations, so that a client need only send its new messages. Bounded in number, bytes and age.
 
-A conversation is all answers that go on from each other; one that two requests go on from branches. What it holds of an
-answer is its whole history, which branches share. Scopes never meet.
+A conversation is a tree of answers: an answer that two requests continue is the start of two branches. With each answer
+its whole history is stored, in entries that branches share. Scopes never share a conversation.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from .history import Entry
 logger = logging.getLogger("slotcache.conversations")
 OVERHEAD = 1000  # bytes that a conversation takes beside its answers, about
 ANSWER = 300  # and an answer, beside its history
-SHARE = 50  # and a message, beside itself: that it is counted once
+SHARE = 50  # and an entry, beside itself: its place in the set of entries
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Conversation:
-    """One conversation, from its first request on. answers: the history up to and with each, by its id; none before the
-    first has ended, and none when the store has let go of it. head: the answer that `conversation` goes on from. used:
-    when, on the store's clock. num_bytes: of memory."""
+    """One conversation, from its first request on.
+
+    answers: by id, the history up to and including each answer; empty before the first answer ends and after the store
+    has dropped the conversation. head: the answer that requests which name only the conversation continue. used: the
+    time of its last use on the store's clock. num_bytes: of memory.
+    """
 
     scope: str
     id: str
@@ -46,7 +49,7 @@ class Conversation:
         self.clear()
 
     def add(self, answer: str, entries: tuple[Entry, ...], is_head: bool) -> None:
-        """Take over a finished answer."""
+        """Store a finished answer."""
         new = [entry for entry in entries if entry not in self._entries]
         self._entries.update(new)
         self.num_bytes += ANSWER + getsizeof(entries) + sum(SHARE + entry.num_bytes for entry in new)
@@ -55,17 +58,17 @@ class Conversation:
             self.head = answer
 
     def clear(self) -> None:
-        """Let go of all answers."""
+        """Drop all answers."""
         self.answers, self._entries, self.head = {}, set(), ""
         self.num_bytes = OVERHEAD + getsizeof(self.scope) + getsizeof(self.id)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a request goes on from, as it was when the request came.
+    """The point of a conversation that a request continues, as it was when the request came.
 
-    answer: that it goes on from, empty where the conversation is new. branches: it was named by that answer, and not by
-    the conversation. stores: whether the new answer shall be remembered.
+    answer: the id of the answer before it, empty for a new conversation. branches: the request named that answer and not
+    the conversation. stores: whether the new answer is to be stored.
     """
 
     conversation: Conversation
@@ -77,18 +80,19 @@ class Origin:
 
     @property
     def id(self) -> str:
-        """Of the conversation."""
+        """The conversation's id."""
         return self.conversation.id
 
 
 class Conversations:
-    """The store. Not thread-safe: the event loop's. max_age: seconds since the last use; 0 for no end. clock: in seconds."""
+    """The store. Not thread-safe: the event loop's. max_age: seconds since the last use; 0: no limit. clock: in seconds."""
 
     def __init__(self, max_number: int, max_bytes: int, max_age: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_bytes = 0
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
-        self._held: OrderedDict[tuple[str, str], Conversation] = OrderedDict()  # the least recently used first
-        self._known: WeakValueDictionary[tuple[str, str], Conversation] = WeakValueDictionary()  # and those under way
+        # `held` are stored, the least recently used first. `known` are also those that only unfinished requests refer to.
+        self._held: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+        self._known: WeakValueDictionary[tuple[str, str], Conversation] = WeakValueDictionary()
         self._by_answer: dict[tuple[str, str], Conversation] = {}
 
     def __len__(self) -> int:
@@ -97,16 +101,17 @@ class Conversations:
     # ---- ask -------------------------------------------------------------------------------------------------------
 
     def find(self, scope: str, id: str) -> Conversation | None:
-        """A conversation that is remembered, by its id."""
+        """Return a stored conversation by its id."""
         self._expire()
         return self._held.get((scope, id))
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
     def origin(self, asked: ChatRequest, caches: bool) -> Origin | None:
-        """What a chat goes on from; None for one that has nothing to do with conversations.
+        """Return the point that a chat continues; None for a chat outside of conversations.
 
-        caches: whether it may leave anything behind. Raises RequestError: 404 for an answer that is not remembered.
+        caches: whether the request may be cached; if not, its answer is not stored either. Raises RequestError, with
+        404 for an answer that is not stored.
         """
         scope, stores = asked.cache_scope, caches and asked.store is not False
         if asked.previous_response_id is not None:
@@ -115,20 +120,21 @@ class Conversations:
             return self._after_answer(scope, asked.previous_response_id, stores)
         if asked.conversation is None:
             new = f"conv-{secrets.token_hex(12)}"
-            return Origin(self._begin(scope, new), stores=True) if asked.store and stores else None
-        name, kind = _named(asked)
+            return Origin(conversation=self._begin(scope, new), stores=True) if asked.store and stores else None
+        name, kind = _read_reference(asked)
         conversation = self.find(scope, name)
         if conversation is None:
-            return Origin(self._begin(scope, name), kind, stores=stores)
+            return Origin(conversation=self._begin(scope, name), kind=kind, stores=stores)
         self._use(conversation)
         head = conversation.head
-        return Origin(conversation, kind, head, conversation.answers[head], False, stores)
+        entries = conversation.answers[head]
+        return Origin(conversation=conversation, kind=kind, answer=head, entries=entries, stores=stores)
 
     def remember(self, origin: Origin, answer: str, entries: tuple[Entry, ...]) -> bool:
-        """An answer is whole; whether it is remembered now.
+        """Store a complete answer; whether it is stored now.
 
-        By `conversation` the one that ends last is gone on from. By `previous_response_id` it is only where the answer
-        that it goes on from was; else it is a branch, which its own id finds.
+        An answer to a request that named the conversation becomes its head: of several, the last to end. An answer to a
+        request that named an answer becomes the head only if that answer was the head; else it is a branch, found by its id.
         """
         conversation = origin.conversation
         if not origin.stores or conversation.forgotten:
@@ -140,14 +146,8 @@ class Conversations:
         self.num_bytes += conversation.num_bytes - before
         self._by_answer[conversation.scope, answer] = conversation
         self._use(conversation)
-        logger.debug(
-            "conversation %r: %s goes on from %s, %d messages, %d bytes",
-            conversation.id,
-            answer,
-            origin.answer or "nothing",
-            len(entries),
-            conversation.num_bytes,
-        )
+        follows, size = origin.answer or "nothing", f"{len(entries)} messages, {conversation.num_bytes} bytes"
+        logger.debug("conversation %r: %s, %s", conversation.id, f"{answer} continues {follows}", size)
         self._expire()
         if conversation.num_bytes > self._max_bytes:
             self._leave(conversation, "alone it takes more than there is room for")
@@ -156,7 +156,7 @@ class Conversations:
         return key in self._held
 
     def forget(self, scope: str, id: str) -> Conversation | None:
-        """Forget a conversation with all its answers; those under way will not be remembered. None: there was none."""
+        """Drop a conversation with all its answers and return it, if it exists. Unfinished answers will not be stored."""
         self._expire()
         conversation = self._known.pop((scope, id), None)
         if conversation is not None:
@@ -166,7 +166,7 @@ class Conversations:
         return conversation
 
     def _begin(self, scope: str, id: str) -> Conversation:
-        """The conversation of this id that requests have begun and that is not remembered yet, or no more."""
+        """Return the conversation of this id that is not stored: not yet, or no longer. Requests may be running in it."""
         key = (scope, id)
         if (begun := self._known.get(key)) is None:
             begun = self._known[key] = Conversation(scope, id)
@@ -185,7 +185,8 @@ class Conversations:
                 code="previous_response_not_found",
             )
         self._use(conversation)
-        return Origin(conversation, "auto", answer, conversation.answers[answer], True, stores)
+        entries = conversation.answers[answer]
+        return Origin(conversation=conversation, answer=answer, entries=entries, branches=True, stores=stores)
 
     def _use(self, conversation: Conversation) -> None:
         conversation.used = self._clock()
@@ -205,8 +206,8 @@ class Conversations:
         conversation.clear()
 
 
-def _named(asked: ChatRequest) -> tuple[str, HistoryKind]:
-    """The conversation that a request names, and what its messages are. Raises RequestError."""
+def _read_reference(asked: ChatRequest) -> tuple[str, HistoryKind]:
+    """Return the id of the conversation that a request names, and the kind of its messages. Raises RequestError."""
     named = asked.conversation
     if not isinstance(named, ConversationReference):
         named = ConversationReference(named or "")

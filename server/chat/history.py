@@ -1,4 +1,4 @@
-"""What a conversation was, message by message as it stood in prompts, and what of it a new request goes on with."""
+"""A conversation's history: its messages as they stood in prompts, and how a new request continues it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
 class Entry:
     """A message as it stood in a prompt.
 
-    said: the message as the client has it, without documents, as JSON: decoded it takes up to 20 times as much. keys: of
-    all documents it came with, in retrieval rank. shown: those that stood there, with their hints. sampled: the ids (int32)
-    of an answer, where they spell exactly its text. num_bytes: of memory, with all of these.
+    said: the message as the client sent it, without documents, as JSON: decoded it takes up to 20 times as much memory.
+    keys: of all its documents, in retrieval rank. shown: the documents that stood in the prompt, with their hints.
+    sampled: the ids (int32) of an answer, if they spell exactly its text. num_bytes: of memory, for all of these.
     """
 
     role: str
@@ -49,16 +49,17 @@ class Entry:
         shown: DocumentSet | None = None,
         sampled: np.ndarray | None = None,
     ) -> Self:
-        """An entry of a decoded message."""
-        return cls(intern(str(message["role"])), msgspec.json.encode(message), keys, shown, sampled)
+        """Make an entry of a decoded message."""
+        role = intern(str(message["role"]))
+        return cls(role, msgspec.json.encode(message), keys, shown=shown, sampled=sampled)
 
     @property
     def message(self) -> dict[str, object]:
-        """The message, decoded anew."""
+        """Decode the message; it is not kept decoded."""
         return msgspec.json.decode(self.said)
 
     def public(self) -> dict[str, object]:
-        """The message, and the ids of its documents in the order in which they stand; not their text."""
+        """Return the message and the ids of its documents in prompt order, without their texts."""
         if self.shown is None:
             return self.message
         order = self.shown.order or ()
@@ -68,10 +69,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All messages that a prompt is made of: first those that are `kept` as they stood, then others.
+    """All messages of a prompt: first the `kept` ones, as they stood in an earlier prompt, then the new ones.
 
-    messages: of both, without documents. documents: of the others, by index. shift: what to take from an index to get the
-    one that the client knows.
+    messages: kept and new, without documents. documents: of the new messages, by index. shift: an index here minus the
+    index of the same message in the client's request.
     """
 
     messages: Sequence[Message]
@@ -82,28 +83,28 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat as a prompt. entries: of its messages, the first `num_kept` as they are remembered."""
+    """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history."""
 
     prompt: ChatPrompt
     entries: tuple[Entry, ...]
     num_kept: int = 0
 
-    def placed(self, layout: Layout) -> tuple[Entry, ...]:
-        """The entries once the prompt is laid out: every set of documents keeps the order that it has there."""
+    def place_entries(self, layout: Layout) -> tuple[Entry, ...]:
+        """Return the entries with the order of documents that the layout chose; later turns keep that order."""
         placed = iter(layout.documents)
-        return tuple(_placed(entry, placed) for entry in self.entries)
+        return tuple(_place_documents(entry, placed) for entry in self.entries)
 
 
-def go_on(
+def continue_history(
     messages: Sequence[Message],
     documents: Mapping[int, Documents],
     remembered: Sequence[Entry] = (),
     kind: HistoryKind = "auto",
 ) -> History:
-    """The whole of a conversation of which `remembered` is what was, and `messages` what the client sent.
+    """Join the remembered history of a conversation with the messages that the client sent.
 
-    documents: of the messages that say which they have, by index. A history that is sent again is kept as far as it is
-    the same; a message that does not speak of documents has those that it had.
+    documents: of the messages that have a `documents` field, by index. If the client sends its whole history, the
+    remembered entries are kept up to the first message that differs. A message without the field keeps its documents.
     """
     plain = [{name: value for name, value in message.items() if name != "documents"} for message in messages]
     if kind == "new" or (kind == "auto" and not _is_whole(plain)):
@@ -117,23 +118,23 @@ def go_on(
 
 
 def _is_whole(messages: Sequence[Message]) -> bool:
-    """Whether messages look like a conversation from its beginning: it has instructions, or answers."""
+    """Whether messages look like a conversation from its beginning: they have instructions or answers."""
     return messages[0]["role"] in INSTRUCTIONS or any(message["role"] == "assistant" for message in messages)
 
 
 def _is_same(entry: Entry, message: Message, documents: Documents | None) -> bool:
     if documents is not None and entry.keys != tuple(document.key for document in documents):
         return False
-    return entry.role == message["role"] and _told(entry.message) == _told(message)
+    return entry.role == message["role"] and _filled_fields(entry.message) == _filled_fields(message)
 
 
-def _told(message: Message) -> dict[str, object]:
-    """What a message says: clients send fields that are empty, too."""
+def _filled_fields(message: Message) -> dict[str, object]:
+    """Return the fields of a message that are not empty: some clients send empty ones, some leave them out."""
     return {name: value for name, value in message.items() if value is not None and value != []}
 
 
-def _placed(entry: Entry, placed: Iterator[PlacedDocument]) -> Entry:
-    """An entry whose documents are the next ones of a layout."""
+def _place_documents(entry: Entry, placed: Iterator[PlacedDocument]) -> Entry:
+    """Give an entry's documents the order of the next placed ones, which are the same documents."""
     if entry.shown is None:
         return entry
     ranks = {key: rank for rank, key in enumerate(entry.shown.keys)}
@@ -142,7 +143,7 @@ def _placed(entry: Entry, placed: Iterator[PlacedDocument]) -> Entry:
 
 
 def _size(entry: Entry) -> int:
-    """Bytes of memory that an entry takes; what is shared with other entries counts for each."""
+    """Estimate the bytes of memory that an entry takes; parts shared with other entries count in each of them."""
     size = getsizeof(entry) + getsizeof(entry.said) + getsizeof(entry.keys)
     if entry.sampled is not None:
         size += getsizeof(entry.sampled)

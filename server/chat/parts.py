@@ -16,7 +16,7 @@ Tokenize = Callable[[str], np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed:
-    """Tokens (int32) that stand where they stand. label: what they are, in words. ends: whether a node ends here."""
+    """Tokens (int32) in a fixed place. label: their origin, in words. ends: whether a node of the prefix tree ends here."""
 
     tokens: np.ndarray
     label: str
@@ -31,8 +31,8 @@ class Fixed:
 class DocumentSet:
     """The documents of one turn in retrieval rank. tokens: of each. hint: tokenises an order hint; None for no hints.
 
-    repeated: ids of those that an earlier turn holds, which do not stand here again; location: tokens that say so.
-    order: ranks in the order in which they once stood in a prompt, which is the one they keep; None: not chosen yet.
+    repeated: ids of documents that an earlier turn holds and that are left out here; location: tokens that say so.
+    order: the ranks in the order of an earlier prompt, which stays; None: the order is not chosen yet.
     """
 
     documents: tuple[Document, ...]
@@ -42,9 +42,9 @@ class DocumentSet:
     repeated: tuple[str, ...] = ()
     location: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     order: tuple[int, ...] | None = None
-    keep_first: int = 0  # documents that stay where they are, at either end
+    keep_first: int = 0  # documents that keep their rank, at either end
     keep_last: int = 0
-    longest_hint: int = -1  # tokens; counted where it is not given
+    longest_hint: int = -1  # tokens; -1: count them
     keys: tuple[str, ...] = field(init=False)  # of the documents, in rank
     key_set: frozenset[str] = field(init=False)
 
@@ -56,15 +56,15 @@ class DocumentSet:
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens it can take; what it takes once its order is chosen."""
+        """The most tokens that it can take; the exact number once its order is chosen."""
         hints = self.longest_hint + len(self.location) if self.order is None else len(self.hint_tokens(self.order))
         return sum(map(len, self.tokens)) + hints
 
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
-        """What stands behind the documents in this order: int32, empty where nothing moved and nothing is repeated.
+        """Return the tokens behind documents in this order: int32, empty if nothing moved and nothing is repeated.
 
-        A hint that names fewer documents and still takes more tokens than the longest, as an odd vocabulary might have it,
-        is left out: there is room for the longest only.
+        A hint of more than `longest_hint` tokens is left out, because the prompt has no room for it: in an odd vocabulary
+        a hint may name fewer documents in more tokens.
         """
         if self.hint is None or list(order) == list(range(len(order))):
             return self.location
@@ -72,11 +72,11 @@ class DocumentSet:
         return np.concatenate([self.location, hint]) if len(hint) <= self.longest_hint else self.location
 
     def without_hint(self) -> DocumentSet:
-        """The same with no hint of the ranking, if its order is yet to be chosen."""
+        """Return the set without a hint of the ranking; unchanged if its order is chosen already."""
         return self if self.order is not None else replace(self, hint=None, longest_hint=0)
 
     def _longest_hint(self) -> int:
-        """Tokens of the hint of the ranking backwards, which names all documents but one."""
+        """Count the tokens of the hint of the reversed ranking, which names all documents but one."""
         if self.hint is None or self.policy == "retrieval":
             return 0
         return len(self.hint(order_hint(self.documents[::-1], self.documents)))

@@ -1,7 +1,7 @@
 """A prompt as parts, and its layout once its documents have an order.
 
-The order is chosen against the prefix tree as it is at that moment, over the whole conversation: an earlier turn's
-documents are placed as they were read then, because all that follows them is cached behind that order only.
+The order is chosen at admission, by the prefix tree as it is then, over the whole conversation. Documents of an earlier turn
+keep their order, because the rest of the conversation is cached behind that order only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ChatPrompt:
         self._first_set = next((at for at, part in enumerate(parts) if isinstance(part, DocumentSet)), len(parts))
 
     def arrange(self, tree: PrefixTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Fix the order of every set of documents by what the tree holds and what waits, and join everything."""
+        """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
         layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
         node = tree.roots.get(scope)
         before: list[np.ndarray] = []  # tokens in front of the first set
@@ -54,20 +54,20 @@ class ChatPrompt:
         return layout.build()
 
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
-        """Keys of the documents that other prompts have where this one has part `index`, if all before it is the same.
+        """Return the keys of other prompts' documents in place of part `index`, for prompts that are equal up to it.
 
-        Only the first documents of a prompt can stand behind the same tokens whatever their order.
+        Only a prompt's first set qualifies: the tokens in front of a later set depend on the order of the earlier ones.
         """
         if index != self._first_set:
             return []
         alike = (prompt for prompt in waiting if isinstance(prompt, ChatPrompt) and prompt._first_set == index)
-        others = (other for other in alike if index < len(other.parts))
-        same = (other.parts[index] for other in others if all(map(_is_same_text, self.parts[:index], other.parts[:index])))
+        longer = (other for other in alike if index < len(other.parts))
+        same = (other.parts[index] for other in longer if all(map(_is_same_text, self.parts[:index], other.parts[:index])))
         return [part.key_set for part in same if isinstance(part, DocumentSet)]
 
 
 def _follow(tree: PrefixTree, node: Node, runs: Sequence[np.ndarray]) -> Node | None:
-    """The node that ends exactly where `runs` end behind `node`, if there is one."""
+    """Return the node that ends exactly where `runs` end behind `node`, if one does."""
     if not runs:
         return node
     return tree.match_from(node, np.concatenate(runs)).exact_end
@@ -78,7 +78,7 @@ def _is_same_text(one: Part, other: Part) -> bool:
 
 
 class _LayoutBuilder:
-    """Joins parts and keeps count of where they stand."""
+    """Joins parts and counts their positions."""
 
     def __init__(self) -> None:
         self._tokens: list[np.ndarray] = []
@@ -108,8 +108,8 @@ class _LayoutBuilder:
     def build(self) -> Layout:
         return Layout(
             np.concatenate(self._tokens),
-            tuple(self._stops),
-            tuple(self._documents),
-            tuple(self._segments),
-            tuple(self._repeated),
+            stops=tuple(self._stops),
+            documents=tuple(self._documents),
+            segments=tuple(self._segments),
+            repeated=tuple(self._repeated),
         )

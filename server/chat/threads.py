@@ -1,4 +1,4 @@
-"""Threads of their own for work that takes processor time, so that it holds up nothing that waits for a file."""
+"""Threads for work that takes processor time, so that requests which only wait for a file are not held up by it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..errors import RequestError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-LARGE = 64 << 10  # bytes of a body from which its prompt is made in the thread for large ones
+LARGE = 64 << 10  # bytes: prompts of bodies of this size or more are made in the thread for large ones
 
 
 class PromptThreads:
-    """One thread for small requests and one for large ones, which may take a second each.
+    """One thread for small requests and one for large ones, which may take a second each. The event loop's.
 
-    room: bytes of requests that may still wait; a request that waits is held in memory. num_open: prompts that are made or
-    wait for it. The event loop's.
+    room: bytes of requests that may still wait: a waiting request is held in memory. num_open: prompts that are being
+    made or wait for a thread.
     """
 
     def __init__(self, room: int) -> None:
@@ -27,9 +27,10 @@ class PromptThreads:
         self._small, self._large = (ThreadPoolExecutor(1, f"{size}-prompts") for size in ("small", "large"))
 
     async def run(self, num_bytes: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """What `work` returns. Cancelled while it waits for the thread, it is not run. num_bytes: of the request.
+        """Run `work` in a thread and return its result. num_bytes: of the request.
 
-        Raises RequestError 503 where there is no room for one that is large.
+        If the caller is cancelled while the work waits for its thread, the work is not run. Raises RequestError 503 for a
+        large request if the waiting ones leave no room for it.
         """
         is_large = num_bytes >= LARGE
         if is_large and num_bytes > self.room:
@@ -44,6 +45,6 @@ class PromptThreads:
             self.room += num_bytes
 
     def close(self) -> None:
-        """Returns when what runs is done; what waits is not run."""
+        """Wait for running work to end; waiting work is not run."""
         for executor in (self._small, self._large):
             executor.shutdown(cancel_futures=True)

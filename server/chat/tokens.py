@@ -1,4 +1,4 @@
-"""What is remembered about text: the tokens it was cut into, and the tokens an answer was sampled as."""
+"""Tokens by text: of texts that were tokenised, and of answers as they were sampled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokensByText:
             return tokens
 
     def put(self, key: ScopedText, tokens: np.ndarray) -> None:
-        """Keep `tokens`, unless alone they are more than there is room for."""
+        """Keep `tokens`, unless they alone are more than `max_bytes`."""
         size = _size(key, tokens)
         if size > self._max_bytes:
             return
@@ -52,7 +52,7 @@ def _size(key: ScopedText, tokens: np.ndarray) -> int:
 
 
 class TokenCache:
-    """Tokens by text: a document, or a message that comes back with every turn, is tokenised once.
+    """Tokenises each text once: documents, and messages that come back with every turn.
 
     Each scope has its own, so the time that a text takes says nothing about other scopes.
     """
@@ -66,7 +66,7 @@ class TokenCache:
         return self._known.num_bytes
 
     def __call__(self, scope: str, text: str) -> np.ndarray:
-        """The ids of `text`, int32; do not write to them."""
+        """Return the ids of `text`, int32; do not write to them."""
         tokens = self._known.get((scope, text))
         if tokens is None:
             tokens = self._tokenize(text)
@@ -77,7 +77,7 @@ class TokenCache:
 class AnswerMemory:
     """The ids that were sampled for an answer, by scope and text.
 
-    When the text comes back as history its own tokens may differ from the sampled ones, which are those that have KV.
+    Only the sampled ids have KV. When the text comes back as history, tokenising it anew may give different ids.
     """
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:
@@ -88,9 +88,9 @@ class AnswerMemory:
         return self._known.num_bytes
 
     def remember(self, scope: str, text: str, tokens: np.ndarray) -> None:
-        """`text` was sampled as `tokens` (int32), which must be exactly its bytes."""
+        """Store that `text` was sampled as `tokens` (int32), which must spell exactly its bytes."""
         self._known.put((scope, text), tokens)
 
     def recall(self, scope: str, text: str) -> np.ndarray | None:
-        """The ids that `text` was sampled as in this scope, if it is known."""
+        """Return the ids that `text` was sampled as in this scope, if they are known."""
         return self._known.get((scope, text))

@@ -1,4 +1,4 @@
-"""One turn of a chat on its way: what was asked, what its prompt holds, and what there is to remember at its end."""
+"""One turn of a chat, from the request to the history that is stored when its answer is complete."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .history import Chat, Entry
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """id: of its answer. origin: what it goes on from; None where it has nothing to do with a conversation.
+    """A request for an answer. id: the answer's. origin: of its conversation; None if it belongs to none.
 
-    options: the request as JSON, but for what is in `chat`.
+    options: the request as JSON, without its messages and documents, which are in `chat`.
     """
 
     id: str
@@ -28,15 +28,15 @@ class Turn:
 
     @classmethod
     def of(cls, id: str, asked: ChatRequest, chat: Chat, origin: Origin | None) -> Self:
-        """The turn of a request whose messages and documents are in `chat`."""
+        """Make the turn of a request whose messages and documents are in `chat`."""
         return cls(id, msgspec.json.encode(msgspec.structs.replace(asked, messages=[], documents=None)), chat, origin)
 
     def entries(self, layout: Layout, text: str, sampled: np.ndarray | None) -> tuple[Entry, ...]:
-        """The whole conversation once the answer is. sampled: its ids (int32) where they spell exactly `text`."""
-        return (*self.chat.placed(layout), Entry.of({"role": "assistant", "content": text}, sampled=sampled))
+        """Return the conversation with its answer. sampled: the answer's ids (int32) if they spell exactly `text`."""
+        return (*self.chat.place_entries(layout), Entry.of({"role": "assistant", "content": text}, sampled=sampled))
 
     def report(self, remembered: bool) -> dict[str, object] | None:
-        """What the answer says of its conversation. messages: of the prompt; messages_kept: of them, as remembered."""
+        """Return the answer's `conversation` field. messages: in the prompt; messages_kept: of these, from the store."""
         if self.origin is None:
             return None
         return {
