@@ -11,7 +11,7 @@ from .settings import Settings, add_arguments
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; its exit code. 2: what was asked cannot be done, and one line on stderr says why."""
+    """Run a command and return its exit code. 2: the command cannot be done; one line on stderr says why."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["bench"]:  # has its own flags, and must not need a server's
         from ..bench.cli import main as bench

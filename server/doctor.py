@@ -1,4 +1,4 @@
-"""`slotcache doctor`: which devices there are, whether layers can go there, and what would fit."""
+"""`slotcache doctor`: the devices of this machine, whether layers can go to a GPU, and how much of a model fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESERVE = 512 << 20  # bytes left for llama.cpp's compute buffers
 
 
 def doctor(settings: Settings) -> int:
-    """Print the report; 2 if a model was named that cannot be read."""
+    """Print the report and return the exit code; 2: the model cannot be read."""
     print(f"llama-cpp-python {llama_cpp.__version__}")
     found = devices()
     for device in found:
@@ -30,15 +30,15 @@ def doctor(settings: Settings) -> int:
         print("GPU offload: yes, all layers by default (-ngl)")
     if settings.model:
         try:
-            _fit(settings, max(device.free for device in found if device.is_gpu == any(d.is_gpu for d in found)))
+            _print_fit(settings, max(device.free for device in found if device.is_gpu == any(d.is_gpu for d in found)))
         except ModelError as error:
             print(f"slotcache: {error}", file=sys.stderr)
             return 2
     return 0
 
 
-def _fit(settings: Settings, free: int) -> None:
-    """What of a model fits in `free` bytes."""
+def _print_fit(settings: Settings, free: int) -> None:
+    """Print how much of the model fits in `free` bytes."""
     path = Path(settings.model).expanduser()
     model = Model(path, gpu_layers=0)
     per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)

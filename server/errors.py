@@ -1,17 +1,17 @@
-"""What the server answers when it cannot do what was asked, in OpenAI's shape.
+"""The server's errors, in the form of OpenAI's API.
 
-RequestError            anything that is answered with a status and {"error": {...}}
+RequestError            answered with its status and {"error": {...}}
   400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
   401 authentication_error        no or a wrong API key
   403 permission_error            a host or a web page that the server does not know
-  404 not_found_error             no such route; an answer or a conversation that is not remembered
-  405 invalid_request_error       no such method; Allow says which there are
+  404 not_found_error             no such route; an answer or a conversation that is not stored
+  405 invalid_request_error       no such method; Allow lists the methods
   408 timeout_error               a body that did not arrive
   413 invalid_request_error       a body larger than --max-body
   415 invalid_request_error       a body from a web page that is not JSON
-  429 rate_limit_error            the queue is full; Retry-After says when to come back
+  429 rate_limit_error            the queue is full; Retry-After says when to try again
   500 server_error                the engine failed
-  503 unavailable_error           loading, shutting down, or more large bodies than there is room for
+  503 unavailable_error           loading, shutting down, or no room for another large body
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TYPES = {
 
 
 class RequestError(Exception):
-    """An answer that is an error. param: the path of the field that is wrong. code: for programs. details: more fields."""
+    """An error as the answer. param: the path of the wrong field. code: for programs. details: more fields of the error."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class RequestError(Exception):
             self.headers["Retry-After"] = str(retry_after)
 
     def body(self) -> dict[str, object]:
-        """OpenAI's error object, the same for every error there is."""
+        """Return OpenAI's error object, which every error has."""
         error = {"message": self.message, "type": TYPES.get(self.status, "server_error"), "param": self.param}
         return {"error": error | {"code": self.code or self.status} | self.details}
 
 
 def too_long(num_tokens: int, limit: int, at_least: bool = False) -> RequestError:
-    """The error of a prompt that leaves no room for an answer. at_least: it was not counted, only bounded."""
+    """Make the error of a prompt that leaves no room for an answer. at_least: `num_tokens` is only a lower bound."""
     return RequestError(
         f"the prompt has {'at least ' if at_least else ''}{num_tokens} tokens and the context {limit}: "
         f"shorten it to {limit - 1} or start the server with a larger --ctx-size",

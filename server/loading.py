@@ -1,4 +1,4 @@
-"""From settings and a file to a service: the model, the context, the cache with its tiers, the engine."""
+"""Makes a service from settings and a file: the model, the context, the cache with its tiers, the engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .service import Service
 from .settings import Settings
 
 logger = logging.getLogger("slotcache")
-DEFAULT_CONTEXT = 16384  # cells, where the model was trained for more and nobody asked for more
+DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
 
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
@@ -125,7 +125,7 @@ def start(service: Service, on_failure: Callable[[], None] = lambda: None) -> No
 
 
 def describe(model: Model, context: Context, settings: Settings) -> str:
-    """One line: what was loaded, where its layers are, and what a token of KV takes."""
+    """Describe the loaded model in one line: its size, the place of its layers, and the bytes of KV a token."""
     gpu = next((device for device in devices() if device.is_gpu), None)
     on_gpu = min(settings.gpu_layers, model.num_layers + 1) if gpu else 0
     where = f"{on_gpu} of {model.num_layers + 1} layers on {gpu.description}" if gpu else "all layers on the CPU"
@@ -146,12 +146,12 @@ def _template_source(settings: Settings, model: Model) -> str:
 
 
 def token_bytes(settings: Settings, model: Model) -> int:
-    """What a token of KV takes."""
+    """Return the bytes of one token's KV."""
     return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
 
 
 def _host_bytes(settings: Settings) -> int:
-    """What the host tier may take: --cache-ram, but never more than half of the memory that is free now."""
+    """Return the size of the host tier: --cache-ram, but at most half of the memory that is free now."""
     wanted, most = settings.cache_ram << 20, _free_memory() // 2
     if wanted > most:
         logger.info("--cache-ram %s MiB is more than half of the free memory: %s MiB it is", settings.cache_ram, most >> 20)
@@ -171,7 +171,7 @@ def lower_tiers(settings: Settings, made_by: Provenance | None) -> list[LowerTie
 
 
 def _free_memory() -> int:
-    """Bytes that programs may still take: what the page cache holds counts, a model that was just read most of all."""
+    """Return the bytes that programs may still take. The page cache counts as free: it has just read the model."""
     with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as lines:
         return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) << 10
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -14,7 +14,7 @@ from .settings import Settings
 
 
 def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:
-    """What this server's KV is computed with. Reads the whole model where that was never done. Raises ModelError."""
+    """Return the provenance of this server's KV. Reads the whole model the first time. Raises ModelError."""
     parts = (
         context.num_cells if model.rope_depends_on_context else 0,
         llama_cpp.__version__,

@@ -23,7 +23,7 @@ from .edge.connection import Connection
 from .settings import Settings
 
 logger = logging.getLogger("slotcache")
-SWITCH_INTERVAL = 0.0005  # s: the engine must not wait 5 ms for the interpreter after each step
+SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step
 GRACE = 5  # s that answers already under way have to be written at shutdown
 
 
@@ -60,7 +60,7 @@ def serve(settings: Settings) -> int:
 
 
 def model_path(settings: Settings) -> Path:
-    """The model's file, fetched or made first where need be. Raises ModelError."""
+    """Return the path of the model's file, which is downloaded or made first if it is missing. Raises ModelError."""
     if settings.model:
         return Path(settings.model).expanduser()
     if settings.hf_repo:
@@ -77,7 +77,7 @@ def model_path(settings: Settings) -> Path:
 
 
 def make_server(settings: Settings) -> tuple[Server, Host]:
-    """A server that is not running yet, and its host."""
+    """Make a server, not running yet, and its host."""
     host = Host(settings, Bodies.up_to(settings.max_body << 20))
     config = uvicorn.Config(
         make_app(host),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import reprlib
+from dataclasses import fields
 from threading import Lock
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -23,9 +24,9 @@ HistoryKind = Literal["auto", "whole", "new"]
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 MAX_BIASES = 1 << 15  # tokens of a logit_bias: they are made into a sampler in the event loop
-LARGE = 64 << 10  # bytes: what takes long enough to decode that nothing else should wait for it
-MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # of a large body: decoding them stops all other threads, for 0.1 s at most
-COLLECTOR = Lock()  # who turns the garbage collector off and on again
+LARGE = 64 << 10  # bytes of a body that takes long to decode: not in the event loop
+MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a large body: decoding stops all other threads, at this size for 0.1 s
+COLLECTOR = Lock()  # held while the garbage collector is off: two decoders must not turn it on for each other
 
 
 class StreamOptions(Struct, frozen=True):
@@ -33,7 +34,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class Options(Struct, frozen=True):
-    """What chat and text completions have in common: OpenAI's fields, llama-server's, then our own."""
+    """The common fields of chat and text completions: OpenAI's, then llama-server's, then our own."""
 
     model: str | None = None
     stream: bool | None = None
@@ -69,7 +70,7 @@ class Options(Struct, frozen=True):
     keep_last: Annotated[int, Meta(ge=0)] = 0
 
     def check(self) -> None:
-        """Refuse what would otherwise be ignored and change the answer. Raises RequestError."""
+        """Refuse options that the server would ignore although they change the answer. Raises RequestError."""
         if self.n not in (None, 1):
             raise RequestError(
                 f"n is {reprlib.repr(self.n)}, but one answer a request is all there is: leave it out", param="n"
@@ -87,7 +88,7 @@ class Options(Struct, frozen=True):
         check_scope(self.cache_scope, "cache_scope")
 
     def limit(self) -> int:
-        """The most tokens to generate; -1 where the request does not say, as in llama-server."""
+        """Return the most tokens to generate; -1 if the request sets no limit, as in llama-server."""
         for name in ("max_completion_tokens", "max_tokens", "n_predict"):
             if (value := getattr(self, name)) is not None:
                 if value < -1:
@@ -101,11 +102,10 @@ class Options(Struct, frozen=True):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def sampling(self, ends: frozenset[int], num_vocab: int) -> Sampling:
-        """The sampling parameters; llama-server's defaults where the request is silent."""
-        names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "seed")
-        given = {name: getattr(self, name) for name in (*names, "presence_penalty", "frequency_penalty")}
+        """Return the sampling parameters: the request's fields of the same names, and llama-server's defaults."""
+        names = [field.name for field in fields(Sampling) if field.name not in ("logit_bias", "banned")]
         return Sampling(
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name in names if (value := getattr(self, name)) is not None},
             logit_bias=self._biases(num_vocab),
             banned=ends if self.ignore_eos else frozenset(),
         )
@@ -127,7 +127,7 @@ class Options(Struct, frozen=True):
 
 
 class ConversationReference(Struct, frozen=True):
-    """A conversation by its id. history: whether `messages` are all of it or only what is new; auto: as they look."""
+    """A conversation by its id. history: whether `messages` are all of it or only the new ones; auto: by their roles."""
 
     id: str
     history: HistoryKind = "auto"
@@ -136,7 +136,7 @@ class ConversationReference(Struct, frozen=True):
 class ChatRequest(Options, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
 
-    conversation, previous_response_id: what the messages go on from. store: remember this one, as OpenAI has it.
+    conversation, previous_response_id: the history that the messages continue. store: store this answer, as in OpenAI's API.
     """
 
     messages: list[dict[str, Json]]
@@ -153,7 +153,7 @@ class ChatRequest(Options, frozen=True, kw_only=True):
 
 
 class WarmRequest(ChatRequest, frozen=True, kw_only=True):
-    """`POST /v1/cache/warm`. pin: keep it; false ends that. ttl: for how many seconds, without it until the server stops."""
+    """`POST /v1/cache/warm`. pin: keep the prompt; false: unpin it. ttl: seconds; without it, until the server stops."""
 
     pin: bool | None = None
     ttl: Annotated[float, Meta(gt=0.0)] | None = None
@@ -165,13 +165,13 @@ class WarmRequest(ChatRequest, frozen=True, kw_only=True):
 
 
 class OrderRequest(ChatRequest, frozen=True, kw_only=True):
-    """`POST /v1/documents/order`. Without messages the documents are those of a first question."""
+    """`POST /v1/documents/order`. Without messages, the documents are ordered for a first question."""
 
     messages: list[dict[str, Json]] = []
 
 
 class SpeculateRequest(ChatRequest, frozen=True, kw_only=True):
-    """`POST /v1/speculate`. id: whose turn this is; documents: those that the search has found so far, if any."""
+    """`POST /v1/speculate`. id: a name for the turn; documents: the search results so far, if any."""
 
     id: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "default"
 
@@ -192,7 +192,7 @@ R = TypeVar("R", bound=Struct)
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """A body as `kind`. Raises RequestError that says which field is wrong and what it should be."""
+    """Decode a body. Raises RequestError that names the wrong field and the expected type."""
     _check_elements(body)
     try:
         return _decode(body, kind)
@@ -207,7 +207,7 @@ def decode(body: bytes, kind: type[R]) -> R:
 
 
 def _decode(body: bytes, kind: type[R]) -> R:
-    """Without the garbage collector, which would look at all objects again whenever they are a quarter more."""
+    """Decode with the garbage collector off: it would scan all objects each time that their number grows by a quarter."""
     with COLLECTOR:
         enabled = gc.isenabled()
         gc.disable()
@@ -219,7 +219,7 @@ def _decode(body: bytes, kind: type[R]) -> R:
 
 
 def _check_elements(body: bytes) -> None:
-    """Refuse more lists, objects and numbers than any context could hold. Those that are text count, too: none is parsed."""
+    """Refuse more lists, objects and numbers than any context could hold. Those in texts count, too: nothing is parsed."""
     if len(body) < LARGE:
         return
     for name, found, most in (

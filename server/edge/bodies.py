@@ -1,4 +1,4 @@
-"""The bodies of requests on their way in: how long each may be, how fast it must be, and what all may take together."""
+"""Reads the bodies of requests, with limits: the size and the speed of each, and the memory of all together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from ..errors import RequestError
 
-FREE = 64 << 10  # bytes of each body that are not counted: uvicorn holds as many for a connection anyway
+FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as many for a connection anyway
 LARGEST = 4  # bodies of the largest size that may be unfinished at a time
 
 
@@ -18,8 +18,8 @@ LARGEST = 4  # bodies of the largest size that may be unfinished at a time
 class Bodies:
     """Reads bodies. Not thread-safe: the event loop's.
 
-    most: bytes of one. room: bytes that unfinished ones may still take. patience: seconds that may pass without a byte.
-    rate: bytes a second that must come, once `patience` has passed.
+    most: bytes of one body. room: bytes that unfinished bodies may still take. patience: seconds that may pass without a
+    byte. rate: bytes a second that must arrive after the first `patience` seconds.
     """
 
     most: int
@@ -29,11 +29,11 @@ class Bodies:
 
     @classmethod
     def up_to(cls, most: int) -> Bodies:
-        """Bodies of at most so many bytes each."""
+        """Make a reader of bodies of at most `most` bytes each."""
         return cls(most, LARGEST * most)
 
     async def read(self, request: Request) -> bytes:
-        """A whole body. Raises RequestError: 408 too slow, 413 too long, 503 too much at a time; ClientDisconnect."""
+        """Read a whole body. Raises ClientDisconnect, and RequestError: 408 too slow, 413 too long, 503 no room now."""
         body, counted = bytearray(), 0
         try:
             async for chunk in self._chunks(request):
@@ -50,7 +50,7 @@ class Bodies:
             self.room += counted
 
     async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
-        """A body piece by piece, each in time."""
+        """Yield a body piece by piece, each within the time limits."""
         chunks, clock, length = request.stream(), asyncio.get_running_loop().time, 0
         began = clock()
         while True:

@@ -1,9 +1,9 @@
-"""HTTP connections that do not move are closed: uvicorn waits for ever for heads that never end and for answers to be read.
+"""Closes stalled HTTP connections: uvicorn alone waits forever for the end of a head and for a client that reads nothing.
 
     made -> head -> request -> answer -> (kept alive) -> head -> ...
             `head`  `Bodies`   `patience`  uvicorn's
 
-A handler then sees what it sees when a client leaves, and lets go of the work.
+A handler sees a closed connection as a client that has left, and cancels its work.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's HTTP/1.1 with time limits, and small bites.
+    """uvicorn's HTTP/1.1 with time limits, which reads in small bites.
 
-    head: seconds for a request's head, or for what is left of a body when the answer is out. patience: seconds in which a
-    client must take all that is written, or `rate` bytes a second of it. bite: bytes that are read at a time: a body may
-    come in chunks of one byte, each of which takes 12 us to parse, and nothing else runs until all that was read is parsed.
+    head: seconds for a request's head, or for the rest of a body after its answer. patience: seconds in which a client must
+    take all written bytes, or `rate` bytes a second. bite: bytes that are read at a time. A body may come in chunks of one
+    byte, each of which takes 12 us to parse, and the event loop is blocked until all bytes of a bite are parsed.
     """
 
     head = 20.0
@@ -40,7 +40,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._stop_write_timer()
         super().connection_lost(exc)
 
-    # ---- what comes in ---------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._bite
@@ -64,7 +64,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    # ---- what goes out ---------------------------------------------------------------------------------------------
+    # ---- answers ----------------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -76,10 +76,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _expect_reading(self) -> None:
         left = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(self.patience, self._look, left)
+        self._write_timer = self.loop.call_later(self.patience, self._check_progress, left)
 
-    def _look(self, before: int) -> None:
-        """Has the client taken enough since there were `before` bytes left?"""
+    def _check_progress(self, before: int) -> None:
+        """Close the connection if the client took too little since `before` bytes were left to send."""
         if before - self.transport.get_write_buffer_size() < self.patience * self.rate:
             self.transport.abort()
         else:

@@ -1,8 +1,8 @@
-"""Who may ask: with the key, by a name that is this server's, and from which web pages.
+"""Checks each request's key, its host name, and the web page that sent it.
 
-The key is for people. The two others are for browsers, in which any page may send requests to localhost: by a name of its
-own that suddenly means this machine (DNS rebinding), which `Host` shows, or across origins, which `Origin` shows. Programs
-send no Origin and are not asked for one.
+The key keeps other people out. The two other checks are for browsers, in which any page may send requests to localhost: by
+a name of its own that now resolves to this machine (DNS rebinding), which the `Host` header shows, or across origins, which
+`Origin` shows. Programs send no Origin and need none.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..errors import RequestError
 from ..routes.http import refusal
 from ..settings import Settings
 
-OPEN_PATHS = ("/health", "/v1/health")  # for everyone: they tell nothing, and probes come by any address
+OPEN_PATHS = ("/health", "/v1/health")  # without checks: they reveal nothing, and probes use any address
 ANY, JSON = "*", "application/json"
 
 
 class Gate:
-    """Answers 401, 403 and 415 in front of all routes but those of OPEN_PATHS."""
+    """Answers 401, 403 and 415 in front of all routes except OPEN_PATHS."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._key = app, settings.api_key
@@ -41,7 +41,7 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _check(self, method: str, headers: Headers) -> None:
-        """Raises RequestError."""
+        """Raise RequestError for a request that is not allowed."""
         host = headers.get("host", "").lower()
         if host and not self._is_ours(host):
             raise RequestError(
@@ -65,7 +65,7 @@ class Gate:
         return address.is_loopback or self._any_address
 
     def _check_page(self, method: str, headers: Headers, host: str) -> None:
-        """Refuse what a page of another origin sent. What it may only send to look at (GET) does no harm, unread."""
+        """Refuse requests from pages of other origins, except a GET without Origin: the page cannot read its answer."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None:
             foreign = site == "cross-site" and method not in ("GET", "HEAD")
@@ -74,8 +74,8 @@ class Gate:
         if foreign:
             page = "other sites" if origin is None else origin[:80]
             raise RequestError(f"pages of {page} may not ask: --cors-origins names origins that may", status=403)
-        # Browsers ask leave (a preflight) before a page sends JSON elsewhere, not before text or a form: so from a page it
-        # must be JSON. `curl -d` says that it sends a form, and means JSON: a program is taken at its body.
+        # Before a page sends JSON to another origin, its browser asks the server (a preflight); for text and forms it does
+        # not. So a page must send JSON. Programs may say otherwise: `curl -d` declares a form and sends JSON.
         kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
         if (origin or site) and kind != JSON and not kind.endswith("+json"):
             raise RequestError(f"the body is {kind[:80]}: expected {JSON} from a page", status=415)
@@ -86,13 +86,13 @@ class Gate:
 
 
 def names(host: str) -> frozenset[str]:
-    """The names of a server that listens on `host`."""
+    """Return the names of a server that listens on `host`."""
     usual = {"localhost", host.strip("[]").lower()}
     return frozenset(usual | {socket.gethostname().lower()} if _is_wildcard(host) else usual)
 
 
 def listed(setting: str) -> frozenset[str]:
-    """A setting that holds several values, with commas between them."""
+    """Split a setting that holds several values, separated by commas."""
     return frozenset(filter(None, (value.strip().lower().rstrip("/") for value in setting.split(","))))
 
 
@@ -104,7 +104,7 @@ def _is_wildcard(host: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """A Host header without its port."""
+    """Return a Host header without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name, _, port = host.rpartition(":")
@@ -112,6 +112,6 @@ def _name(host: str) -> str:
 
 
 def _bearer(headers: Headers) -> bytes:
-    """The key that a request carries, as it was sent."""
+    """Return the key that a request carries, as it was sent."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""

@@ -178,10 +178,10 @@ def test_what_a_slow_reader_must_take(server, narrow, monkeypatch):
         (connection,) = server.uvicorn.server_state.connections
         until(lambda: connection.transport.get_write_buffer_size())
         left = connection.transport.get_write_buffer_size()
-        connection.loop.call_soon_threadsafe(connection._look, left + 1000)
-        connection.loop.call_soon_threadsafe(connection._look, left + 1000)
+        connection.loop.call_soon_threadsafe(connection._check_progress, left + 1000)
+        connection.loop.call_soon_threadsafe(connection._check_progress, left + 1000)
         assert serves(server) and connection in server.uvicorn.server_state.connections
-        connection.loop.call_soon_threadsafe(connection._look, left + 999)
+        connection.loop.call_soon_threadsafe(connection._check_progress, left + 999)
         until(lambda: connection not in server.uvicorn.server_state.connections)
 
 
