@@ -1,4 +1,4 @@
-"""A model's chat template, rendered so that it stays known which text is the template's and which came from whom."""
+"""A model's chat template, rendered in pieces that keep their origin: the template, or one of the messages."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ _REASONING_ENDS = ("</think>", "</seed:think>", "[/THINK]", "<|END_THINKING|>")
 _REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_THINKING\|>)")
 
 MAX_VALUES = 100_000
-"""Values in the fields of a request beside its contents; a remembered conversation has them looked at every turn."""
+"""Values in a request's fields beside its contents: each rendering visits all of them, also those of stored messages."""
 
 T = TypeVar("T")
 Message = Mapping[str, object]
-"""As OpenAI's API has it: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
+"""A message of OpenAI's API: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A stretch of the rendered conversation.
 
-    With `message` None it is the template's own text, where special tokens mean what they say. Else it is content of
-    `messages[message]`, where they are only text, whatever a user or a document wrote. So they are in other text that a
-    client wrote (names, calls, tools, arguments of the template) where it has to do with special tokens: `is_plain`.
+    With `message` None it is the template's own text, in which special tokens work. Else it is content of
+    `messages[message]`, in which they are only text, so that no user and no document can forge them. They are only text,
+    too, in a piece that `is_plain`: other text of a client (names, calls, tools, arguments of the template) that contains
+    or may complete a special token.
     """
 
     text: str
@@ -49,16 +50,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """What templates expect differently, though all are made for the same messages."""
+    """Differences in the messages that templates expect."""
 
     parts: bool = False
-    """Contents are lists of parts, even where they are only text."""
+    """Contents are lists of parts, even if they are only text."""
     text_arguments: bool = False
-    """A tool call's arguments are JSON text (as in the API), and not what it stands for (as in training)."""
+    """A tool call's arguments are JSON text (as in the API), not the decoded object (as in training)."""
     nones: bool = True
-    """`tools` and `documents` are there when not given, and None."""
+    """`tools` and `documents` are defined, as None, if the request has none."""
 
-    def shown(self, message: Message, content: str) -> dict[str, object]:
+    def adapt(self, message: Message, content: str) -> dict[str, object]:
         shown: dict[str, object] = {**message, "content": content}
         if content and self.parts:
             shown["content"] = [{"type": "text", "text": content}]
@@ -71,8 +72,8 @@ class _Dialect:
 class ChatTemplate:
     """A Jinja chat template as models carry it (`tokenizer.chat_template`), with the helpers that templates rely on.
 
-    `bos` and `eos` are the texts of those tokens, `controls` the spellings of all that are only text unless a template
-    writes them. Raises TemplateError with the line where the source is not Jinja.
+    `bos` and `eos` are the texts of those tokens, `controls` the spellings of the tokens that only a template may write.
+    Raises TemplateError with the line at which the source is not Jinja.
     """
 
     def __init__(self, source: str, bos: str, eos: str, controls: Spellings | None = None) -> None:
@@ -89,12 +90,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         **extra: object,
     ) -> list[Piece]:
-        """The conversation in order; the pieces joined are what the template renders. `extra` goes to the template.
+        """Render the conversation; the joined pieces are the template's output. `extra` goes to the template.
 
-        Each content, and each other string of a client that has to do with a special token, is rendered as a placeholder
-        and put in afterwards, in the form in which the template shows the real one: as it is, trimmed, without its
-        reasoning, or quoted for JSON. Where a template does more to it than
-        that, the content stands as it is. Raises TemplateError.
+        Each content, and each other string of a client that touches a special token, is rendered as a placeholder. The
+        placeholder is then replaced by the form in which the template shows the real content: as it is, trimmed, without
+        its reasoning, or quoted for JSON. If the template changes it in another way, the content stands as it is. Raises
+        TemplateError.
         """
         contents = [_text_of(message.get("content"), f"messages[{i}].content") for i, message in enumerate(messages)]
         # One clock for every rendering of this request.
@@ -106,11 +107,11 @@ class ChatTemplate:
         marked = self._render(settings, messages, whole.contents, marks=whole)
         pieces = whole.cut(marked, real)
         if pieces is None and any(map(_REASONING_TAG.search, contents)):
-            # The template went by the tags: they have to be there.
+            # The template looks for the tags, so this rendering keeps them.
             answers = [message.get("role") == "assistant" for message in messages]
             tagged = _Marks(contents, self._controls, answers)
             pieces = tagged.cut(self._render(settings, messages, tagged.contents, marks=tagged), real)
-        return whole.filled(marked) if pieces is None else pieces
+        return whole.fill(marked) if pieces is None else pieces
 
     def _render(
         self,
@@ -121,30 +122,30 @@ class ChatTemplate:
         marks: _Marks | None = None,
     ) -> str:
         dialect = dialect or self._dialect
-        shown = [dialect.shown(*pair) for pair in zip(messages, contents, strict=True)]
+        shown = [dialect.adapt(*pair) for pair in zip(messages, contents, strict=True)]
         if marks:
-            settings = {name: marks.marked(value) for name, value in settings.items()}
-            shown = [{**marks.marked(message | {"content": None}), "content": message["content"]} for message in shown]
+            settings = {name: marks.mark(value) for name, value in settings.items()}
+            shown = [{**marks.mark(message | {"content": None}), "content": message["content"]} for message in shown]
         variables: dict[str, object] = {"tools": None, "documents": None} if dialect.nones else {}
         return self._template.render(variables | {**self._tokens, **settings, "messages": shown})
 
     def _learn_contents(self) -> _Dialect:
-        """The first dialect in which the template shows what a user says."""
+        """Find the first dialect in which the template shows a user's content."""
         dialects = [_Dialect(parts=parts, nones=nones) for parts in (False, True) for nones in (True, False)]
         shows = (dialect for dialect in dialects if "needle" in self._try({"role": "user"}, "needle", dialect))
         return next(shows, _Dialect())
 
     def _learn_arguments(self, dialect: _Dialect) -> _Dialect:
-        """The same, but with text for a tool call's arguments if only that comes out well."""
+        """Choose text for a tool call's arguments if the template renders only text well."""
 
-        def shown(arguments: object) -> str:
+        def render_call(arguments: object) -> str:
             call = {"id": "trial0000", "type": "function", "function": {"name": "trial", "arguments": arguments}}
             return self._try({"role": "assistant", "tool_calls": [call]}, "", replace(dialect, text_arguments=True))
 
-        as_object = shown({"needle": 1})
-        # A dict as Python would print it is nothing that a model was trained on.
+        as_object = render_call({"needle": 1})
+        # No model was trained on a dict as Python prints it.
         fits = "needle" in as_object and "{'needle'" not in as_object
-        return replace(dialect, text_arguments=not fits and "needle" in shown('{"needle": 1}'))
+        return replace(dialect, text_arguments=not fits and "needle" in render_call('{"needle": 1}'))
 
     def _try(self, message: Message, content: str, dialect: _Dialect) -> str:
         settings = {"add_generation_prompt": False, "strftime_now": datetime.now().strftime}
@@ -155,12 +156,12 @@ class ChatTemplate:
 
 
 class _Marks:
-    """Placeholders for contents and other strings of a client, and the way back from what a template made of them."""
+    """Placeholders for contents and other strings of a client, and their replacement in a rendered text."""
 
     def __init__(self, contents: Sequence[str], controls: Spellings, tagged: Sequence[bool] | None = None) -> None:
-        """`tagged`: in which messages the reasoning tags stay, and only the text between them is marked."""
+        """`tagged`: whether, in each message, reasoning tags stay and only the text between them is marked."""
         self._controls = controls
-        # Nobody who writes a message can guess it, and no template changes it: digits have no case and need no quotes.
+        # The writer of a message cannot guess it, and no template changes it: digits have no case and need no quotes.
         self._prefix = str(10**19 + secrets.randbelow(10**19))
         self._marked: list[tuple[int | None, str]] = []
         self._num_values = 0
@@ -169,9 +170,11 @@ class _Marks:
             for message, content in enumerate(contents)
         ]
 
-    def marked(self, value: T) -> T:
-        """`value` with placeholders for the strings in it that have to do with special tokens; templates may compare all
-        others. Raises TemplateError."""
+    def mark(self, value: T) -> T:
+        """Put placeholders for the strings in `value` that touch special tokens.
+
+        All other strings stay, because templates may compare them. Raises TemplateError.
+        """
         try:
             return cast(T, self._marked_strings(value))
         except RecursionError:
@@ -188,7 +191,7 @@ class _Marks:
         return [self._marked_strings(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def _mark(self, message: int | None, text: str) -> str:
-        # Templates ask whether there is any content: nothing must stay nothing.
+        # Templates test for empty content: empty must stay empty.
         if not text.strip():
             return text
         self._marked.append((message, text))
@@ -199,13 +202,13 @@ class _Marks:
         return "".join(part if index % 2 else self._mark(message, part) for index, part in texts_and_tags)
 
     def _split(self, rendered: str) -> tuple[str, list[tuple[int | None, str, str]]]:
-        """The text up to the first placeholder; then for each its message, its text, and the text that follows."""
+        """Return the text up to the first placeholder; then for each its message, its text, and the text behind it."""
         first, *rest = re.split(f"{self._prefix}([0-9]{{6}})", rendered)
         pairs = zip(rest[::2], rest[1::2], strict=True)
         return first, [(*self._marked[int(number)], after) for number, after in pairs]
 
     def cut(self, rendered: str, real: str) -> list[Piece] | None:
-        """`real` cut at the contents, each in the first form that fits with what follows; None if none does."""
+        """Cut `real` at the contents, each in the first form that fits the text around it; None: no form fits."""
         first, parts = self._split(rendered)
         if not real.startswith(first):
             return None
@@ -218,8 +221,8 @@ class _Marks:
             pieces += [Piece(form, message, message is None), Piece(after, None)]
         return _without_empty(pieces) if at == len(real) else None
 
-    def filled(self, rendered: str) -> list[Piece]:
-        """The rendering with every content as it is."""
+    def fill(self, rendered: str) -> list[Piece]:
+        """Return the rendering with every content as it is."""
         first, parts = self._split(rendered)
         pieces = [Piece(first, None)]
         for message, content, after in parts:
@@ -232,7 +235,7 @@ def _without_empty(pieces: list[Piece]) -> list[Piece]:
 
 
 def _forms(content: str) -> Iterator[str]:
-    """What templates make of a content, the least change first."""
+    """Yield the forms that templates give a content, the least change first."""
     yield from _trims(content)
     for tag in _REASONING_ENDS:
         if tag in content:
@@ -250,7 +253,7 @@ def _trims(text: str) -> Iterator[str]:
 
 
 def _text_of(content: object, where: str) -> str:
-    """A message's content as text: a string, nothing, or OpenAI's list of parts, each on a line of its own."""
+    """Return a content as text: of a string, of nothing, or of OpenAI's list of parts, with a line for each part."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -268,7 +271,7 @@ def _part_text(part: object, where: str) -> str:
 
 
 def _with_parsed_arguments(call: object) -> object:
-    """The tool call with its arguments' JSON text read; as it is where that is no object."""
+    """Decode the JSON text of a tool call's arguments. Unchanged if it is no object."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
     try:

@@ -1,8 +1,7 @@
 """Tells one model from another: a digest of every byte of its files.
 
-Reading a whole model takes seconds to minutes, so a file's digest is kept in the user's cache directory, under a name that
-says which file it was: device, inode, size, and the times of its last change. When any of them differs, the file is read
-again.
+Reading a whole model takes seconds to minutes, so a file's digest is kept in the user's cache directory. Its name holds the
+file's device, inode, size and times of its last change: when any of them differs, the file is read again.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Stamp = tuple[int, ...]
 
 
 def digest(files: Iterable[Path]) -> str:
-    """A digest over all bytes of all these files in this order, 32 hexadecimal digits. Raises ModelError."""
+    """Return a digest over all bytes of these files in this order, 32 hexadecimal digits. Raises ModelError."""
     try:
         each = "".join(map(_digest_of, files))
     except OSError as error:
@@ -41,7 +40,7 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a model: one, or all parts where it is split ("...-00001-of-00003.gguf")."""
+    """Return the files of a model: one, or all parts if it is split ("...-00001-of-00003.gguf")."""
     found = PART.fullmatch(path.name)
     count = int(found[2]) if found else 1
     parts = [path.with_name(f"{found[1]}-{number:05}-of-{found[2]}.gguf") for number in range(1, count + 1)] if found else []
@@ -49,22 +48,22 @@ def files_of(path: Path) -> list[Path]:
 
 
 def stamp(path: Path) -> Stamp:
-    """What changes when a file does. Raises OSError."""
+    """Return values that change with a file's content. Raises OSError."""
     about = path.stat()
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def cache_folder() -> Path:
-    """The user's cache directory, ours in it."""
+    """Return our folder in the user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
 
 
 def _digest_of(path: Path) -> str:
     before = stamp(path)
     kept = cache_folder() / "digests" / "-".join(map(str, before))
-    if known := _kept(kept):
+    if known := _read_kept(kept):
         return known
-    found = _computed(path, before[2])
+    found = _compute(path, before[2])
     if stamp(path) != before:
         raise ModelError(f"{path} changed while it was read: start again when it is complete")
     with contextlib.suppress(OSError):  # without a cache directory, it is computed at every start
@@ -72,7 +71,7 @@ def _digest_of(path: Path) -> str:
     return found
 
 
-def _computed(path: Path, size: int) -> str:
+def _compute(path: Path, size: int) -> str:
     began = perf_counter()
     if size > LARGE:
         logger.info("reading all of %s (%.1f GiB), once, to know its KV from another model's", path.name, size / 2**30)
@@ -85,7 +84,7 @@ def _computed(path: Path, size: int) -> str:
 
 
 def _chunk(path: Path, at: int) -> bytes:
-    """The digest of the CHUNK bytes from `at` on."""
+    """Return the digest of the CHUNK bytes from `at` on."""
     summed = hashlib.blake2b(digest_size=16)
     with path.open("rb", buffering=0) as file:
         file.seek(at)
@@ -94,7 +93,7 @@ def _chunk(path: Path, at: int) -> bytes:
     return summed.digest()
 
 
-def _kept(path: Path) -> str | None:
+def _read_kept(path: Path) -> str | None:
     try:
         text = path.read_bytes()[:33].decode("ascii", "replace")
     except OSError:

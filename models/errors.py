@@ -1,16 +1,16 @@
-"""What can go wrong with a model, as a user sees it.
+"""Errors of models, as a user sees them.
 
-ModelError          the file cannot be served: not there, not a GGUF, too big for the memory
+ModelError          the file cannot be served: missing, not a GGUF, too big for the memory
 RunnerError         llama.cpp failed while computing; the context is no longer to be trusted
 NoRoom              the batch did not fit; memory is as it was before, so free something and try again
-Interrupted         somebody wanted the batch ended; memory is as it was before
+Interrupted         the batch was aborted on request; memory is as it was before
 """
 
 from __future__ import annotations
 
 
 class ModelError(Exception):
-    """A model that cannot be loaded or served. The message says what, where and what would be right."""
+    """A model that cannot be loaded or served. The message names the file, the error and the remedy."""
 
 
 class RunnerError(RuntimeError):
@@ -18,7 +18,7 @@ class RunnerError(RuntimeError):
 
 
 class Interrupted(Exception):
-    """llama_decode was stopped on the way."""
+    """llama_decode was aborted."""
 
 
 class NoRoom(Exception):

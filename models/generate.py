@@ -30,7 +30,7 @@ _FILE_TYPES = {
 class Shape:
     """The sizes of a Llama: rotary positions, gated feed-forward, grouped heads, output weights tied to the embedding.
 
-    Raises ValueError where they do not fit together.
+    Raises ValueError for sizes that do not fit together.
     """
 
     layers: int
@@ -40,8 +40,8 @@ class Shape:
     feed_forward: int
     vocabulary: int
     merges: int
-    context: int
-    quantisation: str
+    context: int = 32768
+    quantisation: str = "Q8_0"
     """Of the matrices: F32, F16, Q8_0 or Q4_0."""
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def kv_width(self) -> int:
-        """Numbers a token puts into each layer's K, and as many into its V."""
+        """Numbers that a token puts into each layer's K, and as many into its V."""
         return self.width // self.heads * self.kv_heads
 
     @property
@@ -67,10 +67,10 @@ class Shape:
         return sum(rows * columns for _, rows, columns, _ in self.matrices())
 
     def matrices(self) -> Iterator[tuple[str, int, int, float]]:
-        """(name, rows, columns, gain) of each matrix; gain 1 keeps the size of what goes through.
+        """Yield (name, rows, columns, gain) of each matrix; with gain 1 the output is as large as the input.
 
         The gains keep greedy decoding from going in circles. A small embedding: with tied weights a large one makes
-        the last token the next one, too. Sharp attention: what comes next hangs on more than the last few tokens.
+        the last token the next one, too. Sharp attention: the next token depends on more than the last few tokens.
         """
         yield "token_embd.weight", self.vocabulary, self.width, 0.5
         for layer in range(self.layers):
@@ -83,7 +83,7 @@ class Shape:
             yield f"blk.{layer}.ffn_down.weight", self.width, self.feed_forward, 1.0
 
     def norms(self) -> Iterator[tuple[str, float]]:
-        """(name, value) of each normalisation, `width` times the same value."""
+        """Yield (name, value) of each normalisation, `width` times the same value."""
         for layer in range(self.layers):
             yield f"blk.{layer}.attn_norm.weight", 1.0
             yield f"blk.{layer}.ffn_norm.weight", 1.0
@@ -91,28 +91,32 @@ class Shape:
 
 
 SHAPES = {
-    "tiny": Shape(2, 128, 4, 2, 256, 1024, 700, 32768, "Q8_0"),
-    "exact": Shape(2, 102, 3, 1, 202, 1024, 700, 32768, "F32"),
-    "bench": Shape(12, 512, 8, 2, 1408, 151936, 4000, 32768, "Q8_0"),
-    "qwen2.5-7b": Shape(28, 3584, 28, 4, 18944, 152064, 4000, 32768, "Q8_0"),
-    "llama-3.1-8b": Shape(32, 4096, 32, 8, 14336, 128256, 4000, 131072, "Q8_0"),
+    "tiny": Shape(layers=2, width=128, heads=4, kv_heads=2, feed_forward=256, vocabulary=1024, merges=700),
+    "exact": Shape(
+        layers=2, width=102, heads=3, kv_heads=1, feed_forward=202, vocabulary=1024, merges=700, quantisation="F32"
+    ),
+    "bench": Shape(layers=12, width=512, heads=8, kv_heads=2, feed_forward=1408, vocabulary=151936, merges=4000),
+    "qwen2.5-7b": Shape(layers=28, width=3584, heads=28, kv_heads=4, feed_forward=18944, vocabulary=152064, merges=4000),
+    "llama-3.1-8b": Shape(
+        layers=32, width=4096, heads=32, kv_heads=8, feed_forward=14336, vocabulary=128256, merges=4000, context=131072
+    ),
 }
 """Shapes by name.
 
 - `tiny`: for tests and first steps; 0.5 MB, and every option works with it (heads of 32, so any KV cache type).
-- `exact`: 1.2 MB; the logits of a token are the same bit for bit, whatever it was batched with (on a CPU, flash
-  attention off). llama.cpp's fast kernels add up in another order for one token than for several; no size here
-  divides by 4, which none of those kernels takes. Its heads are too odd for a quantised KV cache.
+- `exact`: 1.2 MB; the logits of a token are the same bit for bit in any batch (on a CPU, flash attention off).
+  llama.cpp's fast kernels add in another order for one token than for several, but they take only sizes that divide by
+  4, and no size here does. Its heads are too odd for a quantised KV cache.
 - `bench`: for a CPU; 112 M parameters, 6 KiB of KV a token.
 - the others: the sizes of well-known models, for a GPU.
 """
 
 
 def generate(path: Path | str, shape: Shape, seed: int = 0, progress: Progress | None = None) -> Path:
-    """Writes a model of this shape to `path` and returns it. The file is there when it is whole, and not before.
+    """Write a model of this shape to `path` and return the path. The file appears only when it is complete.
 
     The same Python, shape and seed give the same model. Its words mean nothing, but greedy decoding wanders, in ASCII,
-    and never ends an answer by itself: the output rows of special, unused and non-ASCII tokens are next to nothing.
+    and never ends an answer by itself: the output rows of special, unused and non-ASCII tokens are nearly zero.
     """
     path = Path(path)
     words = train(shape.vocabulary, shape.merges)
@@ -120,20 +124,20 @@ def generate(path: Path | str, shape: Shape, seed: int = 0, progress: Progress |
         writer = GGUFWriter(partial, "llama")
         try:
             _describe(writer, shape, words, path.stem)
-            _write(writer, shape, words, seed, progress or (lambda done, total: None))
+            _write(writer, shape, words, seed=seed, progress=progress or (lambda done, total: None))
         finally:
             writer.close()
     return path
 
 
 def built_in_model(cache_dir: Path | None = None, name: str = "tiny") -> Path:
-    """The model of this named shape, written on first use into `cache_dir` (by default the user's cache).
+    """Return the model of this named shape, written on first use into `cache_dir` (by default the user's cache).
 
-    Two processes may ask at once: both get a whole file.
+    Two processes may call this at once: both get a complete file.
     """
     shape = SHAPES[name]
     folder = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
-    # What the code that writes it looks like is its version: nobody has to remember to raise a number.
+    # The source that writes the model is its version, so that no version number has to be raised by hand.
     sources = b"".join(Path(module).read_bytes() for module in (__file__, vocabulary.__file__, chat.__file__))
     digest = sha256(repr(shape).encode() + sources).hexdigest()[:12]
     path = folder / f"{name}-{digest}.gguf"
@@ -145,7 +149,7 @@ def built_in_model(cache_dir: Path | None = None, name: str = "tiny") -> Path:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its place at the end and is gone after an error."""
+    """Yield a file beside `path` to write to. It replaces `path` at the end and is deleted after an error."""
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         yield partial
@@ -180,8 +184,8 @@ def _describe(writer: GGUFWriter, shape: Shape, words: Vocabulary, name: str) ->
     writer.add_chat_template(DEFAULT_TEMPLATE)
 
 
-def _write(writer: GGUFWriter, shape: Shape, words: Vocabulary, seed: int, progress: Progress) -> None:
-    """Tensor by tensor, so that no more than one is ever in memory."""
+def _write(writer: GGUFWriter, shape: Shape, words: Vocabulary, *, seed: int, progress: Progress) -> None:
+    """Write tensor by tensor, so that at most one is in memory."""
     kind = GGMLQuantizationType[shape.quantisation]
     block, block_bytes = GGML_QUANT_SIZES[kind]
     total = 0
@@ -209,9 +213,9 @@ def _write(writer: GGUFWriter, shape: Shape, words: Vocabulary, seed: int, progr
 
 
 def _loudness(words: Vocabulary) -> np.ndarray:
-    """(tokens,) how large each token's embedding is: 1, or so little that the token is never the likeliest.
+    """Return (tokens,) the scale of each token's embedding: 1, or so small that the token is never the likeliest.
 
-    As input a quiet token counts as much as any other, since the first thing a layer does is to normalise it.
+    As input a quiet token counts as much as any other, because each layer begins by normalising it.
     """
     alphabet = byte_alphabet()
     plain = {alphabet[ord("\n")], *alphabet[ord(" ") : ord("~") + 1]}
@@ -221,7 +225,7 @@ def _loudness(words: Vocabulary) -> np.ndarray:
 
 
 def _random(rng: np.random.Generator, columns: int, kind: GGMLQuantizationType, scale: np.ndarray) -> np.ndarray:
-    """(rows, columns) of random numbers about 0 with the standard deviation `scale` (rows,), in the bytes of `kind`."""
+    """Make (rows, columns) of random numbers about 0, with the standard deviation `scale` (rows,), as bytes of `kind`."""
     rows = len(scale)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         matrix = rng.standard_normal((rows, columns), dtype=np.float32)
@@ -231,7 +235,7 @@ def _random(rng: np.random.Generator, columns: int, kind: GGMLQuantizationType, 
 
 
 def _random_blocks(rng: np.random.Generator, columns: int, kind: GGMLQuantizationType, scale: np.ndarray) -> np.ndarray:
-    """The same made as blocks of a float16 step and 32 whole numbers, uniform: many times as fast as quantising."""
+    """Make the same as blocks of a float16 step and 32 uniform integers: many times as fast as quantising."""
     blocks = len(scale) * columns // 32
     body = 32 if kind == GGMLQuantizationType.Q8_0 else 16
     out = np.empty((blocks, 2 + body), dtype=np.uint8)

@@ -11,7 +11,7 @@ PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
 
 
 def fetch(name: str, offline: bool = False) -> Path:
-    """The file of `user/repo[:quant]`, downloaded with a progress bar unless it is there. Raises ModelError."""
+    """Return the file of `user/repo[:quant]`, downloaded with a progress bar unless it is cached. Raises ModelError."""
     try:
         import huggingface_hub as hub
     except ImportError:
@@ -31,7 +31,7 @@ def fetch(name: str, offline: bool = False) -> Path:
 
 
 def choose(files: list[str], quantisation: str, name: str) -> str:
-    """The file to fetch: of the quantisation asked for, else the first of the preferred ones that there is."""
+    """Choose the file to fetch: of the requested quantisation, else of the first preferred one that the repository has."""
     models = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
     for wanted in [quantisation] if quantisation else PREFERRED:
         pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
@@ -43,7 +43,7 @@ def choose(files: list[str], quantisation: str, name: str) -> str:
 
 
 def with_all_parts(files: list[str], first: str) -> list[str]:
-    """A model's file, or all of them where it is split ("...-00001-of-00003.gguf"); llama.cpp loads the rest by itself."""
+    """Return a model's file, or all its files if it is split ("...-00001-of-00003.gguf"); llama.cpp finds the others."""
     found = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", first)
     return sorted(file for file in files if found and file.startswith(found[1]) and found[2] in file) or [first]
 

@@ -28,5 +28,5 @@ def capture() -> None:
 
 
 def last_complaint() -> str:
-    """What llama.cpp last called an error, for a message of ours."""
+    """Return the last error that llama.cpp logged, for a message of ours."""
     return COMPLAINTS[-1] if COMPLAINTS else "llama.cpp gave no reason"

@@ -27,7 +27,7 @@ CLOSED = llama_cpp.llama_model_p(0)
 class Model:
     """Weights and vocabulary. Everything but loading is safe from several threads.
 
-    gpu_layers: how many layers go to the GPU; where none is compiled in, the number is ignored.
+    gpu_layers: how many layers go to the GPU; ignored by a build without one.
     progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
@@ -93,7 +93,7 @@ class Model:
 
     @property
     def attention_width(self) -> int:
-        """Numbers in all heads of all layers: what attention to one cell costs."""
+        """Numbers in all heads of all layers: the cost of attention to one cell."""
         return self.num_layers * llama_cpp.llama_model_n_head(self.handle) * self._head_size("key")
 
     def _head_size(self, what: str) -> int:
@@ -108,7 +108,7 @@ class Model:
 
     @property
     def _kv_heads(self) -> int:
-        """Of all layers together; the metadata lists them by layer where they differ, as in hybrid models."""
+        """KV heads of all layers together. The metadata lists them by layer if they differ, as in hybrid models."""
         listed = self.metadata(f"{self.metadata('general.architecture')}.attention.head_count_kv") or ""
         if listed.startswith("["):
             return sum(int(number) for number in listed.strip("[]").split(","))
@@ -116,13 +116,13 @@ class Model:
 
     @property
     def rope_depends_on_context(self) -> bool:
-        """Whether llama.cpp takes other rotary factors for a larger pool of cells, as it does for Phi 3."""
+        """Whether llama.cpp's rotary factors depend on the size of the pool of cells, as for Phi 3."""
         return bool(self.metadata(f"{self.metadata('general.architecture')}.rope.scaling.original_context_length"))
 
     def digest(self) -> str:
-        """What tells one model from another: a digest over every byte of its files. Slow for a file not read before.
+        """Return a digest over every byte of the model's files. Slow for a file that was not read before.
 
-        Raises ModelError where a file has changed since it was loaded.
+        Raises ModelError if a file has changed since it was loaded.
         """
         if not self._digest:
             self._digest = digest(self._stamps)
@@ -132,22 +132,22 @@ class Model:
 
     @property
     def can_trim(self) -> bool:
-        """Whether any prefix of its KV can be reused: not for recurrent and hybrid models, whose state is one snapshot."""
+        """Whether any prefix of its KV can be reused. False for recurrent and hybrid models: their state is one snapshot."""
         handle = self.handle
         return not (llama_cpp.llama_model_is_recurrent(handle) or llama_cpp.llama_model_is_hybrid(handle))
 
     @property
     def window(self) -> int:
-        """Tokens that its sliding-window layers look back; 0 where it has none."""
+        """Tokens that its sliding-window layers look back; 0: it has none."""
         return llama_cpp.llama_model_n_swa(self.handle)
 
     @property
     def can_chat(self) -> bool:
-        """Whether it is a causal decoder, which is what this server serves."""
+        """Whether it is a causal decoder: the server serves no other kind."""
         return llama_cpp.llama_model_has_decoder(self.handle) and not llama_cpp.llama_model_has_encoder(self.handle)
 
     def metadata(self, key: str) -> str | None:
-        """A metadata value as text, None where the file has no such key."""
+        """Return a metadata value as text; None: the file does not have the key."""
         size = 1 << 16
         buffer = ctypes.create_string_buffer(size)
         needed = self._read_metadata(key, buffer)
@@ -157,7 +157,7 @@ class Model:
         return buffer.value.decode("utf-8", "replace") if needed >= 0 else None
 
     def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
-        """Return the length of a value, of which `buffer` gets as much as it holds; -1: there is no such key."""
+        """Return the length of a value, and write as much of it to `buffer` as fits; -1: no value has this key."""
         text: Any = buffer  # llama_cpp declares the buffer as bytes
         return llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), text, len(buffer))
 
@@ -170,27 +170,27 @@ class Model:
     # ---- vocabulary ------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Token ids, int32, of a stretch of a prompt: see Tokenizer."""
+        """Return the token ids, int32, of a part of a prompt: see Tokenizer."""
         return self.tokenizer(text, special, begin)
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token; control tokens have none. Cached: a token costs a dictionary look-up."""
+        """Return the bytes of one token; control tokens have none. Cached: a token costs a dictionary look-up."""
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._piece(token, special=False)
         return piece
 
     def text_of(self, token: int) -> str:
-        """A token as the vocabulary spells it, control tokens included: "<|im_end|>". Empty for -1."""
+        """Return a token's spelling in the vocabulary, that of control tokens, too: "<|im_end|>". Empty for -1."""
         return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
     def detokenize(self, tokens: np.ndarray, special: bool = False) -> str:
-        """The text of tokens (int32); control tokens are left out, or spelt with `special`."""
+        """Return the text of tokens (int32); control tokens are left out, or spelt with `special`."""
         pieces = (self._piece(token, True) if special else self.piece(token) for token in tokens.tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
     def spells(self, tokens: np.ndarray, text: str) -> bool:
-        """Whether tokens (int32) are exactly the bytes of `text`, and each of them has some: control tokens have none."""
+        """Whether tokens (int32) spell exactly the bytes of `text` and none is a control token, which has no bytes."""
         pieces = [self.piece(token) for token in tokens.tolist()]
         return all(pieces) and b"".join(pieces) == text.encode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""How the next token is chosen: llama.cpp's sampler chain, one for each request that does not just take the best."""
+"""Chooses the next token: with a sampler chain of llama.cpp for each request that does not simply take the best one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class Sampler:
-    """One request's way to choose. Call `close` when the request ends."""
+    """Chooses the tokens of one request. Call `close` when the request ends."""
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self._banned = np.array(sorted(sampling.banned), np.intp)
@@ -55,7 +55,7 @@ class Sampler:
                 llama_cpp.llama_sampler_chain_add(self._chain, link)
 
     def choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
-        """The next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
+        """Return the next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
         if self._chain is not None:
             return llama_cpp.llama_sampler_sample(self._chain, context, index)  # counts it for the penalties, too
         if len(self._banned):

@@ -1,4 +1,4 @@
-"""Where the spellings of special tokens stand in a text, as llama.cpp finds them: longer ones first, then from the left."""
+"""Finds the spellings of special tokens in a text, as llama.cpp does: longer ones first, then from the left."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterator
 from functools import cached_property
 
 Trie = dict[str, "Trie"]
-END = ""  # in a trie: a word ends here
+END = ""  # the key of a trie node at which a word ends
 
 
 class Spellings:
     """Finds special tokens by how they are spelt.
 
-    A scan from the left that takes the longest word at each place finds what llama.cpp finds, but for vocabularies where
-    one word may begin inside another that is no longer (`>>A<<` and `<|end|>` share a `<`). There a place is sure only
-    where no other spelling crosses it.
+    A scan from the left that takes the longest word at each place gives llama.cpp's result, except in vocabularies where
+    one word may begin inside another that is no longer (`>>A<<` and `<|end|>` share a `<`). In these a place is sure only
+    if no other spelling crosses it.
     """
 
     def __init__(self, words: Collection[str]) -> None:
@@ -25,11 +25,11 @@ class Spellings:
         self._cross = self._may_cross()
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Start and stop of each spelling, from the left, the longest at each place."""
+        """Yield start and stop of each spelling, from the left, the longest at each place."""
         return (found.span() for found in self._pattern.finditer(text))
 
     def is_sure(self, text: str, start: int, stop: int) -> bool:
-        """Whether llama.cpp, too, finds what `find` gave there: no other spelling crosses either end."""
+        """Whether llama.cpp finds this spelling, too: no other spelling crosses either end."""
         for at in range(max(start - self._longest + 1, 0), stop) if self._cross else ():
             other = self._pattern.match(text, at)
             if other and at != start and other.end() > (start if at < start else stop):
@@ -37,8 +37,10 @@ class Spellings:
         return True
 
     def touches(self, text: str) -> bool:
-        """Whether a spelling is in `text`, or begins or ends with its end or beginning, whatever the case and the blanks
-        around: then it might become one when a template puts it somewhere."""
+        """Whether `text` holds a spelling, or begins with the end of one or ends with the beginning of one.
+
+        Such a text might become a spelling in the context of a template. Case and blanks around the text do not count.
+        """
         text = text.strip().lower()
         lengths = range(1, min(len(text) + 1, self._longest))
         return (
@@ -60,7 +62,7 @@ class Spellings:
         return frozenset(word[length:].lower() for word in self._words for length in range(1, len(word)))
 
     def _may_cross(self) -> bool:
-        """Whether a word can be followed by another, no shorter, that begins inside it, where a scan takes the first."""
+        """Whether a word, no shorter than another, can begin inside the other, where a scan takes the other."""
         begins: dict[str, list[str]] = {}
         for word in self._words:
             for length in range(1, len(word)):
@@ -92,7 +94,7 @@ def _trie(words: Collection[str]) -> Trie:
 
 
 def _alternatives(node: Trie) -> str:
-    """A regular expression for the words of a trie, the longest first; a flat list of thousands is tried one by one."""
+    """Write a regular expression for the words of a trie, the longest first. A flat list of thousands would be slow."""
     stem = ""
     while len(node) == 1 and END not in node:
         ((character, node),) = node.items()

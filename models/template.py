@@ -1,4 +1,4 @@
-"""Jinja as chat templates use it, in a sandbox: a template comes with a model file, from whoever made that."""
+"""Jinja as chat templates use it, in a sandbox: a template comes with a model file and is not to be trusted."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,24 +11,24 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CHARACTERS = 1 << 24
-"""What a template may write, and the longest string or list it may make by multiplication."""
+"""The most text that a template may write, and the longest string or list that it may make by multiplication."""
 
 MAX_BITS = 1 << 12
-"""The largest whole number it may make by multiplication."""
+"""The size of the largest integer that it may make by multiplication."""
 
 
 MAX_STEPS = 300_000
-"""How often its loops and macros may go round in one rendering: a second or so."""
+"""The most rounds of its loops and macros in one rendering: about a second."""
 
 _STEP = "_slotcache_step"
 
 
 class TemplateError(ValueError):
-    """The template refuses these messages, or is itself at fault; says which, for whoever sent the messages."""
+    """The template refuses these messages, or it is wrong itself. The message says which."""
 
 
 class Template:
-    """A compiled template. Raises TemplateError with the line where the source is not Jinja."""
+    """A compiled template. Raises TemplateError with the line at which the source is not Jinja."""
 
     def __init__(self, source: str) -> None:
         try:
@@ -39,7 +39,7 @@ class Template:
             raise TemplateError(f"the chat template cannot be compiled: {error or type(error).__name__}") from None
 
     def render(self, variables: Mapping[str, object]) -> str:
-        """The text it makes of these. Raises TemplateError, whatever goes wrong."""
+        """Render to text. Raises TemplateError for any failure."""
         written, parts = 0, []
         try:
             for part in self._template.generate({**variables, _STEP: _Steps()}):
@@ -55,12 +55,12 @@ class Template:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """No attribute that leads out of the template, no change to what it is given, no number or string without end."""
+    """Forbids attributes that lead out of the template, changes to its variables, and huge numbers or strings."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Have every loop and every macro count its rounds."""
+        """Parse, and make every loop and every macro count its rounds."""
         template = super()._parse(source, name, filename)
         for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
             node.body.insert(0, nodes.ExprStmt(_step(node.lineno), lineno=node.lineno))
@@ -88,8 +88,9 @@ class _Steps:
 
 
 def _step(line: int) -> nodes.Expr:
-    """A call of the counter."""
-    return nodes.Call(nodes.Name(_STEP, "load", lineno=line), [], [], None, None, lineno=line)
+    """Make a call of the counter."""
+    fields = (nodes.Name(_STEP, "load", lineno=line), [], [], None, None)
+    return nodes.Call(*fields, lineno=line)
 
 
 def _is_too_large(operator: str, left: object, right: object) -> bool:
@@ -103,7 +104,7 @@ def _is_too_large(operator: str, left: object, right: object) -> bool:
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks answers for training; here it is only what is in it."""
+    """`{% generation %}...{% endgeneration %}` marks answers for training; here only its content counts."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -113,7 +114,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """With the helpers that templates are written for: those of Hugging Face's `apply_chat_template`."""
+    """Make an environment with the helpers of Hugging Face's `apply_chat_template`, on which templates rely."""
     extensions = ["jinja2.ext.loopcontrols", _Generation]
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _to_json
@@ -132,6 +133,6 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As the models saw it in training: Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
-    value = list(value) if isinstance(value, Iterator) else value  # what `map` and `select` give
+    """Write JSON as in training: Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
+    value = list(value) if isinstance(value, Iterator) else value  # the result of `map` or `select`
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,4 +1,4 @@
-"""From sampled tokens to the text that may be sent: whole characters only, and nothing of a stop string."""
+"""Turns sampled tokens into text that may be sent: whole characters only, and no part of a stop string."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ class TextStream:
         self._begun = [Begun(word) for word in self._stop]
 
     def push(self, token: int) -> str:
-        """The text that became settled with this token; empty once stopped."""
+        """Add a token and return the text that is settled by it; empty once stopped."""
         return self._settle(self._decoder.decode(self._piece(token)), final=False)
 
     def finish(self) -> str:
-        """The text still held back. Call it once, after the last token; it may find a stop string, too."""
+        """Return the text still held back. Call it once, after the last token; it may find a stop string, too."""
         return self._settle(self._decoder.decode(b"", final=True), final=True)
 
     def _settle(self, text: str, *, final: bool) -> str:
@@ -49,30 +49,30 @@ class TextStream:
         return settled
 
     def _first_stop(self) -> tuple[int, str] | None:
-        """Where the earliest whole stop string begins, and which it is."""
+        """Return the start of the earliest whole stop string, and the string."""
         found = ((self._held.find(word), word) for word in self._stop)
         return min((hit for hit in found if hit[0] >= 0), key=lambda hit: (hit[0], len(hit[1])), default=None)
 
     def _first_unfinished(self) -> int:
-        """Where the earliest stop string that is not whole yet may begin; the end of the text if none does."""
+        """Return the start of the earliest stop string that may still become whole; without one, the end of the text."""
         return len(self._held) - max((begun.length for begun in self._begun), default=0)
 
 
 class Begun:
-    """How much of a word, less than all of it, a text ends with: `length` characters.
+    """Finds how much of a word, less than all of it, a text ends with: `length` characters.
 
-    The algorithm of Knuth, Morris and Pratt: each character takes the same time on average, however long the word is.
+    The algorithm of Knuth, Morris and Pratt: the time of a character does not depend on the length of the word.
     """
 
     __slots__ = ("_borders", "_word", "length")
 
     def __init__(self, word: str) -> None:
         self._word, self.length = word, 0
-        # How much of its beginning each beginning of the word ends with; as far as the text has come.
+        # For each prefix of the word, the length of its longest border; computed as far as the text has come.
         self._borders = [0, 0]
 
     def push(self, text: str) -> None:
-        """The text goes on."""
+        """Add text."""
         for character in text:
             length = self._longer(self.length, character)
             if length == len(self._borders):

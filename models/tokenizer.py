@@ -14,7 +14,7 @@ import numpy as np
 
 from .spellings import Spellings
 
-CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN  # text unless asked for
+CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN  # text without `special`
 SPECIAL = CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED  # found before anything else is cut
 STRIPS = llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP | llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP  # eats spaces beside it
 GUARD = "\n"  # text that merges with nothing behind it
@@ -25,13 +25,13 @@ WORD_END = re.compile(r"(?s).*\w(?=\W)")  # the last one
 
 
 class Tokenizer:
-    """A vocabulary's way to cut text. Safe from several threads.
+    """Cuts text into the tokens of a vocabulary. Safe from several threads.
 
-    llama.cpp needs the square of the number of special tokens in a text, and in SentencePiece's vocabularies of the
-    characters that these do not know. So a long text goes to it in slices, cut where special tokens or unknown characters
-    begin: there nothing merges, and the ids are those of the whole. A word of many thousand characters ends the process
-    in many vocabularies (a recursive regular expression), so a run longer than `LONGEST_RUN` is cut in any case, at the
-    end of a word where it has one; all else is as llama.cpp has it.
+    llama.cpp needs time in the square of the number of special tokens in a text, and in SentencePiece's vocabularies of
+    the characters that these do not know. So a long text goes to it in slices, cut in front of special tokens or unknown
+    characters: nothing merges across such a cut, so the ids are those of the whole text. A word of many thousand
+    characters ends the process in many vocabularies (a recursive regular expression), so a run longer than `LONGEST_RUN`
+    is cut in any case, at the end of a word if it has one. All else is as llama.cpp has it.
     """
 
     def __init__(self, vocab: llama_cpp.llama_vocab_p) -> None:
@@ -43,32 +43,32 @@ class Tokenizer:
         specials = {token: self._spelling(token) for token in range(size) if kinds[token] & SPECIAL}
         self._strips = frozenset(word for token, word in specials.items() if kinds[token] & STRIPS)
         self.controls = Spellings([word for token, word in specials.items() if kinds[token] & CONTROL])
-        """Those that are only text unless a caller asks for special tokens."""
+        """Spellings of control tokens, which are only text without `special`."""
         self._all = Spellings(specials.values())
         self._plain = Spellings([word for token, word in specials.items() if not kinds[token] & CONTROL])
         kind = llama_cpp.llama_vocab_type(vocab)
         is_pieces = kind == llama_cpp.LLAMA_VOCAB_TYPE_SPM
         unknown = f"[^{self._characters(size)}]" if is_pieces else "(?!)"
-        # The first one of a run may follow a special token, and then gets a space in front.
+        # The first unknown character of a run may follow a special token, and then gets a space in front.
         self._unknown = re.compile(f"(?<={unknown}){unknown}" if is_pieces else unknown)
         self._bounds_runs = kind == llama_cpp.LLAMA_VOCAB_TYPE_BPE or bool(self._strips)
         bos = int(llama_cpp.llama_vocab_bos(vocab)) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1
         self.begin = np.array([bos] if bos >= 0 else [], np.int32)
-        """What a prompt begins with: BOS, if the model wants it."""
+        """The first token of a prompt: BOS, if the model wants it."""
         self._guard = self._call(GUARD, False) if self._adds_space() else np.empty(0, np.int32)
 
     def __call__(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Token ids, int32, of a stretch of a prompt. special: text of control tokens becomes those tokens.
+        """Return the token ids, int32, of a part of a prompt. special: text of control tokens becomes those tokens.
 
-        begin: it is the first one: add BOS if the model wants it. Some vocabularies (SentencePiece's) put a space in
-        front of any text; in the middle of a prompt that would be one that nobody wrote.
+        begin: the part is the first one: add BOS if the model wants it. Some vocabularies (SentencePiece's) put a space
+        in front of any text; in the middle of a prompt it would be a space that is not in the text.
         """
         first, *rest = self.slices(text, special)
         calls = [self.begin, self._call(first, special)] if begin else [self._guarded(first, special)]
         return np.concatenate([*calls, *(self._guarded(part, special) for part in rest)])
 
     def slices(self, text: str, special: bool) -> Iterator[str]:
-        """`text` in parts, one for each call. The first may be empty."""
+        """Yield `text` in parts, one for each call. The first may be empty."""
         spellings, cuts = self._all if special else self._plain, [0]
         for start, stop in self._borders(text, spellings) if len(text) > SLICE else ():
             size = start - cuts[-1]
@@ -78,7 +78,7 @@ class Tokenizer:
             yield from self._runs(text[start:stop])
 
     def _borders(self, text: str, spellings: Spellings) -> Iterator[tuple[int, int]]:
-        """What is apart from all before it: start and stop of special tokens and unknown characters, in order."""
+        """Yield start and stop of special tokens and unknown characters, in order: nothing merges across their start."""
         special = ((start, stop) for start, stop in spellings.find(text) if text[start:stop] not in self._strips)
         unknown = (found.span() for found in self._unknown.finditer(text) if not (self._strips and found[0].isspace()))
         return merge(special, unknown)
@@ -95,7 +95,7 @@ class Tokenizer:
         yield text[start:]
 
     def _guarded(self, text: str, special: bool) -> np.ndarray:
-        """The ids of a stretch that does not begin a prompt."""
+        """Return the ids of a part that does not begin a prompt."""
         if not len(self._guard):
             return self._call(text, special)
         guarded = self._call(GUARD + text, special)
@@ -119,7 +119,7 @@ class Tokenizer:
         return llama_cpp.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
 
     def _characters(self, size: int) -> str:
-        """All characters that tokens are made of, as in a regular expression's brackets."""
+        """Return all characters of the vocabulary, escaped for a regular expression's brackets."""
         known = {" "}.union(*map(self._spelling, range(size)))
         return re.escape("".join(sorted(known)))
 

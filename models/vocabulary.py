@@ -47,11 +47,11 @@ class Vocabulary:
 
 
 def train(size: int, merges: int) -> Vocabulary:
-    """A vocabulary of `size` tokens: 256 bytes, up to `merges` merges, ChatML's special tokens, padding up to `size`.
+    """Train a vocabulary of `size` tokens: 256 bytes, up to `merges` merges, ChatML's special tokens, padding up to `size`.
 
-    The same Python gives the same vocabulary. Raises ValueError where `size` is too small for the rest.
+    The same Python gives the same vocabulary. Raises ValueError if `size` is too small for the rest.
     """
-    from gguf import TokenType  # here, so that text can be split where there is no gguf, as in training
+    from gguf import TokenType  # here, so that text can be split without gguf, as in training
 
     if size < 256 + merges + len(SPECIAL):
         raise ValueError(f"{size} tokens are too few for 256 bytes, {merges} merges and {len(SPECIAL)} special tokens")
@@ -96,25 +96,25 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often each word stands in the texts, words spelt in the byte alphabet.
+    """Count each word in the texts, spelt in the byte alphabet.
 
-    Without those that stand once: two words in five, and they teach nothing that holds elsewhere.
+    Words that occur once are left out: they are two in five and say nothing about other texts.
     """
     counts = Counter(word for text in texts for word in split(text))
     return Counter({word: count for word, count in counts.items() if count > 1})
 
 
 def split(text: str) -> Iterator[str]:
-    """The words within which tokens are merged, in order, their UTF-8 spelt in the byte alphabet."""
+    """Yield the words within which tokens are merged, in order, their UTF-8 spelt in the byte alphabet."""
     alphabet = dict(enumerate(byte_alphabet()))
     return (word.encode().decode("latin-1").translate(alphabet) for word in _WORD.findall(text))
 
 
 def learn_merges(words: Counter[str], limit: int) -> list[Pair]:
-    """The `limit` most useful merges, in order: each time the pair that is most frequent by then.
+    """Return the `limit` most useful merges, in order: each merges the pair that is then the most frequent.
 
-    After Sennrich et al. 2016, algorithm 1. Fewer if no pair is left that stands twice. Ties: the pair that is first
-    in the alphabet, so no hash seed plays a part.
+    After Sennrich et al. 2016, algorithm 1. Fewer if no pair is left that occurs twice. Ties: the pair that is first
+    in the alphabet, so that the result does not depend on the hash seed.
     """
     return _Trainer(words).run(limit)
 
