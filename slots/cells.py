@@ -43,16 +43,14 @@ class Room:
 
     def reserve(self, num_cells: int) -> bool:
         """Make room for so many more tokens by evicting what nobody is using."""
-        while self.num_free < num_cells:
-            if not self._tree.evict():
-                return False
-        return True
+        missing = num_cells - self.num_free
+        return missing <= 0 or self._tree.evict(missing) >= missing
 
     def spill_idle(self) -> None:
         """Move idle KV to host memory until no more of it than is allowed slows the others."""
-        while self._tree.host.max_tokens and self._tree.ledger.num_reclaimable > self._idle_cells:
-            if not self._tree.evict():
-                return
+        excess = self._tree.ledger.num_reclaimable - self._idle_cells
+        if self._tree.host.max_tokens and excess > 0:
+            self._tree.evict(excess)
 
     def operations(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
         """What is carried out before a step of so many tokens, and behind it: what the tree has decided, and the moves of

@@ -37,9 +37,10 @@ def check_tree(tree: PrefixTree) -> None:
     assert tree.host.nodes <= set(nodes)
     assert tree.host.num_tokens == sum(len(blob) for blob in blobs) <= tree.host.max_tokens
     assert all(blob.users == sum(node.blob is blob for node in nodes) for blob in blobs)
-    assert tree.host.can_leave >= {node for node in tree.host.nodes if tree.host.may_leave(node)}
+    assert tree.host.candidates.nodes >= {node for node in tree.host.nodes if tree.host.may_leave(node)}
     ids = [sequence.id for sequence in sequences]
     assert len(ids) == len(set(ids)) and not set(ids) & set(ledger._free_ids)
+    assert ledger.leaves.nodes == {node for node in ledger.parked if ledger.is_leaf(node)}
     for tip, sequence in ledger.parked.items():
         assert sequence.tip is tip and not sequence.active and tip.start < sequence.length <= tip.end
     for sequence in sequences:

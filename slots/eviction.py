@@ -6,6 +6,8 @@ measured against.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections.abc import Callable, Mapping
 
@@ -55,3 +57,52 @@ class Replacement:
         """A node of this priority has left: whatever is used from now on counts for more."""
         if self._ages and priority < math.inf:
             self._clock = max(self._clock, priority)
+
+
+class Candidates:
+    """Runs that may leave a tier, the first to leave on top of a heap.
+
+    `offer` adds an entry whenever a run's place may have changed or it may leave again, in O(log n); entries that are no
+    longer true stay, and are passed over by `pop`. place: what runs are sorted by. may_leave: whether a run can leave now.
+    """
+
+    def __init__(self, place: Callable[[Node], tuple[float, int]], may_leave: Callable[[Node], bool]) -> None:
+        self._place, self._may_leave = place, may_leave
+        self._heap: list[tuple[tuple[float, int], int, Node]] = []
+        self._count = itertools.count()  # of equals, the one that was offered first
+        self._limit = 64
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._heap = []
+
+    def offer(self, node: Node) -> None:
+        """A run may leave from now on, or its place has changed."""
+        heapq.heappush(self._heap, (self._place(node), next(self._count), node))
+        if len(self._heap) > self._limit:
+            self._forget_outdated()
+
+    def pop(self) -> Node | None:
+        """The run that leaves next, which has no entry then; None where none may leave."""
+        while self._heap:
+            place, _, node = heapq.heappop(self._heap)
+            if self._is_true(place, node):
+                return node
+        return None
+
+    @property
+    def nodes(self) -> set[Node]:
+        """Runs that `pop` would find, sooner or later."""
+        return {node for place, _, node in self._heap if self._is_true(place, node)}
+
+    def _forget_outdated(self) -> None:
+        """Keep one entry a run: the first one that is true."""
+        kept: dict[Node, tuple[tuple[float, int], int, Node]] = {}
+        for entry in sorted(self._heap, reverse=True):
+            if self._is_true(entry[0], entry[2]):
+                kept[entry[2]] = entry
+        self._heap = sorted(kept.values())
+        self._limit = 2 * len(self._heap) + 64
+
+    def _is_true(self, place: tuple[float, int], node: Node) -> bool:
+        return place == self._place(node) and self._may_leave(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .eviction import Candidates, Replacement
 from .node import Node, Sequence
 from .plan import Drop, Operation, Share, Trim
 from .radix import path
@@ -15,7 +16,7 @@ class Ledger:
     many of a prompt's last tokens are computed, whatever is cached. host: told of runs whose copies may leave it.
     """
 
-    def __init__(self, num_cells: int, num_sequences: int, host: HostTier, rest: int) -> None:
+    def __init__(self, num_cells: int, num_sequences: int, host: HostTier, *, replacement: Replacement, rest: int) -> None:
         self.num_cells = num_cells
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
@@ -24,13 +25,16 @@ class Ledger:
         self._num_sequences = num_sequences
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
-        self._host, self._rest = host, rest
+        self.leaves = Candidates(self._place, self.is_leaf)
+        self._num_parked = 0  # ever
+        self._host, self._replacement, self._rest = host, replacement, rest
 
     def clear(self) -> None:
         """Forget everything, even what is inconsistent: no cell or sequence is in use then."""
         self.parked, self._operations = {}, []
         self.num_ready = self.num_pending = self.num_pinned = 0
         self._free_ids = list(range(self._num_sequences))[::-1]
+        self.leaves.clear()
 
     @property
     def num_reclaimable(self) -> int:
@@ -117,7 +121,7 @@ class Ledger:
         if sequence.length == 0 or _is_covered(sequence):
             self.drop(sequence)
         else:
-            self.parked[sequence.tip] = sequence
+            self._keep(sequence)
 
     def retreat(self, sequence: Sequence, leaf: Node) -> None:
         """A parked sequence gives up its last run, and lives on at the parent if it is needed there."""
@@ -135,8 +139,37 @@ class Ledger:
             del self.parked[sequence.tip]
         for node in path(sequence.tip):
             node.sequences.discard(sequence)
+            self._offer(node)
         self._operations.append(Drop(sequence.id))
         self._free_ids.append(sequence.id)
+
+    def is_leaf(self, node: Node) -> bool:
+        """Whether a parked sequence ends in a run, and nobody needs or continues it: then its cells can be freed.
+
+        Whoever holds a run behind it holds this one, too.
+        """
+        return node in self.parked and not node.pins and len(node.sequences) == 1
+
+    def take_leaf(self) -> Node | None:
+        """The leaf of the lowest priority, which is about to leave; of equals the one that was parked first."""
+        leaf = self.leaves.pop()
+        if leaf is not None:
+            self._replacement.left(leaf.priority)
+        return leaf
+
+    def _keep(self, sequence: Sequence) -> None:
+        self._num_parked += 1
+        sequence.parked_at = self._num_parked
+        self.parked[sequence.tip] = sequence
+        self.leaves.offer(sequence.tip)
+
+    def _offer(self, node: Node) -> None:
+        """A run may have become a leaf, or one of another priority."""
+        if node in self.parked:
+            self.leaves.offer(node)
+
+    def _place(self, node: Node) -> tuple[float, int]:
+        return node.priority, self.parked[node].parked_at if node in self.parked else 0
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +179,13 @@ class Ledger:
         if parked and parked.length <= upper.end:
             del self.parked[lower]
             parked.tip = upper
-            self.parked[upper] = parked
+            self._keep(parked)
+        self._offer(lower)
+
+    def touch(self, node: Node) -> None:
+        """A node is used, or is held, or is not any longer: its priority, as of now."""
+        node.priority = self._replacement.priority(node)
+        self._offer(node)
 
     def pin(self, node: Node) -> None:
         """One running request more has this run on its path."""
@@ -162,6 +201,7 @@ class Ledger:
             self.num_pinned -= node.ready
             self.num_pending -= len(node.tokens) - node.ready
             self._host.offer(node)
+            self._offer(node)
 
     def count_ready(self, node: Node, change: int) -> None:
         """`change` tokens of the run became ready (or, negative, stopped being so)."""

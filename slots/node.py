@@ -81,6 +81,7 @@ class Sequence:
     tip: Node
     length: int = 0
     active: bool = True
+    parked_at: int = 0  # the ledger's count of parkings: of leaves that are worth the same, the oldest leaves first
 
 
 @dataclass(slots=True, eq=False)

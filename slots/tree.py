@@ -52,12 +52,11 @@ class PrefixTree(RadixTree):
         super().__init__()
         self.host = host or HostTier()
         self.costs, self.rest = costs, costs.rest
-        self.ledger = Ledger(num_cells, num_sequences, self.host, self.rest)
+        self.ledger = Ledger(num_cells, num_sequences, self.host, replacement=replacement or Replacement(), rest=self.rest)
         self.copies = Copies(self.ledger, self.host, self.rest, self._remove)
         self.profile = profile or Profile(costs.chunk)
         self.held: set[Node] = set()  # runs that a client asked to keep
         self.num_evicted = 0  # tokens that left the device, ever
-        self._replacement = replacement or Replacement()
 
     def clear(self) -> None:
         """Forget everything, even what is inconsistent: no cell, sequence or copy is in use then."""
@@ -122,21 +121,21 @@ class PrefixTree(RadixTree):
         self._prune(sequence)
         self.ledger.park(sequence)
 
-    def evict(self) -> bool:
-        """Free the cells of the leaf of the lowest priority; False when running requests need all that is left."""
-        parked = self.ledger.parked
-        leaves = (node for node in parked if not node.pins and not any(c.ready for c in node.children.values()))
-        leaf = min(leaves, key=lambda node: node.priority, default=None)
-        if leaf is None:
-            return False
-        self._replacement.left(leaf.priority)
-        self.num_evicted += leaf.ready
-        self._leave_device(leaf)
-        return True
+    def evict(self, needed: int = 1) -> int:
+        """Free at least so many cells, leaf by leaf, the one of the lowest priority first; how many were freed.
+
+        Fewer where running requests need all that is left. A leaf that has left may make its parent the next one.
+        """
+        freed = 0
+        while freed < needed and (leaf := self.ledger.take_leaf()):
+            freed += leaf.ready
+            self._leave_device(leaf)
+        self.num_evicted += freed
+        return freed
 
     def price(self, node: Node) -> None:
         """A node was used, or is held, or is not any longer: what it is worth to its tiers, as of now."""
-        node.priority = self._replacement.priority(node)
+        self.ledger.touch(node)
         self.host.touch(node)
 
     def forget(self, scope: Scope) -> None:

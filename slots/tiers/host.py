@@ -6,10 +6,7 @@ again for nothing. When the budget is spent the leaf of the lowest priority goes
 
 from __future__ import annotations
 
-import heapq
-import itertools
-
-from ..eviction import Replacement
+from ..eviction import Candidates, Replacement
 from ..node import Blob, Node
 
 
@@ -24,12 +21,12 @@ class HostTier:
         self.nodes: set[Node] = set()
         self.unsaved: list[Node] | None = None  # those saved lately, where somebody writes them behind
         self._replacement = replacement or Replacement()
-        self._heap: list[tuple[float, int, Node]] = []  # may leave; entries that are no longer true are passed over
-        self._count = itertools.count()
+        self.candidates = Candidates(lambda node: (node.host_priority, 0), self.may_leave)
 
     def clear(self) -> None:
         """Forget all copies."""
-        self.nodes, self._heap, self.num_tokens = set(), [], 0
+        self.nodes, self.num_tokens = set(), 0
+        self.candidates.clear()
         self.unsaved = None if self.unsaved is None else []
 
     def has_room(self, num_tokens: int) -> bool:
@@ -58,12 +55,8 @@ class HostTier:
 
     def offer(self, node: Node) -> None:
         """A node's copy may have become one that can leave: nobody needs it, or nothing stands behind it any more."""
-        if node.blob is None:
-            return
-        heapq.heappush(self._heap, (node.host_priority, next(self._count), node))
-        if len(self._heap) > 4 * len(self.nodes) + 64:
-            self._heap = [(node.host_priority, next(self._count), node) for node in self.nodes]
-            heapq.heapify(self._heap)
+        if node.blob is not None:
+            self.candidates.offer(node)
 
     def split(self, upper: Node, lower: Node) -> None:
         """A run was cut in two: both parts use its blob."""
@@ -89,17 +82,10 @@ class HostTier:
     def least(self) -> Node | None:
         """The copy of the lowest priority that no other copy stands behind and no running request has claimed; it is
         about to leave."""
-        while self._heap:
-            priority, _, node = heapq.heappop(self._heap)
-            if priority == node.host_priority and self.may_leave(node):
-                self._replacement.left(priority)
-                return node
-        return None
-
-    @property
-    def can_leave(self) -> set[Node]:
-        """Nodes that `least` would find, sooner or later."""
-        return {node for priority, _, node in self._heap if priority == node.host_priority}
+        least = self.candidates.pop()
+        if least is not None:
+            self._replacement.left(least.host_priority)
+        return least
 
     def may_leave(self, node: Node) -> bool:
         """Whether no other copy stands behind it and no running request has claimed it."""

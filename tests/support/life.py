@@ -196,7 +196,11 @@ class Life(RuleBasedStateMachine):
         tree = self.tree
         before, pinned, saved = tree.ledger.num_ready, tree.ledger.num_pinned, tree.host.num_saved
         if act == "evict":
-            return tree.evict()
+            leaves = (node for node in tree.ledger.parked if tree.ledger.is_leaf(node))
+            least = min(leaves, key=lambda node: node.priority, default=None)
+            freed = tree.evict()
+            assert (least is None) == (freed == 0) and not (least and least.ready)
+            return freed > 0
         if act == "drop":
             dropped = tree.drop(scope) + self.snapshots.drop(scope)
             assert pinned <= tree.ledger.num_ready <= before and not self.snapshots.of(scope)
