@@ -17,7 +17,7 @@ from ..models.errors import ModelError
 from ..models.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
-from ..slots.eviction import Replacement
+from ..slots.eviction import EvictionPolicy
 from ..slots.scheduler import Scheduler
 from ..slots.snapshots import Snapshots
 from ..slots.tiers.disk import DiskTier
@@ -67,8 +67,8 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     limit = min(context.num_cells, model.context_train or context.num_cells)
     runner = Runner(context)
     host_bytes = _host_bytes(settings)
-    host = HostTier(host_bytes // max(token_bytes(settings, model), 1), Replacement(settings.eviction))
-    tree = PrefixTree(context.num_cells, context.scratch, host, Replacement(settings.eviction), costs=context.costs)
+    host = HostTier(host_bytes // max(token_bytes(settings, model), 1), EvictionPolicy(settings.eviction))
+    tree = PrefixTree(context.num_cells, context.scratch, host, EvictionPolicy(settings.eviction), costs=context.costs)
     scheduler = Scheduler(
         tree,
         num_lanes=settings.parallel,

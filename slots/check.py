@@ -14,8 +14,8 @@ def check_tree(tree: PrefixTree) -> None:
     nodes = [node for root in tree.roots.values() for node in descendants(root)]
     sequences = {sequence for node in nodes for sequence in node.sequences} | set(ledger.parked.values())
     assert ledger.num_ready == sum(node.ready for node in nodes)
-    assert ledger.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.pins)
-    assert ledger.num_pinned == sum(node.ready for node in nodes if node.pins)
+    assert ledger.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.in_use)
+    assert ledger.num_in_use == sum(node.ready for node in nodes if node.in_use)
     assert 0 <= ledger.num_ready <= ledger.num_cells
     for node in nodes:
         assert len(node.tokens) > 0
@@ -23,7 +23,7 @@ def check_tree(tree: PrefixTree) -> None:
         assert node.parent.end == node.start
         held = [min(sequence.length, node.end) - node.start for sequence in node.sequences]
         assert node.ready == max(held, default=0) and min(held, default=1) > 0
-        assert node.pins or node.complete or (node.blob and not node.ready), "a run that nobody will compute"
+        assert node.in_use or node.complete or (node.blob and not node.ready), "a run that nobody will compute"
         assert node.ready == 0 or node.parent.complete
         assert (node.blob is not None) == (node in tree.host.nodes)
         if node.blob is not None:
@@ -32,7 +32,7 @@ def check_tree(tree: PrefixTree) -> None:
             assert (node, key) in end.document_of and node in path(end)
         for origin, key in node.document_of:
             assert origin.documents[key] is node
-    assert tree.held == {node for node in nodes if node.held_until}
+    assert tree.pinned == {node for node in nodes if node.pinned_until}
     blobs = {node.blob for node in nodes if node.blob is not None}
     assert tree.host.nodes <= set(nodes)
     assert tree.host.num_tokens == sum(len(blob) for blob in blobs) <= tree.host.max_tokens
@@ -74,7 +74,7 @@ def check(scheduler: Scheduler) -> None:
             pins[node] = pins.get(node, 0) + 1
     for root in tree.roots.values():
         for node in descendants(root):
-            assert node.pins == pins.get(node, 0)
+            assert node.in_use == pins.get(node, 0)
     assert all(request.sequence is None for request in scheduler.waiting)
     active = len(scheduler.running)
     held = {sequence for root in tree.roots.values() for node in descendants(root) for sequence in node.sequences}

@@ -39,21 +39,21 @@ POLICIES: Mapping[str, Worth] = {"pgdsf": pgdsf, "gdsf": gdsf, "lru": lru, "lfu"
 AGEING = frozenset({"pgdsf", "gdsf"})  # with a clock, so that what was used often, once, does not stay for ever
 
 
-class Replacement:
+class EvictionPolicy:
     """One tier's priorities. Raises ValueError for an unknown policy."""
 
     def __init__(self, policy: str = "pgdsf") -> None:
         if policy not in POLICIES:
-            raise ValueError(f"unknown replacement policy {policy!r}: expected one of {', '.join(POLICIES)}")
+            raise ValueError(f"unknown eviction policy {policy!r}: expected one of {', '.join(POLICIES)}")
         self._worth = POLICIES[policy]
         self._ages = policy in AGEING
         self._clock = 0.0
 
     def priority(self, node: Node) -> float:
         """A node's priority, as of now: it is used, or it comes to this tier. What is held leaves last."""
-        return math.inf if node.held_until else self._clock + self._worth(node)
+        return math.inf if node.pinned_until else self._clock + self._worth(node)
 
-    def left(self, priority: float) -> None:
+    def on_evict(self, priority: float) -> None:
         """A node of this priority has left: whatever is used from now on counts for more."""
         if self._ages and priority < math.inf:
             self._clock = max(self._clock, priority)

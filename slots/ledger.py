@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .eviction import Candidates, Replacement
+from .eviction import Candidates, EvictionPolicy
 from .node import Node, Sequence
 from .plan import Drop, Operation, Share, Trim
 from .radix import path
@@ -16,30 +16,30 @@ class Ledger:
     many of a prompt's last tokens are computed, whatever is cached. host: told of runs whose copies may leave it.
     """
 
-    def __init__(self, num_cells: int, num_sequences: int, host: HostTier, *, replacement: Replacement, rest: int) -> None:
+    def __init__(self, num_cells: int, num_sequences: int, host: HostTier, *, policy: EvictionPolicy, rest: int) -> None:
         self.num_cells = num_cells
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
-        self.num_pinned = 0  # ready cells that running requests need
+        self.num_in_use = 0  # ready cells that running requests need
         self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
         self._num_sequences = num_sequences
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
         self.leaves = Candidates(self._place, self.is_leaf)
         self._num_parked = 0  # ever
-        self._host, self._replacement, self._rest = host, replacement, rest
+        self._host, self._policy, self._rest = host, policy, rest
 
     def clear(self) -> None:
         """Forget everything, even what is inconsistent: no cell or sequence is in use then."""
         self.parked, self._operations = {}, []
-        self.num_ready = self.num_pending = self.num_pinned = 0
+        self.num_ready = self.num_pending = self.num_in_use = 0
         self._free_ids = list(range(self._num_sequences))[::-1]
         self.leaves.clear()
 
     @property
     def num_reclaimable(self) -> int:
         """Cells that eviction could free now."""
-        return self.num_ready - self.num_pinned
+        return self.num_ready - self.num_in_use
 
     @property
     def num_free_ids(self) -> int:
@@ -148,13 +148,13 @@ class Ledger:
 
         Whoever holds a run behind it holds this one, too.
         """
-        return node in self.parked and not node.pins and len(node.sequences) == 1
+        return node in self.parked and not node.in_use and len(node.sequences) == 1
 
     def take_leaf(self) -> Node | None:
         """The leaf of the lowest priority, which is about to leave; of equals the one that was parked first."""
         leaf = self.leaves.pop()
         if leaf is not None:
-            self._replacement.left(leaf.priority)
+            self._policy.on_evict(leaf.priority)
         return leaf
 
     def _keep(self, sequence: Sequence) -> None:
@@ -184,21 +184,21 @@ class Ledger:
 
     def touch(self, node: Node) -> None:
         """A node is used, or is held, or is not any longer: its priority, as of now."""
-        node.priority = self._replacement.priority(node)
+        node.priority = self._policy.priority(node)
         self._offer(node)
 
-    def pin(self, node: Node) -> None:
+    def begin_use(self, node: Node) -> None:
         """One running request more has this run on its path."""
-        if not node.pins:
-            self.num_pinned += node.ready
+        if not node.in_use:
+            self.num_in_use += node.ready
             self.num_pending += len(node.tokens) - node.ready
-        node.pins += 1
+        node.in_use += 1
 
-    def unpin(self, node: Node) -> None:
+    def end_use(self, node: Node) -> None:
         """One running request less has this run on its path."""
-        node.pins -= 1
-        if not node.pins:
-            self.num_pinned -= node.ready
+        node.in_use -= 1
+        if not node.in_use:
+            self.num_in_use -= node.ready
             self.num_pending -= len(node.tokens) - node.ready
             self._host.offer(node)
             self._offer(node)
@@ -207,8 +207,8 @@ class Ledger:
         """`change` tokens of the run became ready (or, negative, stopped being so)."""
         node.ready += change
         self.num_ready += change
-        if node.pins:
-            self.num_pinned += change
+        if node.in_use:
+            self.num_in_use += change
             self.num_pending -= change
             self._host.offer(node)  # its request has its own cells now
 

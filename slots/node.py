@@ -27,14 +27,14 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict, repr=False)
     ready: int = 0
     sequences: set[Sequence] = field(default_factory=set, repr=False)
-    pins: int = 0
+    in_use: int = 0
     last_use: int = 0
     frequency: int = 0  # requests that used it
     token_cost: float = 0.0  # of its computation, the mean over the requests that did not find it: seconds a token
     num_misses: int = 0  # those requests
     priority: float = 0.0  # on the device: whoever has least leaves first
     host_priority: float = 0.0
-    held_until: float = 0.0  # a client asked to keep it; 0: nobody did
+    pinned_until: float = 0.0  # a client asked to keep it; 0: nobody did
     blob: Blob | None = field(default=None, repr=False)
     documents: dict[str, Node] = field(default_factory=dict, repr=False)
     document_of: set[tuple[Node, str]] = field(default_factory=set, repr=False)

@@ -67,8 +67,8 @@ class RadixTree:
             common = common_prefix(child.tokens, tokens[length:])
             if usable := min(common, child.ready):
                 ready, ready_node = length + usable, child
-                evictable += 0 if child.pins else usable
-            covered += common if child.pins else usable
+                evictable += 0 if child.in_use else usable
+            covered += common if child.in_use else usable
             length += common
             if common < len(child.tokens):
                 break
@@ -108,10 +108,10 @@ class RadixTree:
         """Cut a run in two. The lower part stays the same object: whoever refers to where a run ends stays right."""
         assert lower.parent is not None
         upper = Node(lower.tokens[:at], lower.start, lower.parent, {int(lower.tokens[at]): lower})
-        upper.ready, upper.pins, upper.last_use = min(lower.ready, at), lower.pins, lower.last_use
+        upper.ready, upper.in_use, upper.last_use = min(lower.ready, at), lower.in_use, lower.last_use
         upper.frequency, upper.token_cost, upper.num_misses = lower.frequency, lower.token_cost, lower.num_misses
         upper.priority, upper.host_priority = lower.priority, lower.host_priority
-        upper.held_until = lower.held_until
+        upper.pinned_until = lower.pinned_until
         upper.sequences = set(lower.sequences)
         upper.parent.children[int(upper.tokens[0])] = upper  # type: ignore[union-attr]
         lower.tokens, lower.start, lower.parent = lower.tokens[at:], lower.start + at, upper

@@ -11,7 +11,7 @@ from .budget import PrefillBudget, chunk_size
 from .cells import Room
 from .counters import Counters
 from .lanes import Lanes
-from .pins import Holds
+from .pins import Pins
 from .plan import Plan, Span
 from .queue import Queue, Rejected
 from .request import Prompt, Request
@@ -46,7 +46,7 @@ class Scheduler:
         self.batch_size = batch_size
         self.budget = PrefillBudget(prefill_budget, tree.costs)
         self.waiting = Queue(tree, window)
-        self.holds = Holds(tree)
+        self.pins = Pins(tree)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
         self.room = Room(tree, self.running, idle_cells)
@@ -82,7 +82,7 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The next step. Empty when nobody runs and nobody could be admitted."""
-        self.holds.expire()
+        self.pins.expire()
         started = self._admit()
         while True:
             spans = self._spans()

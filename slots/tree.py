@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from .costs import UNMEASURED, Costs
-from .eviction import Replacement
+from .eviction import EvictionPolicy
 from .ledger import Ledger
 from .node import Claim, Node, Sequence
 from .profile import Profile
@@ -45,22 +45,22 @@ class PrefixTree(RadixTree):
         num_cells: int,
         num_sequences: int = 256,
         host: HostTier | None = None,
-        replacement: Replacement | None = None,
+        policy: EvictionPolicy | None = None,
         profile: Profile | None = None,
         costs: Costs = UNMEASURED,
     ) -> None:
         super().__init__()
         self.host = host or HostTier()
         self.costs, self.rest = costs, costs.rest
-        self.ledger = Ledger(num_cells, num_sequences, self.host, replacement=replacement or Replacement(), rest=self.rest)
+        self.ledger = Ledger(num_cells, num_sequences, self.host, policy=policy or EvictionPolicy(), rest=self.rest)
         self.copies = Copies(self.ledger, self.host, self.rest, self._remove)
         self.profile = profile or Profile(costs.chunk)
-        self.held: set[Node] = set()  # runs that a client asked to keep
+        self.pinned: set[Node] = set()  # runs that a client asked to keep
         self.num_evicted = 0  # tokens that left the device, ever
 
     def clear(self) -> None:
         """Forget everything, even what is inconsistent: no cell, sequence or copy is in use then."""
-        self.roots, self.held = {}, set()
+        self.roots, self.pinned = {}, set()
         self.ledger.clear()
         self.host.clear()
 
@@ -98,7 +98,7 @@ class PrefixTree(RadixTree):
             ends[start].place(key, ends[stop])
         tip = ends[len(tokens)]
         for node in path(tip):
-            self.ledger.pin(node)
+            self.ledger.begin_use(node)
         sequence = own or self._begin(tip)
         self._count_use(tip, goes_on=goes_on, guess=guess)
         if own is not None:
@@ -113,7 +113,7 @@ class PrefixTree(RadixTree):
         claimed = sequence.tip
         for node in path(claimed):
             node.last_use = self._clock
-            self.ledger.unpin(node)
+            self.ledger.end_use(node)
         if len(tail):
             sequence.tip = self._descend(sequence.tip, tail)
             self._count_use(sequence.tip, above=claimed)
@@ -150,7 +150,7 @@ class PrefixTree(RadixTree):
         for node in nodes:
             self.ledger.count_ready(node, -node.ready)
             self.host.drop(node)
-        self.held.difference_update(nodes)
+        self.pinned.difference_update(nodes)
 
     def drop(self, scope: Scope) -> int:
         """Forget what a scope holds and no running request needs, on every tier; how many tokens that were."""
@@ -161,7 +161,7 @@ class PrefixTree(RadixTree):
         """Forget those of these runs, deepest first, that nothing stands behind and no running request needs."""
         dropped = 0
         for node in nodes:
-            if node.pins or node.children:
+            if node.in_use or node.children:
                 continue
             dropped += len(node.tokens)
             if node.ready:
@@ -182,7 +182,7 @@ class PrefixTree(RadixTree):
             return
         node = self._descend(self.roots[scope], tokens[:at]).children[int(tokens[at])]
         for run in [node, *descendants(node)][::-1]:
-            if run.ready and not node.pins:
+            if run.ready and not node.in_use:
                 self._leave_device(run)
 
     def _begin(self, tip: Node) -> Sequence:
@@ -190,7 +190,7 @@ class PrefixTree(RadixTree):
         while not self.ledger.num_free_ids:
             if not self.evict():
                 for node in path(tip):
-                    self.ledger.unpin(node)
+                    self.ledger.end_use(node)
                 self._prune(Sequence(-1, tip))
                 raise OutOfSequences("no sequence id is free and nothing can be evicted")
         return self.ledger.begin(tip)
@@ -226,13 +226,13 @@ class PrefixTree(RadixTree):
         upper = super()._split(lower, at)
         self.host.split(upper, lower)
         self.ledger.split(upper, lower)
-        if lower.held_until:
-            self.held.add(upper)
+        if lower.pinned_until:
+            self.pinned.add(upper)
         return upper
 
     def _prune(self, sequence: Sequence) -> None:
         """Take away what nobody has computed and nobody will: the rest of a cancelled request's path."""
-        while (node := sequence.tip).parent and not node.pins and not node.children and not node.complete:
+        while (node := sequence.tip).parent and not node.in_use and not node.children and not node.complete:
             if node.ready:
                 node.tokens = node.tokens[: node.ready]
                 self._unlink_document(node)
@@ -242,7 +242,7 @@ class PrefixTree(RadixTree):
             sequence.tip = node.parent
             self._remove(node)
         for node in path(sequence.tip):
-            if 0 < node.ready < len(node.tokens) and not node.pins:
+            if 0 < node.ready < len(node.tokens) and not node.in_use:
                 # Restored but for its last token, in front of what is still in host memory: so is what is left of it.
                 self._split(node, node.ready)
                 break
@@ -253,5 +253,5 @@ class PrefixTree(RadixTree):
         """Take a node out of the tree with whatever is only in host memory behind it."""
         for run in [node, *descendants(node)][::-1]:
             self.host.drop(run)
-            self.held.discard(run)
+            self.pinned.discard(run)
             self._unlink(run)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...slots.eviction import POLICIES, Replacement
+from ...slots.eviction import POLICIES, EvictionPolicy
 from ...slots.node import Node
 from ...slots.profile import Profile
 from ...slots.scope import Scope
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> Report:
 SCOPE = Scope.shared("")
 
 
-def hit_rate(trace: Accesses, capacity: int, replacement: Replacement) -> float:
+def hit_rate(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> float:
     """Return the share of all blocks that were cached, for a host tier of `capacity` blocks.
 
     The pool has room for one prompt, so all idle KV moves to the host tier, as in the server.
@@ -87,7 +87,7 @@ def hit_rate(trace: Accesses, capacity: int, replacement: Replacement) -> float:
     return hits / total
 
 
-class Foresight(Replacement):
+class Foresight(EvictionPolicy):
     """Evicts the run with the latest next use first (Belady): close to the best hit rate that any policy can reach.
 
     now: the request whose path is in use; None while runs only move.
@@ -125,7 +125,7 @@ def _next_uses(trace: Accesses) -> list[np.ndarray]:
 
 
 def _hit_rates(trace: Accesses, capacity: int) -> dict[str, float]:
-    rates = {policy: hit_rate(trace, capacity, Replacement(policy)) for policy in POLICIES}
+    rates = {policy: hit_rate(trace, capacity, EvictionPolicy(policy)) for policy in POLICIES}
     return rates | {OPTIMUM: hit_rate(trace, capacity, Foresight(trace))}
 
 

@@ -31,7 +31,7 @@ class Figures:
 
 def _gauges(engine: Engine, disk: DiskTier | None, token_bytes: int) -> Described:
     scheduler, tree = engine.scheduler, engine.scheduler.tree
-    pinned = sum(len(node.tokens) for node in scheduler.holds.held())
+    pinned = sum(len(node.tokens) for node in scheduler.pins.runs())
     return {
         "cells": ("KV cells in the pool", tree.ledger.num_cells),
         "cells_used": ("KV cells in use", scheduler.room.num_used),

@@ -34,8 +34,8 @@ class Run:
             host=node.blob is not None,
             document=next((key for _, key in node.document_of), None),
             frequency=node.frequency,
-            in_use=node.pins > 0,
-            pinned=node.held_until > 0,
+            in_use=node.in_use > 0,
+            pinned=node.pinned_until > 0,
         )
 
 

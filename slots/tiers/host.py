@@ -6,21 +6,21 @@ again for nothing. When the budget is spent the leaf of the lowest priority goes
 
 from __future__ import annotations
 
-from ..eviction import Candidates, Replacement
+from ..eviction import Candidates, EvictionPolicy
 from ..node import Blob, Node
 
 
 class HostTier:
     """Which runs have a copy, and the ledger of the budget. max_tokens 0: there is no host tier."""
 
-    def __init__(self, max_tokens: int = 0, replacement: Replacement | None = None) -> None:
+    def __init__(self, max_tokens: int = 0, policy: EvictionPolicy | None = None) -> None:
         self.max_tokens = max_tokens
         self.num_tokens = 0  # tokens that all blobs hold
         self.num_saved = 0  # tokens saved, ever
         self.num_restored = 0  # tokens restored, ever
         self.nodes: set[Node] = set()
         self.unsaved: list[Node] | None = None  # those saved lately, where somebody writes them behind
-        self._replacement = replacement or Replacement()
+        self._policy = policy or EvictionPolicy()
         self.candidates = Candidates(lambda node: (node.host_priority, 0), self.may_leave)
 
     def clear(self) -> None:
@@ -50,7 +50,7 @@ class HostTier:
 
     def touch(self, node: Node) -> None:
         """A node is used or comes here: its priority, as of now."""
-        node.host_priority = self._replacement.priority(node)
+        node.host_priority = self._policy.priority(node)
         self.offer(node)
 
     def offer(self, node: Node) -> None:
@@ -84,10 +84,10 @@ class HostTier:
         about to leave."""
         least = self.candidates.pop()
         if least is not None:
-            self._replacement.left(least.host_priority)
+            self._policy.on_evict(least.host_priority)
         return least
 
     def may_leave(self, node: Node) -> bool:
         """Whether no other copy stands behind it and no running request has claimed it."""
-        claimed = node.pins and not node.ready
+        claimed = node.in_use and not node.ready
         return node in self.nodes and not claimed and all(child.blob is None for child in node.children.values())

@@ -9,7 +9,7 @@ from slotcache.bench.cli import main
 from slotcache.bench.offline.accesses import Accesses, skewed
 from slotcache.bench.offline.replacement import Foresight, hit_rate
 from slotcache.models.generate import built_in_model
-from slotcache.slots.eviction import POLICIES, Replacement
+from slotcache.slots.eviction import POLICIES, EvictionPolicy
 
 
 def test_residency_measures_moves_and_idle_cells(tmp_path: Path, capsys: Any) -> None:
@@ -27,16 +27,16 @@ def test_hit_rates_are_what_counting_by_hand_gives() -> None:
     blocks = {name: np.arange(start, start + 10, dtype=np.int32) for name, start in (("a", 0), ("b", 10), ("c", 20))}
     trace = Accesses("by hand", [(blocks[name], ()) for name in "abcab"])
     # The last block of a prompt is computed again each time, so 9 of 10 are found.
-    assert hit_rate(trace, 100, Replacement("lru")) == 18 / 50
-    assert hit_rate(trace, 10, Replacement("lru")) == 0, "each has just left when it comes again"
-    assert hit_rate(trace, 20, Replacement("lru")) == hit_rate(trace, 20, Foresight(trace)) == 9 / 50
+    assert hit_rate(trace, 100, EvictionPolicy("lru")) == 18 / 50
+    assert hit_rate(trace, 10, EvictionPolicy("lru")) == 0, "each has just left when it comes again"
+    assert hit_rate(trace, 20, EvictionPolicy("lru")) == hit_rate(trace, 20, Foresight(trace)) == 9 / 50
 
 
 def test_no_policy_beats_foresight_and_more_room_is_never_worse() -> None:
     trace = skewed(requests=300, documents=60)
     best = hit_rate(trace, 1500, Foresight(trace))
     for policy in POLICIES:
-        small, large = (hit_rate(trace, capacity, Replacement(policy)) for capacity in (1500, 10**6))
+        small, large = (hit_rate(trace, capacity, EvictionPolicy(policy)) for capacity in (1500, 10**6))
         assert 0 < small <= best and small < large
 
 

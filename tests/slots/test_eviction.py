@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from slotcache.models.costs import CPU
 from slotcache.slots.check import check_tree
-from slotcache.slots.eviction import POLICIES, Replacement
+from slotcache.slots.eviction import POLICIES, EvictionPolicy
 from slotcache.slots.plan import Plan, Span
 from slotcache.slots.profile import Profile
 from slotcache.slots.tiers.host import HostTier
@@ -15,7 +15,7 @@ class Tier:
     """A host tier of `capacity` tokens behind a tree; the pool keeps nothing that nobody runs."""
 
     def __init__(self, capacity, policy, profile=None):
-        self.tree = PrefixTree(1000, 8, HostTier(capacity, Replacement(policy)), profile=profile)
+        self.tree = PrefixTree(1000, 8, HostTier(capacity, EvictionPolicy(policy)), profile=profile)
 
     def use(self, *tokens, stops=()):
         """Compute a prompt; how much of it was cached."""
@@ -91,7 +91,7 @@ def test_the_budget_holds_under_every_policy(policy):
 
 def parked(*sizes):
     """A tree with a parked run of each size, the first one worth least; all begin with the same token."""
-    tree = PrefixTree(100_000, len(sizes) + 1, replacement=Replacement("lru"))
+    tree = PrefixTree(100_000, len(sizes) + 1, policy=EvictionPolicy("lru"))
     for number, size in enumerate(sizes):
         sequence = tree.claim("", np.array([0, *range(number + 1, number + size + 1)], np.int32), stops=[1]).sequence
         tree.ledger.advance(sequence, size + 1)
@@ -127,7 +127,7 @@ def test_runs_that_are_used_over_and_over_leave_no_entries():
 
 def test_an_unknown_policy_is_refused():
     with pytest.raises(ValueError, match="'fifo': expected one of pgdsf"):
-        Replacement("fifo")
+        EvictionPolicy("fifo")
 
 
 def test_a_profile_learns_what_depth_costs():

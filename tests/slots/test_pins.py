@@ -2,7 +2,7 @@
 
 import numpy as np
 from slotcache.slots.check import check_tree
-from slotcache.slots.pins import Holds
+from slotcache.slots.pins import Pins
 from slotcache.slots.tiers.host import HostTier
 from slotcache.slots.tree import PrefixTree
 
@@ -12,7 +12,7 @@ class Cache:
 
     def __init__(self, host=0, cells=100):
         self.tree, self.now = PrefixTree(cells, 16, HostTier(host)), 0.0
-        self.holds = Holds(self.tree, lambda: self.now)
+        self.pins = Pins(self.tree, lambda: self.now)
 
     def use(self, tokens, stops=()):
         """Compute a prompt; how much of it was found."""
@@ -28,11 +28,11 @@ class Cache:
         check_tree(self.tree)
         return found
 
-    def hold(self, tokens, *seconds):
-        return self.holds.hold("", np.array(tokens, np.int32), *seconds)
+    def pin(self, tokens, *seconds):
+        return self.pins.pin("", np.array(tokens, np.int32), *seconds)
 
-    def release(self, tokens):
-        return self.holds.release("", np.array(tokens, np.int32))
+    def unpin(self, tokens):
+        return self.pins.unpin("", np.array(tokens, np.int32))
 
 
 def others(cache, count=12):
@@ -45,7 +45,7 @@ def others(cache, count=12):
 def test_what_is_held_outlives_what_is_used_more():
     cache = Cache()
     cache.use(range(40))
-    assert cache.hold(range(40)) == 40
+    assert cache.pin(range(40)) == 40
     others(cache)
     assert cache.use(range(40)) == 39
 
@@ -62,7 +62,7 @@ def test_in_the_host_tier_too():
         cache = Cache(host=100)
         cache.use(range(40))
         if held:
-            cache.hold(range(40))
+            cache.pin(range(40))
         others(cache)
         while cache.tree.evict():
             pass
@@ -72,13 +72,13 @@ def test_in_the_host_tier_too():
 def test_a_hold_ends_when_its_time_is_over():
     cache = Cache()
     cache.use(range(40))
-    cache.hold(range(40), 60.0)
+    cache.pin(range(40), 60.0)
     cache.now = 59.0
-    cache.holds.expire()
-    assert len(list(cache.holds.held())) == 1
+    cache.pins.expire()
+    assert len(list(cache.pins.runs())) == 1
     cache.now = 60.0
-    cache.holds.expire()
-    assert not list(cache.holds.held())
+    cache.pins.expire()
+    assert not list(cache.pins.runs())
     others(cache)
     assert cache.use(range(40)) == 0
 
@@ -86,25 +86,25 @@ def test_a_hold_ends_when_its_time_is_over():
 def test_the_longer_of_two_holds_counts():
     cache = Cache()
     cache.use(range(40))
-    cache.hold(range(40), 60.0)
-    cache.hold(range(40), 20.0)
+    cache.pin(range(40), 60.0)
+    cache.pin(range(40), 20.0)
     cache.now = 30.0
-    cache.holds.expire()
-    assert sum(len(node.tokens) for node in cache.holds.held()) == 40
+    cache.pins.expire()
+    assert sum(len(node.tokens) for node in cache.pins.runs()) == 40
     cache.now = 61.0
-    cache.holds.expire()
-    assert not list(cache.holds.held())
+    cache.pins.expire()
+    assert not list(cache.pins.runs())
 
 
 def test_a_run_that_is_cut_stays_held_and_ends_with_the_rest():
     cache = Cache()
     cache.use(range(40))
-    cache.hold(range(40), 60.0)
+    cache.pin(range(40), 60.0)
     cache.use([*range(20), *range(500, 510)])
-    assert sorted(len(node.tokens) for node in cache.holds.held()) == [20, 20]
+    assert sorted(len(node.tokens) for node in cache.pins.runs()) == [20, 20]
     cache.now = 61.0
-    cache.holds.expire()
-    assert not list(cache.holds.held())
+    cache.pins.expire()
+    assert not list(cache.pins.runs())
 
 
 def test_a_release_leaves_what_another_hold_needs():
@@ -112,11 +112,11 @@ def test_a_release_leaves_what_another_hold_needs():
     first, second = [*range(20), *range(100, 120)], [*range(20), *range(200, 220)]
     for prompt in (first, second):
         cache.use(prompt, stops=(20,))
-        assert cache.hold(prompt) == 40
-    assert cache.release(first) == 20
-    assert sum(len(node.tokens) for node in cache.holds.held()) == 40
-    assert cache.release(second) == 40
-    assert not list(cache.holds.held())
+        assert cache.pin(prompt) == 40
+    assert cache.unpin(first) == 20
+    assert sum(len(node.tokens) for node in cache.pins.runs()) == 40
+    assert cache.unpin(second) == 40
+    assert not list(cache.pins.runs())
 
 
 def test_where_everything_is_held_requests_still_run():
@@ -124,46 +124,46 @@ def test_where_everything_is_held_requests_still_run():
     for number in range(10):
         prompt = range(1000 * number, 1000 * number + 40)
         assert cache.use(prompt) == 0
-        cache.hold(prompt)
+        cache.pin(prompt)
     assert cache.tree.num_evicted > 0
 
 
 def test_holding_what_nobody_has_computed_holds_nothing():
     cache = Cache()
-    assert cache.hold(range(40)) == 0
+    assert cache.pin(range(40)) == 0
     cache.use(range(20))
-    assert cache.hold(range(40)) == 20
+    assert cache.pin(range(40)) == 20
 
 
 def test_a_hold_that_is_renewed_again_and_again_is_remembered_once():
     cache = Cache()
     cache.use(range(40), stops=(20,))
     for _ in range(1000):
-        cache.hold(range(40), 60.0)
+        cache.pin(range(40), 60.0)
         cache.now += 0.01
-    assert len(cache.holds._ends) < 200
+    assert len(cache.pins._ends) < 200
     cache.now += 60.0
-    cache.holds.expire()
-    assert not list(cache.holds.held())
+    cache.pins.expire()
+    assert not list(cache.pins.runs())
 
 
 def test_holds_on_what_has_left_are_forgotten():
     cache = Cache()
     for number in range(500):
         cache.use(range(1000 * number, 1000 * number + 40))
-        cache.hold(range(1000 * number, 1000 * number + 40), 1e9)
-    assert len(cache.holds._ends) < 100
-    assert sum(len(node.tokens) for node in cache.holds.held()) <= 100
+        cache.pin(range(1000 * number, 1000 * number + 40), 1e9)
+    assert len(cache.pins._ends) < 100
+    assert sum(len(node.tokens) for node in cache.pins.runs()) <= 100
 
 
 def test_a_hold_ends_for_what_is_left_of_its_prompt():
     cache = Cache()
     cache.use(range(40), stops=(20,))
-    cache.hold(range(40), 60.0)
+    cache.pin(range(40), 60.0)
     (first,) = cache.tree.roots[""].children.values()
     cache.tree.discard(list(first.children.values()))
     for number in range(1, 200):
-        cache.hold(range(40), 60.0 if number == 1 else 1e-9)
+        cache.pin(range(40), 60.0 if number == 1 else 1e-9)
     cache.now = 61.0
-    cache.holds.expire()
-    assert not list(cache.holds.held())
+    cache.pins.expire()
+    assert not list(cache.pins.runs())

@@ -51,6 +51,6 @@ def test_no_request_looks_at_all_scopes(aside):
     (node,) = tree.roots[5].children.values()
     assert archive.get(node).scope == 5
     assert tree.drop("a") and tree.drop(3) and "a" not in tree.roots and all(request.source for request in others)
-    world.scheduler.holds.expire()
-    assert not list(world.scheduler.holds.held())
+    world.scheduler.pins.expire()
+    assert not list(world.scheduler.pins.runs())
     assert tree.roots is roots and roots.walks == 0

@@ -169,7 +169,7 @@ class Keeping(Life):
     def erase_slot(self, number):
         if (lane := self.lane(number)) is None:
             return
-        pinned, ready = self.tree.ledger.num_pinned, self.tree.ledger.num_ready
+        pinned, ready = self.tree.ledger.num_in_use, self.tree.ledger.num_ready
         erased = self.slots().erase(lane)
-        assert self.tree.ledger.num_pinned == pinned <= self.tree.ledger.num_ready <= ready
+        assert self.tree.ledger.num_in_use == pinned <= self.tree.ledger.num_ready <= ready
         SEEN["erase slot"] += erased > 0

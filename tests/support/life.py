@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slotcache.models.costs import CPU
 from slotcache.slots.check import check
-from slotcache.slots.eviction import POLICIES, Replacement
-from slotcache.slots.pins import Holds
+from slotcache.slots.eviction import POLICIES, EvictionPolicy
+from slotcache.slots.pins import Pins
 from slotcache.slots.plan import Clear
 from slotcache.slots.request import PlacedDocument, Request
 from slotcache.slots.scheduler import Scheduler
@@ -31,7 +31,7 @@ SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and wh
 EXPECTED = {
     *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load", "set aside"),
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
-    *("refused", "interrupted", "abandoned", "evict", "drop", "forget", "save ahead", "hold", "release", "expire"),
+    *("refused", "interrupted", "abandoned", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
     *("overtaken", "guess", "private"),
 }
 
@@ -110,13 +110,13 @@ class Life(RuleBasedStateMachine):
     def build(self, cells, host, states):
         """A cache with nothing in it."""
         self.memory = Memory(cells, self.can_cut)
-        tier = HostTier(host if self.can_cut else 0, Replacement(self.policy))
-        self.tree = PrefixTree(cells, self.num_ids, tier, Replacement(self.policy), costs=self.costs)
+        tier = HostTier(host if self.can_cut else 0, EvictionPolicy(self.policy))
+        self.tree = PrefixTree(cells, self.num_ids, tier, EvictionPolicy(self.policy), costs=self.costs)
         self.met_others: set[int] = set()  # requests that did not run alone all the time
         self.snapshots = Snapshots(self.tree, states or 0, spacing=8)
         self.snapshots.fixed_bytes = self.snapshots.token_bytes = 1
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, **self.shape)
-        self.scheduler.holds = Holds(self.tree, lambda: self.now)
+        self.scheduler.pins = Pins(self.tree, lambda: self.now)
 
     @rule(asks=st.lists(ASKS, min_size=1, max_size=3), steps=st.integers(0, 6))
     def submit(self, asks, steps):
@@ -194,7 +194,7 @@ class Life(RuleBasedStateMachine):
     def let_go_by(self, act, scope):
         """Whether there was anything to let go."""
         tree = self.tree
-        before, pinned, saved = tree.ledger.num_ready, tree.ledger.num_pinned, tree.host.num_saved
+        before, pinned, saved = tree.ledger.num_ready, tree.ledger.num_in_use, tree.host.num_saved
         if act == "evict":
             leaves = (node for node in tree.ledger.parked if tree.ledger.is_leaf(node))
             least = min(leaves, key=lambda node: node.priority, default=None)
@@ -215,21 +215,21 @@ class Life(RuleBasedStateMachine):
         tree.forget(scope)
         return before > tree.ledger.num_ready
 
-    @rule(acts=st.lists(st.sampled_from(["release", 3, "hold", 1]), max_size=3), of=st.integers(1, 3), scope=SCOPES)
-    def hold(self, acts, of, scope):
-        """A hold for two seconds, then others, their end, and seconds that pass."""
-        holds, tokens = self.scheduler.holds, np.array(self.history(of), np.int32)
-        for act in ["hold", *acts]:
-            before = len(list(holds.held()))
-            if act == "hold":
-                SEEN[act] += bool(holds.hold(scope, tokens, 2))
-            elif act == "release":
-                SEEN[act] += bool(holds.release(scope, tokens))
+    @rule(acts=st.lists(st.sampled_from(["unpin", 3, "pin", 1]), max_size=3), of=st.integers(1, 3), scope=SCOPES)
+    def pin(self, acts, of, scope):
+        """Pin a prompt for two seconds; then more pins, their ends, and seconds that pass."""
+        pins, tokens = self.scheduler.pins, np.array(self.history(of), np.int32)
+        for act in ["pin", *acts]:
+            before = len(list(pins.runs()))
+            if act == "pin":
+                SEEN[act] += bool(pins.pin(scope, tokens, 2))
+            elif act == "unpin":
+                SEEN[act] += bool(pins.unpin(scope, tokens))
             else:
                 self.now += act
-                holds.expire()
-                SEEN["expire"] += len(list(holds.held())) < before
-                assert all(node.held_until > self.now for node in holds.held())
+                pins.expire()
+                SEEN["expire"] += len(list(pins.runs())) < before
+                assert all(node.pinned_until > self.now for node in pins.runs())
 
     def carry_out(self, operations):
         for operation in operations:
@@ -314,7 +314,7 @@ class Life(RuleBasedStateMachine):
             self.snapshots.drop(scope)
         self.carry_out(ledger.take_operations())
         assert tree.host.num_tokens == 0 and not tree.host.nodes
-        assert ledger.num_ready == ledger.num_pending == ledger.num_pinned == 0 and not tree.roots and not ledger.parked
+        assert ledger.num_ready == ledger.num_pending == ledger.num_in_use == 0 and not tree.roots and not ledger.parked
         assert self.memory.num_used == 0 and not any(self.memory.cells.values()), "cells have leaked"
         assert sorted(ledger._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
         assert self.snapshots.num_bytes == 0 and not any(root.children for root in self.snapshots.roots.values())
