@@ -1,7 +1,7 @@
-"""What a run is worth to the tier that holds it: the one worth least leaves first.
+"""Eviction: what a run is worth to a tier. The run with the lowest priority leaves first.
 
-PGDSF is RAGCache's prefix-aware Greedy-Dual-Size-Frequency (section 5.1, formulas 2 to 4). The others are what it is
-measured against.
+PGDSF is RAGCache's prefix-aware Greedy-Dual-Size-Frequency (section 5.1, formulas 2 to 4). The remaining policies are what
+it is measured against. A new policy is a function and an entry in POLICIES.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from .node import Node
+from .profile import Profile
 
 Worth = Callable[[Node], float]
-"""Without the clock; a request more, or a dearer token, makes it larger."""
+"""Without the clock; one more request, or a dearer token, makes it larger."""
 
 
 def pgdsf(node: Node) -> float:
-    """How often it is used, times what one of its tokens costs to compute where it stands (cost over size)."""
+    """Return how often a run is used, times what one of its tokens costs to compute where it stands (cost over size)."""
     return node.frequency * node.token_cost
 
 
 def gdsf(node: Node) -> float:
-    """The same where every token costs the same."""
+    """Return the same where every token costs the same."""
     return float(node.frequency)
 
 
@@ -36,11 +37,11 @@ def lru(node: Node) -> float:
 
 
 POLICIES: Mapping[str, Worth] = {"pgdsf": pgdsf, "gdsf": gdsf, "lru": lru, "lfu": lfu}
-AGEING = frozenset({"pgdsf", "gdsf"})  # with a clock, so that what was used often, once, does not stay for ever
+AGEING = frozenset({"pgdsf", "gdsf"})  # with a clock, so that a run that was popular once does not stay for ever
 
 
 class EvictionPolicy:
-    """One tier's priorities. Raises ValueError for an unknown policy."""
+    """The priorities of one tier. Raises ValueError for an unknown policy."""
 
     def __init__(self, policy: str = "pgdsf") -> None:
         if policy not in POLICIES:
@@ -50,20 +51,36 @@ class EvictionPolicy:
         self._clock = 0.0
 
     def priority(self, node: Node) -> float:
-        """A node's priority, as of now: it is used, or it comes to this tier. What is held leaves last."""
+        """Return the priority of a run that is used now or comes to this tier. Pinned runs leave last."""
         return math.inf if node.pinned_until else self._clock + self._worth(node)
 
     def on_evict(self, priority: float) -> None:
-        """A node of this priority has left: whatever is used from now on counts for more."""
+        """Note the priority of a run that leaves: every later use counts for more."""
         if self._ages and priority < math.inf:
             self._clock = max(self._clock, priority)
 
 
-class Candidates:
-    """Runs that may leave a tier, the first to leave on top of a heap.
+def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = False, guess: bool = False) -> None:
+    """Count a request's use of the runs of a path, the last one first: frequencies, and the cost of runs without KV.
 
-    `offer` adds an entry whenever a run's place may have changed or it may leave again, in O(log n); entries that are no
-    longer true stay, and are passed over by `pop`. place: what runs are sorted by. may_leave: whether a run can leave now.
+    continues: the request continues an earlier one, and its use of the same runs is not counted again: a conversation of
+    many turns must not make its history dearer than the histories of its rivals. guess: no client asked for it yet.
+    """
+    missing = [node for node in nodes if not node.is_cached]
+    new = sum(len(node.tokens) for node in missing)
+    if missing:
+        token_cost = profile.seconds(nodes[0].end - new, new) / new
+        for node in missing:
+            node.note_miss(token_cost)
+    for node in nodes:
+        node.frequency += not (guess or (continues and node.frequency))
+
+
+class Candidates:
+    """The runs that may leave a tier, in a heap with the first to leave on top.
+
+    `offer` adds an entry when a run's place may have changed or when it may leave again, in O(log n). `pop` passes over
+    outdated entries. place: the sort key of a run. may_leave: whether a run can leave now.
     """
 
     def __init__(self, place: Callable[[Node], tuple[float, int]], may_leave: Callable[[Node], bool]) -> None:
@@ -73,36 +90,36 @@ class Candidates:
         self._limit = 64
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all entries."""
         self._heap = []
 
     def offer(self, node: Node) -> None:
-        """A run may leave from now on, or its place has changed."""
+        """Add a run that may leave from now on, or that has a new place."""
         heapq.heappush(self._heap, (self._place(node), next(self._count), node))
         if len(self._heap) > self._limit:
             self._forget_outdated()
 
     def pop(self) -> Node | None:
-        """The run that leaves next, which has no entry then; None where none may leave."""
+        """Take out the run that leaves next. None: no run may leave."""
         while self._heap:
             place, _, node = heapq.heappop(self._heap)
-            if self._is_true(place, node):
+            if self._is_current(place, node):
                 return node
         return None
 
     @property
     def nodes(self) -> set[Node]:
-        """Runs that `pop` would find, sooner or later."""
-        return {node for place, _, node in self._heap if self._is_true(place, node)}
+        """The runs that `pop` would return sooner or later."""
+        return {node for place, _, node in self._heap if self._is_current(place, node)}
 
     def _forget_outdated(self) -> None:
-        """Keep one entry a run: the first one that is true."""
+        """Keep one entry a run, the first one that is current."""
         kept: dict[Node, tuple[tuple[float, int], int, Node]] = {}
         for entry in sorted(self._heap, reverse=True):
-            if self._is_true(entry[0], entry[2]):
+            if self._is_current(entry[0], entry[2]):
                 kept[entry[2]] = entry
         self._heap = sorted(kept.values())
         self._limit = 2 * len(self._heap) + 64
 
-    def _is_true(self, place: tuple[float, int], node: Node) -> bool:
+    def _is_current(self, place: tuple[float, int], node: Node) -> bool:
         return place == self._place(node) and self._may_leave(node)

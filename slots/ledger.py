@@ -1,4 +1,4 @@
-"""The ledger of the device: which sequence holds which runs, how many cells that takes, and what is to be moved."""
+"""The ledger of the device: sequences, the cells that they hold, and the memory operations that are due."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .tiers.host import HostTier
 
 
 class Ledger:
-    """Keeps sequences, cells and counts in step with the runs of a prefix tree, whose shape is not its business.
+    """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes their shape.
 
-    Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan. rest: how
-    many of a prompt's last tokens are computed, whatever is cached. host: told of runs whose copies may leave it.
+    Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan. host: is
+    told of runs whose copies may leave it. rest: how many of a prompt's last tokens are computed even if they are cached.
     """
 
     def __init__(self, num_cells: int, num_sequences: int, host: HostTier, *, policy: EvictionPolicy, rest: int) -> None:
@@ -22,15 +22,15 @@ class Ledger:
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_in_use = 0  # ready cells that running requests need
         self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
+        self.leaves = Candidates(self._place, self.is_leaf)
         self._num_sequences = num_sequences
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
-        self.leaves = Candidates(self._place, self.is_leaf)
         self._num_parked = 0  # ever
         self._host, self._policy, self._rest = host, policy, rest
 
     def clear(self) -> None:
-        """Forget everything, even what is inconsistent: no cell or sequence is in use then."""
+        """Forget everything, even in an inconsistent state. No cell or sequence is in use then."""
         self.parked, self._operations = {}, []
         self.num_ready = self.num_pending = self.num_in_use = 0
         self._free_ids = list(range(self._num_sequences))[::-1]
@@ -47,31 +47,31 @@ class Ledger:
         return len(self._free_ids)
 
     def most_cached(self, num_tokens: int) -> int:
-        """How much of a prompt may come from the cache."""
+        """Return how much of a prompt may come from the cache."""
         return max(num_tokens - self._rest, 0)
 
     def take_operations(self) -> tuple[Operation, ...]:
-        """The memory operations decided since the last call, in the order they must run."""
+        """Return the memory operations decided since the last call, in the order in which they must run."""
         operations, self._operations = tuple(self._operations), []
         return operations
 
     def perform(self, operation: Operation) -> None:
-        """Have an operation carried out behind those that were decided before."""
+        """Queue an operation behind those that were decided before."""
         self._operations.append(operation)
 
     # ---- running sequences -----------------------------------------------------------------------------------------
 
     def begin(self, tip: Node) -> Sequence:
-        """A new sequence on the path to `tip`, which holds nothing yet; there must be a free id."""
+        """Return a new sequence, still without KV, on the path to `tip`. Needs a free id."""
         return Sequence(self._free_ids.pop(), tip)
 
     def resume(self, sequence: Sequence, tip: Node) -> None:
-        """A parked sequence runs again, on a path to `tip` that begins with its own."""
+        """Let a parked sequence run again, on a path to `tip` that begins with its own."""
         del self.parked[sequence.tip]
         sequence.tip, sequence.active = tip, True
 
     def share(self, sequence: Sequence, upto: int) -> None:
-        """Let `sequence` hold its path up to `upto`, from whoever holds it."""
+        """Let `sequence` hold its path up to position `upto`, from the sequence that holds most of it."""
         nodes = [node for node in path(sequence.tip) if sequence.length < node.end and node.start < upto]
         donor = nodes[0].longest_holder()
         self._operations.append(Share(donor.id, sequence.id, sequence.length, upto))
@@ -80,7 +80,7 @@ class Ledger:
         sequence.length = upto
 
     def catch_up(self, sequence: Sequence) -> int:
-        """Share what others have computed on this sequence's path since; how many tokens that was."""
+        """Share KV that other sequences have computed on this sequence's path. Return how many tokens that was."""
         node = next((node for node in path(sequence.tip) if node.ready), None)
         upto = min(node.start + node.ready, self.most_cached(sequence.tip.end)) if node else 0
         gained = upto - sequence.length
@@ -89,10 +89,10 @@ class Ledger:
         return max(gained, 0)
 
     def advance(self, sequence: Sequence, stop: int) -> None:
-        """`sequence` has computed its path up to position `stop`.
+        """Note that `sequence` has computed its path up to position `stop`.
 
-        Where somebody else has the same tokens already, its own cells are given back and theirs shared: a token's KV
-        stands in one cell only.
+        Where another sequence has the same tokens already, the new cells are given back and the old ones shared: a token's
+        KV stands in one cell only.
         """
         for node in path(sequence.tip):
             if node.end <= sequence.length:
@@ -112,7 +112,7 @@ class Ledger:
     # ---- parked sequences ------------------------------------------------------------------------------------------
 
     def park(self, sequence: Sequence) -> None:
-        """Keep a sequence that nobody runs, unless others hold all that it does; shorter ones that it covers go."""
+        """Keep a sequence after its request. It is dropped if another one covers it, and drops those that it covers."""
         sequence.active = False
         for node in path(sequence.tip):
             parked = self.parked.get(node)
@@ -123,8 +123,30 @@ class Ledger:
         else:
             self._keep(sequence)
 
+    # Whose cells are these? A running prompt with its answer, from position 0 on:
+    #
+    #     |----- shared prefix -----|-------- own --------|------ pending ------|---- private tail ----|
+    #     0      cached, or forked         computed               claimed           generated tokens
+    #
+    #                     held by                                    counted in               freed by
+    #     shared prefix   the request's sequence and more of them    num_ready, num_in_use    evict, once no request uses it
+    #     own             the request's sequence alone               num_ready, num_in_use    evict, once no request uses it
+    #     pending         no sequence yet: promised cells            num_pending              _prune, if it is never computed
+    #     private tail    the request's sequence                     Request.num_tail         release: it becomes a run
+    #     idle runs       parked sequences                           num_ready                evict, leaves first
+    #
+    # A cell is counted once, however many sequences hold it, so eviction could free num_ready - num_in_use cells. A leaf is
+    # a run that one parked sequence alone holds: to trim that sequence frees its cells. The leaf's parent may be next.
+
+    def take_leaf(self) -> Node | None:
+        """Choose the leaf that leaves the device next: the lowest priority, and of equals the one parked first."""
+        leaf = self.leaves.pop()
+        if leaf is not None:
+            self._policy.on_evict(leaf.priority)
+        return leaf
+
     def retreat(self, sequence: Sequence, leaf: Node) -> None:
-        """A parked sequence gives up its last run, and lives on at the parent if it is needed there."""
+        """Free the cells of a leaf. Its parked sequence ends at the parent from now on, if it is needed there."""
         assert leaf.parent is not None and leaf.sequences == {sequence}
         del self.parked[leaf]
         self.count_ready(leaf, -leaf.ready)
@@ -134,7 +156,7 @@ class Ledger:
         self.park(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """End a sequence that nobody runs."""
+        """End a sequence that no request runs. Cells that no other sequence holds are free."""
         if self.parked.get(sequence.tip) is sequence:
             del self.parked[sequence.tip]
         for node in path(sequence.tip):
@@ -144,18 +166,11 @@ class Ledger:
         self._free_ids.append(sequence.id)
 
     def is_leaf(self, node: Node) -> bool:
-        """Whether a parked sequence ends in a run, and nobody needs or continues it: then its cells can be freed.
+        """Return whether the cells of a run can be freed: a parked sequence ends in it, and no other one holds it.
 
-        Whoever holds a run behind it holds this one, too.
+        A sequence that holds a run behind it holds this one, too.
         """
         return node in self.parked and not node.in_use and len(node.sequences) == 1
-
-    def take_leaf(self) -> Node | None:
-        """The leaf of the lowest priority, which is about to leave; of equals the one that was parked first."""
-        leaf = self.leaves.pop()
-        if leaf is not None:
-            self._policy.on_evict(leaf.priority)
-        return leaf
 
     def _keep(self, sequence: Sequence) -> None:
         self._num_parked += 1
@@ -164,7 +179,7 @@ class Ledger:
         self.leaves.offer(sequence.tip)
 
     def _offer(self, node: Node) -> None:
-        """A run may have become a leaf, or one of another priority."""
+        """Consider a run that may have become a leaf, or has another priority."""
         if node in self.parked:
             self.leaves.offer(node)
 
@@ -174,7 +189,7 @@ class Ledger:
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """A run was cut in two. A parked sequence that ends in the upper part has its tip there now."""
+        """Move the tip of a parked sequence that ends in the upper part of a run that was cut."""
         parked = self.parked.get(lower)  # active tips are always at a run's end
         if parked and parked.length <= upper.end:
             del self.parked[lower]
@@ -183,19 +198,19 @@ class Ledger:
         self._offer(lower)
 
     def touch(self, node: Node) -> None:
-        """A node is used, or is held, or is not any longer: its priority, as of now."""
+        """Set the priority of a run that is used, pinned or unpinned now."""
         node.priority = self._policy.priority(node)
         self._offer(node)
 
     def begin_use(self, node: Node) -> None:
-        """One running request more has this run on its path."""
+        """Count one more running request with this run on its path."""
         if not node.in_use:
             self.num_in_use += node.ready
             self.num_pending += len(node.tokens) - node.ready
         node.in_use += 1
 
     def end_use(self, node: Node) -> None:
-        """One running request less has this run on its path."""
+        """Count one running request less with this run on its path."""
         node.in_use -= 1
         if not node.in_use:
             self.num_in_use -= node.ready
@@ -204,15 +219,15 @@ class Ledger:
             self._offer(node)
 
     def count_ready(self, node: Node, change: int) -> None:
-        """`change` tokens of the run became ready (or, negative, stopped being so)."""
+        """Count `change` more ready tokens of a run, or fewer, if it is negative."""
         node.ready += change
         self.num_ready += change
         if node.in_use:
             self.num_in_use += change
             self.num_pending -= change
-            self._host.offer(node)  # its request has its own cells now
+            self._host.offer(node)  # its copy is not claimed any more: the KV is on the device
 
 
 def _is_covered(sequence: Sequence) -> bool:
-    """Whether another sequence holds everything that this one does."""
+    """Return whether another sequence holds all KV that this one holds."""
     return any(other.length >= sequence.length for other in sequence.tip.sequences if other is not sequence)

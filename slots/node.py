@@ -52,7 +52,7 @@ class Node:
     def complete(self) -> bool:
         return self.ready == len(self.tokens)
 
-    def missed(self, token_cost: float) -> None:
+    def note_miss(self, token_cost: float) -> None:
         """A request has to compute it, at so many seconds a token (RAGCache, formula 4)."""
         self.num_misses += 1
         self.token_cost += (token_cost - self.token_cost) / self.num_misses
