@@ -6,7 +6,7 @@ A record stands for itself: it has all tokens from the first one on, so whoever 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Record:
     tokens: np.ndarray
     start: int
     data: np.ndarray
+    _: KW_ONLY
     documents: tuple[tuple[str, int], ...] = ()
     frequency: int = 1
     token_cost: float = 0.0
@@ -68,7 +69,15 @@ class Archive:
         tokens = np.concatenate([one.tokens for one in path(node)][::-1])[:stop]
         documents = ((key, origin.end) for origin, key in node.document_of if stop == node.end)
         within = tuple((key, at) for key, at in documents if at <= node.start)
-        return Record(scope_of(node), tokens, node.start, data, within, node.frequency, node.token_cost)
+        return Record(
+            scope_of(node),
+            tokens,
+            node.start,
+            data,
+            documents=within,
+            frequency=node.frequency,
+            token_cost=node.token_cost,
+        )
 
     def put(self, record: Record, source: str = "disk") -> bool:
         """Put a record into the host tier, if what comes before it is cached and there is room; whether it is there then.

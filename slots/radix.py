@@ -25,7 +25,7 @@ class Root(Node):
     scope: Scope = field(kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """How much of a prompt is known: `length` tokens are in the tree, of which the first `ready` have KV.
 
@@ -73,7 +73,15 @@ class RadixTree:
             if common < len(child.tokens):
                 break
         ends = length == len(tokens) and node.end == origin.end + length
-        return Match(node, length, ready_node, ready, covered, evictable, node if ends else None)
+        return Match(
+            node=node,
+            length=length,
+            ready_node=ready_node,
+            ready=ready,
+            covered=covered,
+            evictable=evictable,
+            exact_end=node if ends else None,
+        )
 
     def root(self, scope: Scope) -> Root:
         """Where a scope begins; it has a root from now on."""

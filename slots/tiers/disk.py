@@ -200,7 +200,7 @@ class DiskTier:
         if self._write_file(path, parts, now):
             self.num_written += 1
             with self._indexing:
-                self._index.add(path, scope, record.start, record.tokens, size, now)
+                self._index.add(path, scope, record.start, record.tokens, size=size, used=now)
 
     def _write_file(self, path: Path, parts: list[bytes | memoryview], now: int) -> bool:
         """Write a file aside and rename it."""
@@ -288,7 +288,7 @@ class DiskTier:
             self._refuse(path, error)
             return
         with self._indexing:
-            self._index.add(path, head.scope, head.start, tokens, size, used)
+            self._index.add(path, head.scope, head.start, tokens, size=size, used=used)
 
     def _refuse(self, path: Path, error: Exception) -> None:
         if isinstance(error, FileNotFoundError):

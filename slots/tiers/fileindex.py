@@ -20,7 +20,7 @@ from ..scope import Scope
 MOMENT = 1000  # ns: what file systems tell apart
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Entry:
     """A file with the run at positions [start, stop). used: ns. node: the index's node that ends where the run does."""
 
@@ -42,10 +42,11 @@ class FileIndex(RadixTree):
         self.num_bytes = 0
         self._covers: dict[Node, list[Entry]] = {}
 
-    def add(self, file: Path, scope: str, start: int, tokens: np.ndarray, size: int, used: int) -> Entry:
+    def add(self, file: Path, scope: str, start: int, tokens: np.ndarray, *, size: int, used: int) -> Entry:
         """Note a file that holds the KV of `tokens` (int32) from `start` on."""
         node = self.insert(self.root(Scope.shared(scope)), tokens, (start,))[len(tokens)]
-        entry = self.entries[file] = Entry(file, scope, start, len(tokens), size, used, node)
+        entry = Entry(path=file, scope=scope, start=start, stop=len(tokens), size=size, used=used, node=node)
+        self.entries[file] = entry
         for covered in self._run(entry):
             self._covers.setdefault(covered, []).append(entry)
         self.num_bytes += size

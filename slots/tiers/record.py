@@ -44,7 +44,7 @@ class Foreign(Torn):
     """A file of another model, or of other settings."""
 
 
-class Head(Struct, frozen=True, forbid_unknown_fields=True):
+class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a file says of itself. tokens: how many it has; size: bytes of KV; path, data: the digests of both."""
 
     model: HexDigest
@@ -80,17 +80,17 @@ def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
     """A record's file, in parts."""
     tokens, data = record.tokens.astype("<i4").tobytes(), record.data.data
     head = Head(
-        made_by.model,
-        made_by.settings,
-        record.scope.name,
-        record.start,
-        len(record.tokens),
-        len(record.data),
-        record.documents,
-        record.frequency,
-        record.token_cost,
-        _digest(tokens),
-        _digest(data),
+        model=made_by.model,
+        settings=made_by.settings,
+        scope=record.scope.name,
+        start=record.start,
+        tokens=len(record.tokens),
+        size=len(record.data),
+        documents=record.documents,
+        frequency=record.frequency,
+        token_cost=record.token_cost,
+        path=_digest(tokens),
+        data=_digest(data),
     )
     text = msgspec.json.encode(head)
     if len(text) > MOST_HEAD:  # the names of documents only help to order them
@@ -111,7 +111,8 @@ def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
     """The record in the next `size` bytes of a file. Raises Torn, Foreign and OSError."""
     head, tokens = read_path(file, size, made_by)
     data = _read(file, head.size, head.data, "its checksum is wrong")
-    return Record(Scope.shared(head.scope), tokens, head.start, data, head.documents, head.frequency, head.token_cost)
+    worth = {"frequency": head.frequency, "token_cost": head.token_cost}
+    return Record(Scope.shared(head.scope), tokens, head.start, data, documents=head.documents, **worth)
 
 
 def read_path(file: BufferedIOBase, size: int, made_by: Provenance) -> tuple[Head, np.ndarray]:

@@ -204,7 +204,7 @@ def test_documents_are_found_again(model, prompt, records):
     first, second = records[0], records[1]
     archive, tree = Archive(lab.scheduler.tree, cut), lab.scheduler.tree
     assert archive.put(first, "disk")
-    marked = Record(SCOPE, second.tokens, second.start, second.data, (("key", 100),))
+    marked = Record(SCOPE, second.tokens, second.start, second.data, documents=(("key", 100),))
     assert archive.put(marked, "disk")
     origin = next(iter(tree.roots[SCOPE].children.values()))
     assert origin.documents["key"].end == 260

@@ -73,7 +73,7 @@ def test_a_conversation_does_not_make_its_history_dearer_to_others():
 def test_of_two_used_alike_the_dearer_stays():
     profile = Profile(CPU.chunk)
     for start, seconds in ((0, 0.1), (1000, 0.3)):
-        profile.observe(Plan((), (Span(0, 0, start, np.zeros(100, np.int32), False),)), seconds)
+        profile.observe(Plan((), (Span(0, 0, start, np.zeros(100, np.int32), logits=False),)), seconds)
     tier = Tier(150, "pgdsf", profile)
     tier.use(*run(500, 100), *run(300, 20), stops=[100])  # 20 tokens behind 100 others
     tier.use(*run(100))
@@ -135,15 +135,15 @@ def test_a_profile_learns_what_depth_costs():
     assert profile.seconds(1000, 10) == 10, "nothing seen: every token costs the same"
     for start in (0, 512, 1024, 2048):
         mean = start + 256
-        plan = Plan((), (Span(0, 0, start, np.zeros(512, np.int32), False),))
+        plan = Plan((), (Span(0, 0, start, np.zeros(512, np.int32), logits=False),))
         profile.observe(plan, 512 * (1e-3 + 1e-6 * mean))
     assert profile.seconds(0, 100) == pytest.approx(100 * (1e-3 + 1e-6 * 50), rel=1e-6)
     assert profile.seconds(4000, 100) == pytest.approx(100 * (1e-3 + 1e-6 * 4050), rel=1e-6)
-    profile.observe(Plan((), (Span(0, 0, 0, np.zeros(8, np.int32), False),)), 10.0)
+    profile.observe(Plan((), (Span(0, 0, 0, np.zeros(8, np.int32), logits=False),)), 10.0)
     assert profile.seconds(0, 100) < 1, "a small step says nothing"
 
 
 def test_a_profile_of_one_depth_is_flat():
     profile = Profile(CPU.chunk)
-    profile.observe(Plan((), (Span(0, 0, 0, np.zeros(100, np.int32), False),)), 0.2)
+    profile.observe(Plan((), (Span(0, 0, 0, np.zeros(100, np.int32), logits=False),)), 0.2)
     assert profile.seconds(5000, 10) == pytest.approx(0.02)

@@ -93,7 +93,12 @@ def test_snapshots_leave_no_piece_that_is_smaller_than_the_rest():
     scheduler = Scheduler(tree, num_lanes=1, snapshots=Snapshots(tree, 1000, spacing=8))
     tokens = np.arange(200, dtype=np.int32)
     request = Request(
-        1, Fixed(tokens, [4, 40, 90, 93, 150, 185, 195]), 2, Scope.private(1), False, snapshot_scope=Scope.shared("kept")
+        1,
+        Fixed(tokens, [4, 40, 90, 93, 150, 185, 195]),
+        2,
+        Scope.private(1),
+        cache=False,
+        snapshot_scope=Scope.shared("kept"),
     )
     scheduler.submit(request)
     sizes = []

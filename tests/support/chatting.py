@@ -94,15 +94,14 @@ class Chatting(Life):
         new = [DOCUMENTS[rank] for rank in turn.ranks if not turn.dedup or DOCUMENTS[rank].id not in shown]
         repeated = tuple(DOCUMENTS[rank].id for rank in turn.ranks if turn.dedup and DOCUMENTS[rank].id in shown)
         documents = DocumentSet(
-            tuple(new),
-            tuple(ids(document.text) for document in new),
-            turn.policy,
-            hint if turn.hints else None,
-            repeated,
-            np.array([4] * len(repeated), np.int32),
-            None,
-            turn.keep_first,
-            turn.keep_last,
+            documents=tuple(new),
+            tokens=tuple(ids(document.text) for document in new),
+            policy=turn.policy,
+            hint=hint if turn.hints else None,
+            repeated=repeated,
+            location=np.array([4] * len(repeated), np.int32),
+            keep_first=turn.keep_first,
+            keep_last=turn.keep_last,
         )
         return (*history, documents, Fixed(np.array(turn.question, np.int32), "the question"))
 

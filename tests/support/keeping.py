@@ -146,7 +146,7 @@ class Keeping(Life):
     def use_restored(self, scope, tokens):
         """A request that continues what was restored computes none of it, or no more than its rest."""
         self.histories.append(tokens)
-        ask = Ask(1, 1.0, [1], set(), 1, scope, True, 0, False)
+        ask = Ask(of=1, share=1.0, fresh=[1], stops=set(), limit=1, scope=scope, cache=True, priority=0, background=False)
         if len(tokens) + 2 > CONTEXT:
             return
         self.submit_one(ask)

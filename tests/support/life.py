@@ -43,7 +43,7 @@ def greedy(prompt: list[int], limit: int) -> list[int]:
     return tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ask:
     """A request to come. of: which of the latest histories it goes on with, share: how much of that it repeats."""
 
@@ -138,7 +138,17 @@ class Life(RuleBasedStateMachine):
         kept = ask.scope if ask.cache and not self.can_cut else None  # where its states are kept
         cache = ask.cache and self.can_cut
         scope, guess = ask.scope if cache else Scope.private(number), ask.background and ask.of == 1
-        request = Request(number, prompt, ask.limit, scope, cache, ask.priority, ask.background, guess, snapshot_scope=kept)
+        request = Request(
+            number,
+            prompt,
+            ask.limit,
+            scope,
+            cache=cache,
+            priority=ask.priority,
+            background=ask.background,
+            guess=guess,
+            snapshot_scope=kept,
+        )
         self.scheduler.submit(request)
         self.open.append(request)
         return request

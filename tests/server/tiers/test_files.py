@@ -146,7 +146,7 @@ def test_a_beginning_is_kept_though_it_was_written_as_a_longer_run(tmp_path):
     branch = Record(whole.scope, np.concatenate([whole.tokens[:40], np.full(9, 7, np.int32)]), 40, np.zeros(1000, np.uint8))
     others = [path_of(number, 10)[0] for number in range(2, 6)]
     disk = DiskTier(tmp_path, 7000, HERE)
-    written(disk, whole, others[0], branch, *others[1:3])
+    written(disk, *[whole, others[0], branch, *others[1:3]])
     assert on_disk(tmp_path) == {file_name(one) for one in (whole, branch, *others[1:3])}
     written(disk, others[3])
     assert on_disk(tmp_path) == {file_name(one) for one in (whole, *others[1:])}
@@ -172,13 +172,13 @@ def test_after_a_restart_what_a_full_disk_kept_is_found(tiny, tmp_path):
 
 def test_folders_of_other_settings_are_under_the_same_bound(tmp_path):
     one = DiskTier(tmp_path, 6000, THERE)
-    written(one, *path_of(1, 10, 10, 10, 10))
+    written(one, *path_of(1, *[10] * 4))
     other = DiskTier(tmp_path, 6000, HERE)
     written(other, *path_of(1, 10, 10, 10))
     total = sum(file.stat().st_size for file in files(tmp_path))
     assert total == other.num_bytes <= 6000
     left = [file for file in files(tmp_path) if file.parent == one.folder]
-    assert {file.name for file in left} < {file_name(record) for record in path_of(1, 10, 10, 10, 10)[:3]}
+    assert {file.name for file in left} < {file_name(record) for record in path_of(1, *[10] * 4)[:3]}
     written(one, *path_of(2, 10))  # it goes on, though files of it are gone
     assert one.num_written == 5
     for number in range(3, 9):

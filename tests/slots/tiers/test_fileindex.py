@@ -33,13 +33,13 @@ def test_beginnings_leave_last(paths, runs, data):
         file = Path(str(number))
         assert needed >= {name for name, other in files.items() if stands_on((start, tokens), other)}
         index.use(index.beginnings("s", start, array), now)
-        index.add(file, "s", start, array, 1, now)
+        index.add(file, "s", start, array, size=1, used=now)
         files[file] = (start, tuple(tokens))
         if data.draw(st.booleans()):
             leave(index, files)
     again = FileIndex()  # after a restart, from the files' times
     for entry in index.newest_first():
-        again.add(entry.path, "s", entry.start, np.array(files[entry.path][1], np.int32), 1, entry.used)
+        again.add(entry.path, "s", entry.start, np.array(files[entry.path][1], np.int32), size=1, used=entry.used)
     again.settle()
     assert [one.path for one in again.newest_first()] == [one.path for one in index.newest_first()]
     while files:
