@@ -1,6 +1,6 @@
-"""Runs of the prefix tree as records that can be kept elsewhere, and their way back into the host tier.
+"""Host memory as a tier of records: runs of the prefix tree on their way to lower tiers and files, and back.
 
-A record stands for itself: it has all tokens from the first one on, so whoever brings it back need not believe anything.
+A record stands for itself: it has all tokens from the first one on, so it is taken back only where its tokens match.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from .scope import Scope
 from .tree import PrefixTree
 
 Cut = Callable[[np.ndarray, int, int], np.ndarray]
-"""The part of a copy (uint8) at positions [start, stop)."""
+"""Returns the part of a copy (uint8) at positions [start, stop)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
     """A run's KV. tokens: int32, the path's from position 0 to the run's end; data (uint8): the KV from `start` on.
 
-    documents: (key, position where it begins) of the documents that end with the run. frequency, token_cost: what the
-    run is worth, as in `Node`.
+    documents: (key, first position) of the documents that end with the run. frequency, token_cost: as in `Node`.
     """
 
     scope: Scope
@@ -38,30 +37,30 @@ class Record:
 
 
 class Archive:
-    """Reads records out of a tree and puts them back."""
+    """Reads records out of a tree's host tier and puts them back. The tier protocol, with nodes for keys."""
 
     def __init__(self, tree: PrefixTree, cut: Cut) -> None:
         self._tree, self._cut = tree, cut
 
     def has_room(self, record: Record) -> bool:
-        """Whether the part of a record that is not cached fits, and nothing has to leave for it."""
+        """Return whether the uncached part of a record fits with no other copy leaving for it."""
         return self._tree.host.has_room(len(record.tokens) - self.length(record.scope, record.tokens))
 
     def get(self, node: Node) -> Record | None:
-        """A run as a record; None where its copy in host memory has not been made."""
+        """Return a run as a record; None if its copy in host memory has not been made."""
         return self.part(node, node.blob, node.end) if node.blob is not None else None
 
     def drop(self, scope: Scope) -> int:
-        """Forget what a scope holds and no running request needs; how many tokens that were."""
+        """Forget the KV of a scope that no running request needs. Return how many tokens that were."""
         return self._tree.drop(scope)
 
     def take_unsaved(self) -> list[Node]:
-        """The runs that were copied to host memory since the last call; from the first one on they are noted."""
+        """Return the runs that were copied to host memory since the last call; the first call begins to note them."""
         taken, self._tree.host.unsaved = self._tree.host.unsaved or [], []
         return taken
 
     def part(self, node: Node, blob: Blob, stop: int) -> Record | None:
-        """A run as a record, up to position `stop`, by a copy that goes so far; None where that has not been made."""
+        """Return a run up to position `stop` as a record, from a copy that reaches it; None if the copy is not made yet."""
         if blob.data is None:
             return None
         whole = (blob.start, blob.stop) == (node.start, stop)
@@ -80,15 +79,15 @@ class Archive:
         )
 
     def put(self, record: Record, source: str = "disk") -> bool:
-        """Put a record into the host tier, if what comes before it is cached and there is room; whether it is there then.
+        """Put a record into host memory if the runs before it are cached and it fits. Return whether it is cached now.
 
-        Where a part of it is cached already, what follows on that is taken. source: the tier that it comes from.
+        Of a record that is partly cached, the uncached rest is taken. source: the tier that it comes from.
         """
         tree, stop = self._tree, len(record.tokens)
         start = self.length(record.scope, record.tokens)
         if start == stop:
             return True
-        is_claimed = tree.match(record.scope, record.tokens).length > start  # somebody is computing what comes next
+        is_claimed = tree.match(record.scope, record.tokens).length > start  # a running request computes it
         if start < record.start or is_claimed or not tree.host.has_room(stop - start):
             return False
         if not all(0 <= at <= record.start for _, at in record.documents):
@@ -104,7 +103,7 @@ class Archive:
         return True
 
     def cached(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
-        """The runs that a prompt begins with and that have KV, first to last, each with the position where its KV ends."""
+        """Return the runs with KV that a prompt begins with, first to last, each with the position where its KV ends."""
         match, runs = self._tree.match(scope, tokens), []
         for node in reversed(list(path(match.node))):
             known = min(node.end, match.length)
@@ -116,6 +115,6 @@ class Archive:
         return runs
 
     def length(self, scope: Scope | None, tokens: np.ndarray) -> int:
-        """How many leading tokens of a prompt have KV, on any tier."""
+        """Return how many leading tokens of a prompt have KV on the device or in host memory."""
         runs = self.cached(scope, tokens)
         return runs[-1][1] if runs else 0

@@ -1,4 +1,4 @@
-"""What lanes ran last: taken out as records, taken in again, and forgotten."""
+"""The prompts that lanes ran last: saved as records, restored, and erased."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .scope import Scope
 
 
 class Histories:
-    """Acts on lanes that run nothing, between two steps.
+    """Acts on idle lanes, between two steps.
 
-    carry_out: has the operations that the tree has decided done now. Where it raises, memory is in no known state: only
-    `Scheduler.abandon` sets that right.
+    carry_out: performs the operations that the tree has decided, at once. If it raises, the state of memory is unknown, and
+    only `Scheduler.abandon` sets that right.
     """
 
     def __init__(self, scheduler: Scheduler, archive: Archive, carry_out: Callable[[], None]) -> None:
@@ -27,10 +27,10 @@ class Histories:
         self._archive, self._carry_out = archive, carry_out
 
     def save(self, lane: Lane) -> list[Record]:
-        """The records of a lane's history, each beginning where the one before it ends, as far as it has KV.
+        """Return the records of a lane's history as far as it has KV; each begins where the one before it ends.
 
-        Runs without a copy in host memory get one that is theirs alone: making room in the host tier could drop what
-        stands before them. Nothing can be copied where there is no host tier; then the list is empty.
+        Runs without a copy get one outside the host tier: to make room in the tier could drop the runs before them. Without
+        a host tier nothing can be copied, and the list is empty.
         """
         if self._snapshots.max_bytes:
             self._carry_out()
@@ -48,7 +48,7 @@ class Histories:
         return list(takewhile(bool, made))  # type: ignore[arg-type]
 
     def remember(self, lane: Lane, scope: Scope, tokens: np.ndarray) -> int:
-        """A lane ran these tokens last, as far as they are cached; how many that are."""
+        """Make these tokens a lane's history, as far as they are cached. Return how many that are."""
         if self._snapshots.max_bytes:
             node = self._snapshots.longest(scope, tokens)
             length = node.end if node else 0
@@ -58,7 +58,7 @@ class Histories:
         return length
 
     def erase(self, lane: Lane) -> int:
-        """Forget what only a lane's history and the start of its next turn hold; how many tokens that were."""
+        """Forget KV that only a lane's history and the start of its next turn need. Return how many tokens that were."""
         known = (lane.ahead, lane.history)
         if self._snapshots.max_bytes:
             nodes = {node for tokens in known for node in self._snapshots.along(lane.scope, tokens)}

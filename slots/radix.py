@@ -1,7 +1,6 @@
 """The shape of the prefix tree: runs of tokens that part where prompts part, one tree for each scope.
 
-A radix tree, as in SGLang's radix attention: children are found by their first token, and tokens are compared before
-anything is believed.
+A radix tree, as in SGLang's radix attention: a child is found by its first token, and matches only if its tokens are equal.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass(slots=True, eq=False)
 class Root(Node):
-    """Where the prompts of one scope begin."""
+    """The beginning of all prompts of one scope."""
 
     scope: Scope = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """How much of a prompt is known: `length` tokens are in the tree, of which the first `ready` have KV.
+    """The known prefix of a prompt: `length` tokens are in the tree, and the first `ready` of them have KV.
 
-    `node` is where the match ends; `ready_node` where its computed part ends. `covered` counts the tokens that have cells
-    or are promised some; `evictable` those of them that nothing pins, so that claiming the match makes them unreclaimable.
-    `exact_end` is the node that ends just where all the tokens end, None where they do not match or a run goes further.
+    The match ends in `node`, and its computed part in `ready_node`. `covered` counts the tokens with cells of their own or
+    promised ones; `evictable` those of them that are not in use, which a claim of the match makes unreclaimable.
+    `exact_end` is the node that ends just where the tokens end; None where they do not match or a run goes further.
     """
 
     node: Node
@@ -44,19 +43,19 @@ class Match:
 
 
 class RadixTree:
-    """Finds and places runs. What has KV, and where, is its subclass's business."""
+    """Finds, adds and splits runs. Its subclasses say what the runs stand for: KV, states, files."""
 
     def __init__(self) -> None:
         self.roots: dict[Scope, Root] = {}
         self._clock = 0
 
     def match(self, scope: Scope | None, tokens: np.ndarray) -> Match:
-        """The longest known prefix of `tokens` (int32) in `scope`, to the token, inside a run too. Changes nothing."""
+        """Return the longest known prefix of `tokens` (int32) in `scope`. It may end inside a run. Changes nothing."""
         root = (self.roots.get(scope) if scope is not None else None) or Node(NO_TOKENS, 0, None)
         return self.match_from(root, tokens)
 
     def match_from(self, origin: Node, tokens: np.ndarray) -> Match:
-        """Like `match`, for tokens that follow the end of `origin`; lengths count from there."""
+        """Match tokens that follow the end of `origin`; lengths count from there."""
         node = ready_node = origin
         length = ready = covered = evictable = 0
         while length < len(tokens):
@@ -84,13 +83,13 @@ class RadixTree:
         )
 
     def root(self, scope: Scope) -> Root:
-        """Where a scope begins; it has a root from now on."""
+        """Return the root of a scope, made if the scope has none."""
         if scope not in self.roots:
             self.roots[scope] = Root(NO_TOKENS, 0, None, scope=scope)
         return self.roots[scope]
 
     def insert(self, root: Node, tokens: np.ndarray, stops: Seq[int]) -> dict[int, Node]:
-        """Make nodes end at every stop and at the end of `tokens`; the node that ends at each position."""
+        """Make nodes end at every stop and at the end of `tokens`. Return the node that ends at each of these positions."""
         ends = {0: root}
         node, start = root, 0
         for stop in [*(stop for stop in stops if 0 < stop < len(tokens)), len(tokens)]:
@@ -99,7 +98,7 @@ class RadixTree:
         return ends
 
     def _descend(self, node: Node, tokens: np.ndarray) -> Node:
-        """The node that ends exactly where `tokens` end below `node`, splitting and adding as needed."""
+        """Return the node below `node` that ends exactly with `tokens`; split and add runs as needed."""
         start = 0
         while start < len(tokens):
             child = node.children.get(int(tokens[start]))
@@ -113,7 +112,7 @@ class RadixTree:
         return node
 
     def _split(self, lower: Node, at: int) -> Node:
-        """Cut a run in two. The lower part stays the same object: whoever refers to where a run ends stays right."""
+        """Cut a run in two and return the upper part. The lower part stays the same object: tips refer to ends of runs."""
         assert lower.parent is not None
         upper = Node(lower.tokens[:at], lower.start, lower.parent, {int(lower.tokens[at]): lower})
         upper.ready, upper.in_use, upper.last_use = min(lower.ready, at), lower.in_use, lower.last_use
@@ -142,7 +141,7 @@ class RadixTree:
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """How many leading tokens two int32 arrays share."""
+    """Return how many leading tokens two int32 arrays share."""
     size = min(len(a), len(b))
     differs = a[:size] != b[:size]
     at = int(differs.argmax()) if size else 0
@@ -150,7 +149,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def path(node: Node) -> Iterator[Node]:
-    """From `node` up to the child of the root. Safe while the yielded node itself is being changed."""
+    """Yield the nodes from `node` up to the child of the root. A yielded node may be changed or unlinked."""
     while node.parent is not None:
         above = node.parent
         yield node
@@ -158,7 +157,7 @@ def path(node: Node) -> Iterator[Node]:
 
 
 def scope_of(node: Node) -> Scope:
-    """The scope that a node stands in."""
+    """Return the scope that a node stands in."""
     while node.parent is not None:
         node = node.parent
     assert isinstance(node, Root)
@@ -166,7 +165,7 @@ def scope_of(node: Node) -> Scope:
 
 
 def descendants(root: Node) -> Iterator[Node]:
-    """Every node below `root`, parents first."""
+    """Yield every node below `root`, parents first."""
     stack = list(root.children.values())
     while stack:
         node = stack.pop()

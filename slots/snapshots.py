@@ -1,8 +1,8 @@
 """Snapshots: whole states of sequences, for models whose memory cannot be cut (recurrent and hybrid ones).
 
-Such a state stands for exactly the tokens that led to it, so it is of use where a prompt begins with all of them. It is
-taken where a later prompt may part from this one (the end of a segment, the end of an answer), kept in host memory within
-a budget of bytes, and found by a radix tree over tokens. llama-server calls them context checkpoints.
+A state stands for exactly the tokens that led to it, so only a prompt that begins with all of them can use it. It is taken
+where a later prompt may part from this one (the end of a segment, the end of an answer), kept in host memory within a budget
+of bytes, and found by a radix tree over tokens. llama-server calls it a context checkpoint.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from .request import Request
 from .scope import Scope
 from .tree import PrefixTree
 
-SPACING = 256  # tokens: how far apart snapshots of one prompt are, but for its end
-MOST = 6  # of one prompt
+SPACING = 256  # tokens between two snapshots of a prompt; fewer at its end
+MOST = 6  # snapshots of one prompt
 
 
 class Snapshots(RadixTree):
-    """tree: where the sequences are accounted for. max_bytes: of all snapshots; the least recently used leave first.
+    """The tier protocol, with nodes for keys. max_bytes: of all snapshots; the least recently used leaves first.
 
-    fixed_bytes, token_bytes: what a state takes, and what more for each token before it (the attention layers of a hybrid).
+    tree: has the ledger of the sequences. fixed_bytes, token_bytes: the size of a state, and of each token that led to it
+    (the attention layers of a hybrid).
     """
 
     def __init__(self, tree: PrefixTree, max_bytes: int, spacing: int = SPACING) -> None:
@@ -37,7 +38,7 @@ class Snapshots(RadixTree):
         self.num_bytes = 0
         self.num_taken = 0  # ever
         self.num_loaded = 0  # ever
-        self.unsaved: list[Node] | None = None  # those taken lately, where somebody writes them behind
+        self.unsaved: list[Node] | None = None  # taken since the last `take_unsaved`; None: they are not written behind
         self._tree, self._spacing = tree, spacing
         self._kept: OrderedDict[Node, Scope] = OrderedDict()  # scopes of nodes with a snapshot at their end, oldest first
 
@@ -46,26 +47,26 @@ class Snapshots(RadixTree):
 
     @property
     def nodes(self) -> set[Node]:
-        """Those at whose end there is a snapshot."""
+        """The nodes with a snapshot at their end."""
         return set(self._kept)
 
     def size_of(self, num_tokens: int) -> int:
-        """Bytes of a snapshot behind so many tokens."""
+        """Return the bytes of a snapshot behind `num_tokens` tokens."""
         return self.fixed_bytes + num_tokens * self.token_bytes
 
     def has_room(self, record: Record) -> bool:
-        """Whether one more fits without another one leaving."""
+        """Return whether a snapshot fits with no other one leaving for it."""
         return self.num_bytes + self.size_of(len(record.tokens)) <= self.max_bytes
 
     def of(self, scope: Scope) -> list[Node]:
-        """The nodes of a scope at whose end there is a snapshot."""
+        """Return the nodes of a scope with a snapshot at their end."""
         return [node for node, other in self._kept.items() if other == scope]
 
     def stops(self, request: Request) -> tuple[int, ...]:
-        """Where to take snapshots while the rest of a prompt is computed.
+        """Return the positions of snapshots to take while the rest of a prompt is computed.
 
-        At the last two ends of its segments (for the same question again, and for another one), and well apart before.
-        Where the last question is so short that a piece would be too small, only at its beginning.
+        The last two ends of its segments (for the same question again, and for another one), and before them well apart.
+        If the last question is too short for a piece of its own, only its beginning.
         """
         assert request.layout is not None
         chosen: list[int] = []
@@ -81,7 +82,7 @@ class Snapshots(RadixTree):
         return tuple(reversed(chosen))
 
     def load(self, request: Request) -> int:
-        """Give a request's new sequence the longest state that its tokens begin with; how many tokens that spares."""
+        """Load the longest state that a request's tokens begin with into its sequence. Return how many tokens it spares."""
         assert request.sequence is not None
         node = self.longest(request.snapshot_scope, request.tokens[: max(request.num_tokens - self._tree.rest, 0)])
         if node is None:
@@ -94,7 +95,7 @@ class Snapshots(RadixTree):
         return node.end
 
     def take(self, request: Request) -> None:
-        """Keep the state of a request's sequence as it is now, if there is room for it."""
+        """Keep the present state of a request's sequence, if the budget has room for it."""
         assert request.sequence is not None
         scope, tokens = request.snapshot_scope, request.tokens[: request.computed]
         if scope is None or not len(tokens) or self.size_of(len(tokens)) > self.max_bytes:
@@ -108,14 +109,14 @@ class Snapshots(RadixTree):
                 self.unsaved.append(node)
 
     def get(self, node: Node) -> Record | None:
-        """The snapshot at the end of a node as a record; None where it is gone, or has not been made."""
+        """Return the snapshot at the end of a node as a record; None if it is gone or has not been made."""
         if node.blob is None or node.blob.data is None:
             return None
         tokens = np.concatenate([one.tokens for one in path(node)][::-1])
         return Record(self._kept[node], tokens, 0, node.blob.data)
 
     def along(self, scope: Scope | None, tokens: np.ndarray) -> Iterator[Node]:
-        """The nodes with snapshots that these tokens begin with, the longest one first."""
+        """Return the nodes with snapshots that these tokens begin with, the longest one first."""
         match = self.match(scope, tokens)
         return (node for node in path(match.node) if node.blob is not None and node.end <= match.length)
 
@@ -123,7 +124,7 @@ class Snapshots(RadixTree):
         return next(self.along(scope, tokens), None)
 
     def put(self, record: Record, source: str = "disk") -> bool:
-        """Take over a snapshot that was kept elsewhere; False where it does not fit."""
+        """Keep a snapshot that comes from elsewhere. Return False if it does not fit."""
         size = self.size_of(len(record.tokens))
         if size > self.max_bytes or len(record.data) != size:
             return False
@@ -132,12 +133,12 @@ class Snapshots(RadixTree):
         return True
 
     def take_unsaved(self) -> list[Node]:
-        """The nodes with snapshots that were taken since the last call; from the first one on they are noted."""
+        """Return the nodes of snapshots that were taken since the last call; the first call begins to note them."""
         taken, self.unsaved = self.unsaved or [], []
         return taken
 
     def drop(self, scope: Scope) -> int:
-        """Forget a scope's snapshots; how many tokens the longest of each path stood for."""
+        """Forget a scope's snapshots. Return how many tokens the longest of each path stood for."""
         nodes = self.of(scope)
         dropped = sum(node.end for node in nodes if not node.children)
         for node in nodes:
@@ -145,12 +146,12 @@ class Snapshots(RadixTree):
         return dropped
 
     def void(self) -> None:
-        """Forget snapshots that were decided and never made."""
+        """Forget snapshots whose operations were decided and never performed."""
         for node in [node for node in self._kept if node.blob is None or node.blob.data is None]:
             self.forget(node)
 
     def _place(self, scope: Scope, tokens: np.ndarray) -> Node:
-        """The node at whose end a snapshot is kept, as the newest one, with room made for it."""
+        """Return the node for a snapshot, as the one used last. Older snapshots leave for it."""
         found = self.longest(scope, tokens)
         if found is None or found.end < len(tokens):
             self._make_room(self.size_of(len(tokens)))
@@ -179,5 +180,5 @@ class Snapshots(RadixTree):
 
 
 def next_stop(stops: Sequence[int], computed: int) -> int | None:
-    """The first of these stops (ascending) that lies ahead."""
+    """Return the first of these ascending stops behind position `computed`."""
     return next((stop for stop in stops if stop > computed), None)

@@ -1,4 +1,4 @@
-"""Copies of runs in host memory: made when a run leaves the device, when a step needs it, or while there is time."""
+"""Copies of runs in host memory: made when a run leaves the device, when a step needs it, or in idle time."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from .restoring import restores
 
 
 class Copies:
-    """Decides which runs get a copy in the host tier and what leaves it for them, and brings copies back.
+    """Decides which runs get a copy in the host tier and which copies leave it for them, and brings copies back.
 
-    rest: how many of a path's last tokens are not brought back. remove: takes a run out of the tree that has lost its last
-    copy, and all behind it.
+    rest: how many of a path's last tokens are not brought back. remove: takes a run that has lost its last copy out of the
+    tree, with the runs behind it.
     """
 
     def __init__(self, ledger: Ledger, host: HostTier, rest: int, remove: Callable[[Node], None]) -> None:
         self._ledger, self._host, self._rest, self._remove = ledger, host, rest, remove
 
     def save_if_free(self, node: Node) -> Blob | None:
-        """The run's copy in host memory; made now if all of it has been computed and the budget has room as it is."""
+        """Return the run's copy, made now if all of the run has been computed and no other copy has to leave for it."""
         if node.complete and self._host.has_room(len(node.tokens)):
             self.save(node, node.longest_holder())
         return node.blob
 
     def save_ahead(self) -> bool:
-        """Copy one idle run to host memory while there is time, so that it can leave the device for nothing later.
+        """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
 
-        The beginnings come first: a run is of no use without what stands before it. False when every idle run has a copy
-        or the budget has no room; nothing is dropped for it.
+        Beginnings come first: a run is of no use without the runs before it. Return False when every idle run has a copy or
+        the tier is full; no copy is dropped for it.
         """
         for sequence in self._ledger.parked.values():
             for node in reversed(list(path(sequence.tip))):
@@ -41,7 +41,7 @@ class Copies:
         return False
 
     def save(self, node: Node, sequence: Sequence) -> bool:
-        """See that a run has a copy in host memory; False where the tier has no room for it."""
+        """Make sure that a run has a copy in host memory. Return False if the tier has no room for it."""
         if node.blob is not None:
             return True
         host, size = self._host, len(node.tokens)
@@ -58,13 +58,13 @@ class Copies:
         return True
 
     def restorable(self, sequence: Sequence) -> int:
-        """How many tokens, and so free cells, `restore` would bring back."""
+        """Return how many tokens `restore` would bring back, each into a free cell."""
         return sum(restore.stop - restore.start for restore, _ in restores(sequence, self._rest))
 
     def restore(self, sequence: Sequence) -> dict[str, int]:
-        """Bring back from host memory what follows on the sequence's path, up to its last `rest` tokens.
+        """Bring back the copies that follow on the sequence's path, up to its last `rest` tokens.
 
-        How many tokens, by where their copies came from (host, disk).
+        Return how many tokens, by the tier that their copies came from (host, disk).
         """
         restored: dict[str, int] = {}
         for restore, nodes in restores(sequence, self._rest):

@@ -1,9 +1,9 @@
-"""The disk tier: what the host tier holds, written behind, and found again when the server starts.
+"""The disk tier: copies in host memory are written behind as files, and come back when the server starts.
 
 A file is one record (see `slots.archive`), written aside and renamed, with checksums, so that a torn one is noticed. Files
-lie in a folder of the model and of every setting that changes the KV; all folders together stay within one bound. All of it
-runs in threads of its own: the engine only hands records over, and takes them. Two servers may share a folder: each looks at
-what the other has written and deleted before it writes.
+lie in a folder of the model and of every setting that changes the KV; all folders together stay within one bound. A thread
+of its own writes and deletes: the engine only queues records. Two servers may share a folder: before each write, a server
+looks for the files that the other one has written and deleted.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .provenance import Provenance
 from .record import Torn, encode, file_name, open_file, read, read_path
 
 logger = logging.getLogger("slotcache.disk")
-MOST_PENDING = 512 << 20  # bytes that may wait to be written; what comes on top is not written
-STALE = 3600  # seconds after which a file that was never finished has no writer any more
+MOST_PENDING = 512 << 20  # bytes that may wait to be written; further records are not written
+STALE = 3600  # seconds; an unfinished file that is older has no writer any more
 
 
 class DiskTier:
@@ -43,13 +43,13 @@ class DiskTier:
         self.num_written = self.num_refused = 0  # records; files
         self._made_by = made_by
         self._index, self._neighbours = FileIndex(), Neighbours(root, self.folder)
-        self._indexing = threading.Lock()  # guards the index: the writer changes it, and so does who finds a damaged file
-        self._seen = -1  # when the folder had changed last, as far as it was looked at
+        self._indexing = threading.Lock()  # guards the index: the writer changes it while the start-up thread reads it
+        self._seen = -1  # the time of the folder's last change that is in the index
         self._pending: list[Record] = []
-        self._dropped: list[str] = []  # scopes
+        self._dropped: list[str] = []  # scopes whose files are to be deleted
         self._pending_bytes = 0
         self._writing: Record | None = None
-        self._changed = threading.Condition()  # guards what is handed over; never held while files are read or written
+        self._changed = threading.Condition()  # guards the queues, which any thread fills; never held during file access
         self._closing = self._failing = self._ready = False
         self._thread = threading.Thread(target=self._write_behind, name="disk", daemon=True)
         self._thread.start()
@@ -63,11 +63,11 @@ class DiskTier:
         return self._index.num_bytes + self._neighbours.num_bytes
 
     def has_room(self, record: Record) -> bool:
-        """Whether a record may wait to be written, too. Files that it displaces leave later, in the writer's thread."""
+        """Return whether the queue has room. The files that leave for it are deleted later, in the writer's thread."""
         return self._pending_bytes + len(record.data) <= MOST_PENDING
 
     def put(self, record: Record) -> bool:
-        """Write a record some time soon; False where too much waits already. From any thread."""
+        """Queue a record. Return False if too much is waiting. From any thread."""
         with self._changed:
             if not self.has_room(record):
                 logger.debug("%d tokens are not written: the disk is too slow", len(record.tokens) - record.start)
@@ -78,7 +78,7 @@ class DiskTier:
         return True
 
     def get(self, key: str) -> Record | None:
-        """Read a file; None where it is gone or damaged. From any thread."""
+        """Read a file. Return None if it is gone or damaged. From any thread."""
         if key not in self:
             return None
         path = self.folder / key
@@ -90,13 +90,13 @@ class DiskTier:
             return None
 
     def __contains__(self, key: str) -> bool:
-        """Whether a file still is there, and is not about to be deleted. From any thread."""
+        """Return whether a file is in the index and its scope is not being dropped. From any thread."""
         with self._changed:
             entry = self._index.entries.get(self.folder / key)
             return entry is not None and entry.scope not in self._dropped
 
     def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
-        """Delete a scope's files in all folders, those of other servers too; whether it is done in time. From any thread."""
+        """Delete a scope's files in all folders, and wait for it. Return whether it was done in time. From any thread."""
         with self._changed:
             self._pending = [record for record in self._pending if record.scope != scope]
             self._pending_bytes = sum(len(record.data) for record in self._pending)
@@ -105,7 +105,7 @@ class DiskTier:
             return self._changed.wait_for(lambda: scope.name not in self._dropped, seconds)
 
     def load(self, num_bytes: int) -> list[str]:
-        """The names of the newest files, as many as take `num_bytes`, beginnings first. From any thread."""
+        """Return the names of the newest files, as many as take `num_bytes`, beginnings first. From any thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready)
         chosen: list[Entry] = []
@@ -120,12 +120,12 @@ class DiskTier:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was handed over is written."""
+        """Whether the queues are empty and the last record is written."""
         with self._changed:
             return self._ready and not self._pending and not self._dropped and self._writing is None
 
     def close(self, seconds: float = 10.0) -> None:
-        """Write what is pending, for so long at most."""
+        """Write the queued records, for `seconds` at most."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -153,7 +153,7 @@ class DiskTier:
             self._count_own_changes()
             with self._changed:
                 self._writing = None
-                self._dropped = self._dropped[len(dropped) :]  # a scope dropped again meanwhile stays in it
+                self._dropped = self._dropped[len(dropped) :]  # a scope that was dropped again meanwhile stays queued
                 self._changed.notify_all()
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -163,7 +163,7 @@ class DiskTier:
             logger.exception("the disk tier failed; it goes on with what comes next")
 
     def _next(self) -> Record | None:
-        """What to write now: beginnings first, since a run is of no use without what stands before it."""
+        """Take the next record from the queue: beginnings first, since a run is of no use without the runs before it."""
         if not self._pending:
             return None
         record = min(self._pending, key=lambda record: record.start)
@@ -176,7 +176,7 @@ class DiskTier:
         self._make_room(0)
 
     def _forget(self, scopes: set[str]) -> None:
-        self._seen = -1  # the clock of a file system is too coarse for a promise
+        self._seen = -1  # look again: the clock of a file system is too coarse to show every change
         self._look()
         self._remove([entry for entry in self._index.newest_first()[::-1] if entry.scope in scopes])
         self._neighbours.drop(scopes)
@@ -193,10 +193,10 @@ class DiskTier:
         self._use(scope, record.start, record.tokens, now)
         is_whole = self._has_beginnings(record)
         if not is_whole and self.num_bytes + size > self.max_bytes:
-            return  # of no use as it is, so nothing leaves for it
+            return  # without its beginnings it is of no use, so no file leaves for it
         self._make_room(size)
         if is_whole and not self._has_beginnings(record):
-            return  # there is no room for both
+            return  # its beginnings had to leave
         if self._write_file(path, parts, now):
             self.num_written += 1
             with self._indexing:
@@ -226,7 +226,7 @@ class DiskTier:
         return True
 
     def _use(self, scope: str, start: int, tokens: np.ndarray, now: int) -> None:
-        """What a new run stands on is used a moment after it; the files say so to other servers, and to the next start."""
+        """Count the files that a new run stands on as used a moment after it. Other servers see it by the files' times."""
         with self._indexing:
             used = self._index.use(self._index.beginnings(scope, start, tokens), now)
         for entry in used:
@@ -238,7 +238,7 @@ class DiskTier:
             return self._index.stands_on_files(record.scope.name, record.start, record.tokens)
 
     def _make_room(self, size: int) -> None:
-        """Delete what was used least recently: other folders' files first, then those of ours that nothing stands on."""
+        """Delete the least recently used files: first those of other folders, then ours, on which no file stands."""
         self._neighbours.free(self.num_bytes + size - self.max_bytes)
         while self.num_bytes + size > self.max_bytes and (oldest := self._index.oldest()):
             self._remove([oldest])
@@ -251,10 +251,10 @@ class DiskTier:
             with contextlib.suppress(OSError):
                 entry.path.unlink(missing_ok=True)
 
-    # ---- what is there -----------------------------------------------------------------------------------------------
+    # ---- the folder's files --------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Take stock: other servers write to this folder and delete from it, and from those beside it."""
+        """List the files again: other servers write to this folder and those beside it, and delete from them."""
         self._neighbours.look()
         seen = changed_at(self.folder)
         if seen == self._seen:
@@ -275,7 +275,7 @@ class DiskTier:
                     left.unlink()
 
     def _count_own_changes(self) -> None:
-        """What this thread has changed in the folder is no news, unless another server was at it meanwhile."""
+        """Skip the next look if the folder has only this thread's changes, and none of another server."""
         seen = changed_at(self.folder)
         if names(self.folder) == {path.name for path in self._index.entries}:
             self._seen = seen

@@ -1,8 +1,7 @@
-"""Which file holds which run, which files stand on which, and which one leaves first.
+"""The index of record files: the runs in them, the files that stand on a file, and the file that leaves first.
 
-A run is of no use without all that stands before it. So a file counts as used a moment after every file that stands on it:
-the least recently used file is then always one that nothing stands on. The order lives in the files' times, and outlives the
-server.
+A run is of no use without the runs before it. So a file counts as used a moment after every file that stands on it: then no
+file stands on the least recently used one. The order lives in the files' times, and outlives the server.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Entry:
 
 
 class FileIndex(RadixTree):
-    """All files of one folder. Each node knows the files whose runs cover it."""
+    """All files of one folder. `_covers` has the files whose runs cover a node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +42,7 @@ class FileIndex(RadixTree):
         self._covers: dict[Node, list[Entry]] = {}
 
     def add(self, file: Path, scope: str, start: int, tokens: np.ndarray, *, size: int, used: int) -> Entry:
-        """Note a file that holds the KV of `tokens` (int32) from `start` on."""
+        """Add a file with the KV of `tokens` (int32) from `start` on."""
         node = self.insert(self.root(Scope.shared(scope)), tokens, (start,))[len(tokens)]
         entry = Entry(path=file, scope=scope, start=start, stop=len(tokens), size=size, used=used, node=node)
         self.entries[file] = entry
@@ -65,12 +64,12 @@ class FileIndex(RadixTree):
             self._unlink(node)
 
     def stands_on_files(self, scope: str, start: int, tokens: np.ndarray) -> bool:
-        """Whether all that stands before the run from `start` on is in files."""
+        """Return whether all KV before the run from `start` on is in files."""
         match = self.match(Scope.shared(scope), tokens[:start])
         return match.length == start and all(self._covers.get(node) for node in path(match.node))
 
     def beginnings(self, scope: str, start: int, tokens: np.ndarray) -> list[Entry]:
-        """The files that a run from `start` on stands on, and shorter ones from there on, the deepest first."""
+        """Return the files that a run from `start` on stands on, and shorter files from `start` on, the deepest first."""
         match = self.match(Scope.shared(scope), tokens)
         nodes = list(path(match.node))
         on_path = {node for node in nodes if node.end <= match.length}
@@ -84,7 +83,7 @@ class FileIndex(RadixTree):
         return sorted(found, key=lambda entry: (entry.start, entry.stop), reverse=True)
 
     def use(self, entries: list[Entry], now: int) -> list[Entry]:
-        """Count these files, the deepest first, as used one after the other from `now` on; those whose time has changed."""
+        """Count these files, the deepest first, as used one after the other from `now` on. Return those with a new time."""
         changed: list[Entry] = []
         for entry in entries:
             now += MOMENT
@@ -95,16 +94,16 @@ class FileIndex(RadixTree):
         return changed
 
     def settle(self) -> None:
-        """Put the times of files in order that came from elsewhere: each after those that stand on it."""
+        """Correct the times of files that other servers wrote: each must come after those that stand on it."""
         for entry in sorted(self.entries.values(), key=lambda entry: entry.used):
             self.use(self.beginnings(entry.scope, entry.start, self._tokens(entry)), entry.used)
 
     def newest_first(self) -> list[Entry]:
-        """By their last use; each stands before all that stand on it."""
+        """Return the files by their last use; each comes before all that stand on it."""
         return sorted(self.entries.values(), key=_use, reverse=True)
 
     def oldest(self) -> Entry | None:
-        """The file that leaves next: nothing stands on it."""
+        """Return the file that leaves next; no file stands on it."""
         return min(self.entries.values(), key=_use, default=None)
 
     def _run(self, entry: Entry) -> Iterator[Node]:

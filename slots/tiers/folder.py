@@ -1,4 +1,4 @@
-"""Folders that keep KV. Who can write to one can change answers, so only its owner may."""
+"""Folders with KV. Write access to one is the power to change answers, so only the owner may have it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 class FolderError(Exception):
-    """A folder that must not or cannot hold KV. The message says which, why, and what would be right."""
+    """A folder that must not or cannot hold KV. The message names it, the reason, and the right state."""
 
 
 def own_folder(path: Path, flag: str) -> Path:
-    """The folder, made if it is not there, and checked. flag: the setting that names it. Raises FolderError."""
+    """Return the folder, made if it is missing, and checked. flag: the setting that names it. Raises FolderError."""
     try:
         if not path.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The host tier: KV that has left the device and waits in host memory, run by run of the prefix tree.
 
-Saved once (RAGCache, section 5.1, swap-out-only-once): a run keeps its copy when it is restored, so it can leave the device
-again for nothing. When the budget is spent the leaf of the lowest priority goes.
+A run is saved once (RAGCache, section 5.1, swap-out-only-once): it keeps its copy when it is restored, so its next eviction
+costs nothing. When the budget is spent, the copy with the lowest priority and no copy behind it leaves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ..node import Blob, Node
 
 
 class HostTier:
-    """Which runs have a copy, and the ledger of the budget. max_tokens 0: there is no host tier."""
+    """The ledger of the copies and their budget. max_tokens: 0 means that nothing is copied."""
 
     def __init__(self, max_tokens: int = 0, policy: EvictionPolicy | None = None) -> None:
         self.max_tokens = max_tokens
@@ -19,7 +19,7 @@ class HostTier:
         self.num_saved = 0  # tokens saved, ever
         self.num_restored = 0  # tokens restored, ever
         self.nodes: set[Node] = set()
-        self.unsaved: list[Node] | None = None  # those saved lately, where somebody writes them behind
+        self.unsaved: list[Node] | None = None  # saved since the last `take_unsaved`; None: they are not written behind
         self._policy = policy or EvictionPolicy()
         self.candidates = Candidates(lambda node: (node.host_priority, 0), self.may_leave)
 
@@ -30,18 +30,18 @@ class HostTier:
         self.unsaved = None if self.unsaved is None else []
 
     def has_room(self, num_tokens: int) -> bool:
-        """Whether so many tokens more fit, and nothing has to leave for them."""
+        """Return whether `num_tokens` more tokens fit with no copy leaving for them."""
         return self.num_tokens + num_tokens <= self.max_tokens
 
     def save(self, node: Node) -> Blob:
-        """A new, empty blob for a node's run; whoever asks has made room."""
+        """Return a new, empty blob for a node's run. The caller has made room for it."""
         self.num_saved += len(node.tokens)
         if self.unsaved is not None:
             self.unsaved.append(node)
         return self.keep(node, Blob(node.start, node.end))
 
     def keep(self, node: Node, blob: Blob) -> Blob:
-        """A node has a copy of its own now."""
+        """Give a node a copy of its own."""
         node.blob = blob
         self.nodes.add(node)
         self.num_tokens += len(blob)
@@ -49,17 +49,17 @@ class HostTier:
         return blob
 
     def touch(self, node: Node) -> None:
-        """A node is used or comes here: its priority, as of now."""
+        """Set the priority of a run that is used, pinned or unpinned now, or that comes to this tier."""
         node.host_priority = self._policy.priority(node)
         self.offer(node)
 
     def offer(self, node: Node) -> None:
-        """A node's copy may have become one that can leave: nobody needs it, or nothing stands behind it any more."""
+        """Consider a copy that may leave from now on: it is not needed any more, or the copy behind it has left."""
         if node.blob is not None:
             self.candidates.offer(node)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """A run was cut in two: both parts use its blob."""
+        """Let both parts of a run that was cut use its blob."""
         if lower.blob is not None:
             upper.blob = lower.blob
             upper.blob.users += 1
@@ -80,14 +80,13 @@ class HostTier:
             self.offer(node.parent)
 
     def least(self) -> Node | None:
-        """The copy of the lowest priority that no other copy stands behind and no running request has claimed; it is
-        about to leave."""
+        """Choose the copy that leaves next: the lowest priority of those that may leave."""
         least = self.candidates.pop()
         if least is not None:
             self._policy.on_evict(least.host_priority)
         return least
 
     def may_leave(self, node: Node) -> bool:
-        """Whether no other copy stands behind it and no running request has claimed it."""
+        """Return whether a run has a copy with no copy behind it, and no running request is about to restore it."""
         claimed = node.in_use and not node.ready
         return node in self.nodes and not claimed and all(child.blob is None for child in node.children.values())

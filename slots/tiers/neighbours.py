@@ -1,6 +1,6 @@
-"""Folders of other models and settings beside ours in --cache-dir: under the same bound, and the first to leave.
+"""Folders of other models and settings beside ours in --cache-dir: under the same bound, and their files leave first.
 
-Another server may be at work in one of them. To it, a file that is gone is one that it never had, so files may leave there.
+Another server may be at work in one of them. A file that is gone is to that server one that it never had, so it may leave.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDER = re.compile("[0-9a-f]{16}")
 
 
 class Neighbours:
-    """All folders in `root` with a name like `own`, but for that one. The least recently used leaves first."""
+    """All folders in `root` with a name like that of `own`, without `own`. The least recently used leaves first."""
 
     def __init__(self, root: Path, own: Path) -> None:
         self._root, self._own = root, own
@@ -27,7 +27,7 @@ class Neighbours:
         self._seen: dict[Path, int] = {}  # when each folder had changed last
 
     def look(self) -> None:
-        """Take stock, if any folder has changed since the last time."""
+        """List the files again, if any folder has changed since the last time."""
         seen = {folder: changed_at(folder) for folder in (self._root, *self._folders())}
         if seen == self._seen:
             return
@@ -38,7 +38,7 @@ class Neighbours:
         self.num_bytes = sum(size for _, size in self._files)
 
     def free(self, num_bytes: int) -> None:
-        """Delete files until so many bytes are free, or none is left."""
+        """Delete files until `num_bytes` are free or no file is left."""
         while num_bytes > 0 and self._files:
             file, size = self._files.popleft()
             num_bytes -= size
@@ -48,7 +48,7 @@ class Neighbours:
                 file.parent.rmdir()  # fails until it is empty
 
     def drop(self, scopes: Collection[str]) -> None:
-        """Delete the files of these scopes, and those that do not say whose they are."""
+        """Delete the files of these scopes, and those with a head that cannot be read."""
         self.look()
         gone = {file for file, _ in self._files if _is_of(file, scopes)}
         for file in gone:
@@ -64,7 +64,7 @@ class Neighbours:
 
 
 def changed_at(folder: Path) -> int:
-    """When a file was added to a folder or removed last, ns; 0 where there is none."""
+    """Return the time (ns) of the last change to a folder's list of files; 0 if the folder does not exist."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:
@@ -72,14 +72,14 @@ def changed_at(folder: Path) -> int:
 
 
 def names(folder: Path) -> set[str]:
-    """The names of the records in a folder."""
+    """Return the names of the records in a folder."""
     with contextlib.suppress(FileNotFoundError):
         return {name for name in os.listdir(folder) if name.endswith(SUFFIX)}
     return set()
 
 
 def stock(folder: Path) -> dict[Path, tuple[int, int]]:
-    """The records in a folder: their sizes, and when they were used last (ns)."""
+    """Return the records in a folder with their sizes and the times of their last use (ns)."""
     found: dict[Path, tuple[int, int]] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:

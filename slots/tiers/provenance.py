@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """model: the digest of its files. settings: the digest of all else that makes KV differ. Both 32 hexadecimal digits."""
+    """model: the digest of its files. settings: the digest of every setting that changes KV. Each 32 hexadecimal digits."""
 
     model: str
     settings: str
 
     @property
     def folder(self) -> str:
-        """The name of a folder for just this KV."""
+        """The name of the folder for just this KV."""
         return hashlib.blake2b((self.model + self.settings).encode(), digest_size=8).hexdigest()

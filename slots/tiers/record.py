@@ -1,8 +1,8 @@
-"""Records as files: what a run of the prefix tree looks like on disk, and how a damaged or foreign one is noticed.
+"""Records as files: the format of a run on disk, and the checks against damaged and foreign files.
 
     magic | length of the head | its digest | head (JSON) | tokens | KV
 
-The head has the sizes and digests of what follows. Digests tell damage, not forgery: anyone can compute them.
+The head has the sizes and digests of tokens and KV. Digests show damage, not forgery: anyone can compute them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 
 
 class Torn(ValueError):
-    """A file that is not what was written."""
+    """A file with other content than was written."""
 
 
 class Foreign(Torn):
@@ -45,7 +45,7 @@ class Foreign(Torn):
 
 
 class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file says of itself. tokens: how many it has; size: bytes of KV; path, data: the digests of both."""
+    """The description of a file. tokens: their number; size: bytes of KV; path, data: the digests of tokens and KV."""
 
     model: HexDigest
     settings: HexDigest
@@ -60,7 +60,7 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: HexDigest
 
     def check(self, made_by: Provenance) -> None:
-        """Raises Torn and Foreign."""
+        """Compare the head with itself and with this server. Raises Torn and Foreign."""
         if self.start >= self.tokens or any(at > self.start for _, at in self.documents):
             raise Torn("its positions contradict each other")
         if self.model != made_by.model:
@@ -70,14 +70,14 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def file_name(record: Record) -> str:
-    """The same for the same run of the same scope; tells nothing of either."""
+    """Return a name that is the same for the same run of the same scope, and that reveals neither."""
     digest = hashlib.blake2b(json.dumps([record.scope.name, record.start]).encode(), digest_size=16)
     digest.update(record.tokens.tobytes())
     return digest.hexdigest() + SUFFIX
 
 
 def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
-    """A record's file, in parts."""
+    """Return a record's file, in parts."""
     tokens, data = record.tokens.astype("<i4").tobytes(), record.data.data
     head = Head(
         model=made_by.model,
@@ -108,7 +108,7 @@ def open_file(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
-    """The record in the next `size` bytes of a file. Raises Torn, Foreign and OSError."""
+    """Return the record in the next `size` bytes of a file. Raises Torn, Foreign and OSError."""
     head, tokens = read_path(file, size, made_by)
     data = _read(file, head.size, head.data, "its checksum is wrong")
     worth = {"frequency": head.frequency, "token_cost": head.token_cost}
@@ -116,10 +116,10 @@ def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
 
 
 def read_path(file: BufferedIOBase, size: int, made_by: Provenance) -> tuple[Head, np.ndarray]:
-    """The head and the tokens (int32) of the record in the next `size` bytes. Raises Torn, Foreign and OSError."""
+    """Return the head and the tokens (int32) of the record in the next `size` bytes. Raises Torn, Foreign and OSError."""
     head, length = read_head(file)
     expected = length + 4 * head.tokens + head.size
-    if size != expected:  # seen before room is made for what the head claims
+    if size != expected:  # checked before memory is taken for the sizes that the head claims
         raise Torn(f"it has {size:,} bytes and should have {expected:,}")
     head.check(made_by)
     tokens = _read(file, 4 * head.tokens, head.path, "its tokens are damaged")
@@ -127,7 +127,7 @@ def read_path(file: BufferedIOBase, size: int, made_by: Provenance) -> tuple[Hea
 
 
 def read_head(file: BufferedIOBase) -> tuple[Head, int]:
-    """What a file says of itself, and how many bytes that takes. Raises Torn and OSError."""
+    """Return a file's head, and how many bytes precede the tokens. Raises Torn and OSError."""
     if file.read(len(MAGIC)) != MAGIC:
         raise Torn("it is not one of this server's files")
     length = int.from_bytes(file.read(LENGTH), "little")
@@ -144,7 +144,7 @@ def read_head(file: BufferedIOBase) -> tuple[Head, int]:
 
 
 def _read(file: BufferedIOBase, size: int, digest: str, complaint: str) -> np.ndarray:
-    """The next bytes (uint8) of a file, if they have this digest."""
+    """Return the next bytes (uint8) of a file. Raises Torn if they have another digest."""
     data = np.empty(size, np.uint8)
     if file.readinto(data.data) != size or _digest(data.data) != digest:
         raise Torn(complaint)

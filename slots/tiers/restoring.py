@@ -1,4 +1,4 @@
-"""What would bring a path's KV back from host memory."""
+"""The operations that bring a path's KV back from host memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..radix import path
 
 
 def restores(sequence: Sequence, rest: int) -> list[tuple[Restore, list[Node]]]:
-    """One operation for each blob that follows on what the sequence holds of its path, with the runs that it covers.
+    """Return an operation for each blob that follows the sequence's KV on its path, with the runs that the blob covers.
 
-    Up to the path's last `rest` tokens, which are computed: without the last one there are no logits.
+    The path's last `rest` tokens are left out and computed: the last one gives the logits.
     """
     found: list[tuple[Restore, list[Node]]] = []
     last = sequence.tip.end - rest

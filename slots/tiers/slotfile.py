@@ -17,7 +17,7 @@ SIZE = struct.Struct("<Q")  # of a record, in front of it
 
 
 def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
-    """Write a file that is there as a whole or not at all; its bytes. Two at once leave one of both. Raises OSError."""
+    """Write a file, whole or not at all, and return its size. Of two writers at once one wins. Raises OSError."""
     aside = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -37,13 +37,13 @@ def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
 
 
 def check(path: Path, made_by: Provenance) -> None:
-    """Read all of a file once. Raises Torn, Foreign and OSError."""
+    """Read all of a file once, to find damage before any of it is used. Raises Torn, Foreign and OSError."""
     for _ in records(path, made_by):
         pass
 
 
 def records(path: Path, made_by: Provenance) -> Iterator[Record]:
-    """A file's records, one at a time, each checked. Raises Torn, Foreign and OSError."""
+    """Yield a file's records one at a time, each checked. Raises Torn, Foreign and OSError."""
     with open_file(path) as file:
         left = os.fstat(file.fileno()).st_size
         while left:
@@ -55,7 +55,7 @@ def records(path: Path, made_by: Provenance) -> Iterator[Record]:
 
 
 def _size(data: bytes) -> int:
-    """The number in front of a record. Raises Torn."""
+    """Return the number in front of a record. Raises Torn."""
     if len(data) != SIZE.size:
         raise Torn("it ends too early")
     return SIZE.unpack(data)[0]

@@ -1,4 +1,4 @@
-"""The tier protocol: places for KV below the device, and what the cache asks of them.
+"""The tier protocol: places for KV below the device.
 
     device        cells of the pool      PrefixTree and its ledger
      |   ^        Save and Restore, operations of a step
@@ -69,5 +69,5 @@ class LowerTier(Tier[str], Protocol):
         ...
 
     def close(self) -> None:
-        """Finish pending writes."""
+        """Finish pending writes, within some seconds."""
         ...
