@@ -1,4 +1,4 @@
-"""A small HTTP server with scripted answers on a real port, for tests of what talks to servers."""
+"""A small HTTP server with scripted answers on a real port, for tests of HTTP clients."""
 
 import asyncio
 import json
@@ -13,9 +13,9 @@ Handler = Callable[[str, dict[str, Any], Send], Awaitable[Any]]
 
 
 class FakeServer:
-    """Answers each POST through `handler(path, body, send)`: streams what it sends, or answers with what it returns.
+    """Answers each POST with `handler(path, body, send)`: streams the sent events, or answers with the returned value.
 
-    A returned (status, value) pair is an error answer. `requests` are (path, body) as they came.
+    A returned (status, value) pair is an error answer. requests: (path, body) in order of arrival.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -35,7 +35,7 @@ class FakeServer:
         assert self._ready.wait(10)
 
     def stop(self) -> None:
-        """Ends once every client that has left was noticed."""
+        """Stop after every disconnect was noticed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join(10)
@@ -69,7 +69,7 @@ class FakeServer:
             writer.close()
 
     async def _until_gone(self, reader: asyncio.StreamReader, handling: asyncio.Task[None]) -> None:
-        """A client that leaves ends its handler, as a real server would notice a disconnect."""
+        """End the handler when its client disconnects, as a real server does."""
         gone = asyncio.create_task(reader.read())
         done, pending = await asyncio.wait({handling, gone}, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -102,7 +102,7 @@ def _head(status: int, kind: str) -> bytes:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Handler], FakeServer]]:
-    """Starts fake servers, and stops them after the test."""
+    """Start fake servers, and stop them after the test."""
     servers: list[FakeServer] = []
 
     def start(handler: Handler) -> FakeServer:
@@ -117,7 +117,7 @@ def serve() -> Iterator[Callable[[Handler], FakeServer]]:
 
 @pytest.fixture
 def chat_events() -> Callable[..., list[Any]]:
-    """Events of a chat answer: the role, each token, the end, then the figures."""
+    """Return the events of a chat answer: the role, each token, the end, then the figures."""
 
     def events(tokens: list[str], prompt: int = 10, cached: int = 0, own: dict[str, Any] | None = None) -> list[Any]:
         role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}

@@ -1,4 +1,4 @@
-"""The scenarios that need no server, on what is small."""
+"""The scenarios without a server, on small inputs."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_residency_measures_moves_and_idle_cells(tmp_path: Path, capsys: Any) ->
     assert "KV to host memory and back" in capsys.readouterr().out
 
 
-def test_hit_rates_are_what_counting_by_hand_gives() -> None:
+def test_hit_rates_equal_counting_by_hand() -> None:
     blocks = {name: np.arange(start, start + 10, dtype=np.int32) for name, start in (("a", 0), ("b", 10), ("c", 20))}
     trace = Accesses("by hand", [(blocks[name], ()) for name in "abcab"])
     # The last block of a prompt is computed again each time, so 9 of 10 are found.

@@ -1,4 +1,4 @@
-"""`slotcache bench` from its command line, against a server that runs already."""
+"""`slotcache bench` from its command line, against a running server."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ TOKENS = 10
 
 
 class Cache:
-    """Answers like slotcache with an endless cache: documents ordered for the most reuse, use reported truly."""
+    """Answers like slotcache with an unlimited cache: documents ordered for the most reuse, and the true reuse reported."""
 
     def __init__(self, chat_events: Callable[..., list[Any]], policy: str = "auto") -> None:
         self.chat_events, self.policy = chat_events, policy
@@ -87,7 +87,7 @@ def test_stall_measures_streams_during_a_prefill(serve: Any, chat_events: Any, c
             await send(token)
             paused.release()
             try:
-                await asyncio.Event().wait()  # it runs on until its client leaves
+                await asyncio.Event().wait()  # runs until its client disconnects
             except asyncio.CancelledError:
                 gone.append(True)
                 raise
@@ -121,7 +121,7 @@ def test_mtrag_without_data_is_skipped_with_a_line(capsys: Any, monkeypatch: pyt
         (["mtrag", "--data", str(Path(__file__).parent)], "documents.jsonl.gz"),
     ],
 )
-def test_what_cannot_run_is_one_clear_message(capsys: Any, argv: list[str], message: str) -> None:
+def test_a_scenario_that_cannot_run_is_one_clear_message(capsys: Any, argv: list[str], message: str) -> None:
     assert main(argv) == 2
     printed = capsys.readouterr().err
     assert message in printed and "Traceback" not in printed
@@ -144,7 +144,7 @@ sys.exit(cli.main(sys.argv[3:]))
         ("aiohttp", "pip install 'slotcache[bench]'"),
     ],
 )
-def test_a_scenario_says_what_is_not_installed(missing: str, remedy: str) -> None:
+def test_a_scenario_names_a_missing_module(missing: str, remedy: str) -> None:
     def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-c", WITHOUT, str(Path(__file__).parents[1]), missing, *arguments]
         return subprocess.run(command, capture_output=True, text=True)
@@ -189,7 +189,7 @@ def test_ctrl_c_leaves_no_server_behind(tmp_path: Path, number: signal.Signals) 
         bench = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
     finally:
         signal.signal(signal.SIGINT, before)
-    server = int(pipe.read_text())  # there is something to read once a request has arrived
+    server = int(pipe.read_text())  # blocks until a request has arrived
     bench.send_signal(number)
     _, said = bench.communicate(timeout=30)
     assert bench.returncode == 130 and said.endswith("stopped\n") and "Traceback" not in said

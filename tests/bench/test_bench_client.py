@@ -29,7 +29,7 @@ def test_ttft_is_the_first_token_and_not_the_first_event(serve: Any, chat_events
         times.append(perf_counter())
         role, *rest = chat_events(["Be", "cause", "."])
         await send(role)
-        await asyncio.sleep(0.05)  # the prefill
+        await asyncio.sleep(0.05)  # a prefill of known length
         times.append(perf_counter())
         for event in rest:
             await send(event)
@@ -166,6 +166,6 @@ def test_both_dialects_tell_why_an_answer_ended(serve: Any, told: str, reason: s
     assert ask(serve(native).url, CompletionDialect()).finish_reason == reason
 
 
-def test_a_server_that_is_not_there_is_an_error() -> None:
+def test_a_missing_server_is_an_error() -> None:
     result = ask("http://127.0.0.1:1", CompletionDialect())
     assert result.error is not None and "ClientConnectorError" in result.error

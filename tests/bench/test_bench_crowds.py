@@ -13,7 +13,7 @@ SHORT = ["--minutes", "0.02", "--clients", "3", "--longest", "900", "--output", 
 
 
 class Answers:
-    """As many tokens as were asked for, from a cache that is `cached` tokens long; `change` is done to the events."""
+    """Answers with the requested number of tokens, `cached` prompt tokens reused. change: edits the events."""
 
     def __init__(self, chat_events: Callable[..., list[Any]], change: Callable[[list[Any]], list[Any]], cached: int = 0):
         self.chat_events, self.change, self.cached = chat_events, change, cached
@@ -45,7 +45,7 @@ def no_end(events: list[Any]) -> list[Any]:
     return events[:-3]
 
 
-def test_stress_counts_what_finished(serve: Any, chat_events: Any, tmp_path: Path, capsys: Any) -> None:
+def test_stress_counts_finished_requests(serve: Any, chat_events: Any, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.json"
     server = serve(Answers(chat_events, as_it_is))
     assert main(["stress", "--url", server.url, *SHORT, "--json", str(out)]) == 0
@@ -72,7 +72,7 @@ def test_a_request_that_fails_under_stress_fails_the_bench(
     assert says in printed and "MISSED" in printed
 
 
-def test_fanout_counts_what_all_computed(serve: Any, chat_events: Any, capsys: Any) -> None:
+def test_fanout_sums_the_computed_tokens(serve: Any, chat_events: Any, capsys: Any) -> None:
     server = serve(Answers(chat_events, as_it_is, cached=50))
     assert main(["fanout", "--url", server.url, "--requests", "4", "--prompt-tokens", "200"]) == 0
     printed = capsys.readouterr().out

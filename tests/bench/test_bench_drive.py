@@ -35,7 +35,7 @@ def test_turns_of_a_session_follow_each_other_with_real_answers(serve: Any, chat
     assert driven.errors == [] and len(driven.answered) == 9
 
 
-def test_so_many_clients_and_no_more(serve: Any, chat_events: Any) -> None:
+def test_concurrency_is_the_number_of_clients(serve: Any, chat_events: Any) -> None:
     running, most, full = 0, 0, asyncio.Event()
 
     async def handler(path: str, body: Any, send: Any) -> None:
@@ -44,7 +44,7 @@ def test_so_many_clients_and_no_more(serve: Any, chat_events: Any) -> None:
         most = max(most, running)
         if running == 3:
             full.set()
-        await asyncio.wait_for(full.wait(), 10)  # only three at once let anyone go on
+        await asyncio.wait_for(full.wait(), 10)  # passes only if three run at once
         for event in chat_events(["x"]):
             await send(event)
         running -= 1

@@ -1,4 +1,4 @@
-"""Faults, soaking and long histories: what the benches find, and that they would find it."""
+"""Faults, soaking and long histories: the complaints of the benchmarks, for outcomes that deserve one."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ FAILED = Ending("?", 200, "y", 1, done=True, error="the engine failed")
 def outcome(
     *beside: Ending, health: tuple[int | None, ...] = (200,), code: int | None = None, at: float = 0.0
 ) -> TrialResult:
-    """What bystanders saw whose quiet run was right."""
+    """Return the result of a trial whose quiet run was right."""
     stage: Any = argparse.Namespace(wrongs=[], notes=[])
     return TrialResult(
         quiet=[RIGHT],

@@ -1,4 +1,4 @@
-"""What the scenarios compute from results."""
+"""The figures that the scenarios compute from results."""
 
 from math import isnan
 
@@ -17,7 +17,7 @@ from slotcache.bench.trace import Query
 
 
 def used(*documents: tuple[str, int]) -> Result:
-    """A result that used documents of 10 tokens, so many of each cached."""
+    """Return a result that used documents of 10 tokens; the numbers are the cached tokens of each."""
     return Result(0.0, 1.0, (0.5,), documents=tuple(DocumentUse(name, 10, cached) for name, cached in documents))
 
 
@@ -55,7 +55,7 @@ def test_a_missed_reuse_is_found_and_named() -> None:
     assert compared == 2 and [one.text() for one in found] == ["query 1: predicted 3, reported 0, used c, b, a"]
 
 
-def test_what_a_server_computed_ahead_is_no_difference() -> None:
+def test_idle_prefill_is_not_a_difference() -> None:
     results = used(("a", 0), ("b", 0), ("c", 0)), used(("b", 10), ("c", 10), ("d", 0)), used(("c", 0), ("b", 0), ("a", 0))
     run = Run(trace_of("abc", "bcd", "cba"), results, 1.0)
     assert [(one.predicted, one.reported) for one in differences(run)[0]] == [(0, 2), (3, 0)]

@@ -1,4 +1,4 @@
-"""MT-RAG part by part, with real servers: what each part of slotcache adds."""
+"""MT-RAG part by part, with real servers: each part of slotcache adds reuse."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ def write(folder: Path) -> None:
         (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
 
 
-def test_every_part_adds_to_what_is_reused(tmp_path: Path, capsys: Any) -> None:
+def test_every_part_adds_reuse(tmp_path: Path, capsys: Any) -> None:
     write(tmp_path)
     report = tmp_path / "out.json"
     sizes = ["-c", "4096", "-t", "1", "--max-tokens", "2"]

@@ -1,4 +1,4 @@
-"""Server processes: started, waited for, stopped; and a start that fails says why."""
+"""Server processes: start, readiness, stop, and the reason of a failed start."""
 
 import os
 import sys
@@ -90,7 +90,7 @@ def test_a_start_that_takes_too_long_is_given_up() -> None:
     assert server.pid is None
 
 
-def test_a_program_that_is_not_there_is_named() -> None:
+def test_a_missing_program_is_named() -> None:
     with pytest.raises(ServerError, match="cannot start /no/such/llama-server"):
         Server(["/no/such/llama-server"], free_port()).__enter__()
 

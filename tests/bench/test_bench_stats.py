@@ -1,4 +1,4 @@
-"""Figures that sum up measurements."""
+"""Summaries of measurements."""
 
 import statistics
 from math import isnan, nan

@@ -1,4 +1,4 @@
-"""The traces have the properties the papers' workloads are described by."""
+"""The traces have the properties that the papers give for their workloads."""
 
 import gzip
 import json
@@ -63,7 +63,7 @@ def test_traces_depend_on_the_seed_alone() -> None:
     assert burst(queries=20, words=10, seed=3) == burst(queries=20, words=10, seed=3)
     assert burst(queries=20, words=10, seed=3) != burst(queries=20, words=10, seed=4)
     assert conversations(seed=1) == conversations(seed=1)
-    # Pinned, so that a result of one machine and version can be compared with another's.
+    # Pinned, so that results of different machines and versions are comparable.
     assert prose("pinned", 12) == "At the end of the year, the complex example described the high head from the clear body."
     names_in_rank = [name for name, _ in burst(queries=1)[0].documents]
     assert names_in_rank == ["r37-d1", "r37-d5", "r37-d2", "r37-d3", "r37-d9"]

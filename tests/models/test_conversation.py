@@ -1,4 +1,4 @@
-"""What the embedded model learns from: worded as the server words it, answers that the documents hold, no reserved name."""
+"""The training material: worded like the server's prompts, answers taken from the documents, no reserved name."""
 
 import json
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_an_answer_stands_in_a_document_or_is_none(recipe: Recipe) -> None:
             assert turn.sort == "aside" or turn.answer == UNKNOWN or turn.answer in read
 
 
-def test_questions_about_what_is_unsaid_are_unknown() -> None:
+def test_questions_about_unsaid_facts_are_unknown() -> None:
     assert {one.turns[-1].answer for one in conversations(held_out("small")["unknown"])} == {UNKNOWN}
 
 

@@ -1,4 +1,4 @@
-"""A network that is exported computes in llama.cpp what it computed in training."""
+"""An exported network computes in llama.cpp the same as in training."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from slotcache.models.model import Model
 from slotcache.models.training.encoder import Encoder
 from support.lab import Lab
 
-torch = pytest.importorskip("torch", reason="torch is only there where models are trained")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
-def test_the_exported_network_computes_what_llama_cpp_computes(tmp_path: Path) -> None:
+def test_the_exported_network_computes_the_same_in_llama_cpp(tmp_path: Path) -> None:
     from slotcache.models.training.export import export
     from slotcache.models.training.network import Network, NetworkShape
 

@@ -1,4 +1,4 @@
-"""Memory that is freed goes back to the system."""
+"""Freed memory goes back to the system."""
 
 import ctypes
 import subprocess
@@ -28,12 +28,12 @@ print(libc.mallinfo2().hblkhd - before)
 
 
 def mapped(called):
-    """Bytes mapped for a block of 8 MiB after one of 24 MiB was freed."""
+    """Return the bytes mapped for a block of 8 MiB after a block of 24 MiB was freed."""
     script = ALLOCATE.replace("{called}", str(called))
     return int(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not glibc 2.33 or newer")
-def test_a_large_block_is_mapped_by_itself_whatever_was_freed_before():
+def test_a_large_block_is_mapped_alone_after_any_free():
     assert mapped(called=False) == 0
     assert mapped(called=True) >= 8 << 20

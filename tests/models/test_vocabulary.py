@@ -1,4 +1,4 @@
-"""The trainer against the plain algorithm, and the layout that GGUF asks for."""
+"""The trainer against the plain algorithm, and the layout that GGUF requires."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from slotcache.models.vocabulary import Pair, Vocabulary, byte_alphabet, count_w
 
 
 def plain_merges(words: dict[str, int], limit: int) -> list[Pair]:
-    """Sennrich's algorithm as written: count all pairs, merge the best everywhere, count all pairs again."""
+    """Sennrich's algorithm as published: count all pairs, merge the best pair everywhere, repeat."""
     spelt = {tuple(word): count for word, count in words.items()}
     merges: dict[Pair, None] = {}
     while len(merges) < limit:

@@ -1,9 +1,9 @@
-"""The adapters behind real retrievers' types; skipped where those libraries are not installed."""
+"""The adapters on the real types of retrieval libraries; skipped if these are not installed."""
 
 import pytest
 
 
-def test_langchain_documents_land_on_what_was_served_before():
+def test_langchain_documents_reuse_the_order_served_before():
     documents = pytest.importorskip("langchain_core.documents")
     from slotcache.ordering.langchain import CacheOrder
 
@@ -17,7 +17,7 @@ def test_langchain_documents_land_on_what_was_served_before():
     assert [one.id for one in order.compress_documents([b, changed], "?")] == ["b", "a"]
 
 
-def test_llamaindex_nodes_land_on_what_was_served_before():
+def test_llamaindex_nodes_reuse_the_order_served_before():
     schema = pytest.importorskip("llama_index.core.schema")
     from slotcache.ordering.llamaindex import CacheOrder
 

@@ -34,7 +34,7 @@ def ordered(request: str, arrangement: Arrangement) -> str:
         (FIGURE_5, "578", "578", 0),
         (["ABCD"], "ABCFD", "ABCDF", 4),  # CacheWeaver, figure 2
         (["123"], "2341", "1234", 3),
-        (["ABC"], "XCA", "AXC", 1),  # only a contiguous prefix is worth moving for
+        (["ABC"], "XCA", "AXC", 1),  # only a contiguous prefix is reused
         (["TGB"], "RGL", "RGL", 0),
         (["AB", "CDE"], "ACDE", "CDEA", 3),  # the greedy walk takes A and stops at one
         (["AB", "BA"], "BA", "BA", 2),
@@ -74,14 +74,14 @@ def test_longer_documents_are_worth_more_than_more_documents() -> None:
     assert arrange("abc", tree) == Arrangement((2, 0, 1), reused_documents=1, reused_tokens=300)
 
 
-def test_what_follows_the_whole_set_counts() -> None:
+def test_text_after_a_cached_set_counts() -> None:
     paths = {tuple(path): (100, 100.0) for path in ("a", "ab", "b", "ba")}
     assert arrange("ab", PathTable(paths)).is_rank
     assert arrange("ab", PathTable(paths, {("b", "a"): 1.0})).order == (1, 0)
     assert arrange("abc", PathTable(paths, {("b", "a"): 1.0})).is_rank, "c is missing, so nothing behind b, a is reused"
 
 
-def test_what_the_guard_keeps_last_counts_too() -> None:
+def test_documents_kept_last_count_too() -> None:
     table = PathTable({tuple(path): (100, 100.0) for path in ("a", "ab", "b", "ba", "bac")})
     assert arrange("abc", table, keep_last=1) == Arrangement((1, 0, 2), reused_documents=3, reused_tokens=300)
     assert arrange("abd", table, keep_last=1).is_rank

@@ -1,4 +1,4 @@
-"""Documents in every shape that clients send, and what is wrong with the others."""
+"""Documents in all shapes that clients send, and the errors of wrong ones."""
 
 import pytest
 from hypothesis import given
@@ -67,7 +67,7 @@ def test_a_document_without_an_id_is_named_by_its_content() -> None:
         ({"text": "a", "id": "x" * 201}, "documents[3].id has 201 characters: shorten it to 200"),
     ],
 )
-def test_errors_say_what_and_where(value: object, message: str) -> None:
+def test_errors_name_the_mistake_and_the_field(value: object, message: str) -> None:
     with pytest.raises(DocumentError) as caught:
         Document.parse(value, "documents[3]")
     assert str(caught.value).startswith(message)
@@ -125,7 +125,7 @@ def test_documents_are_a_list(values: object) -> None:
 
 
 def test_documents_without_an_id_that_hash_alike_are_two():
-    """Two that share 8 digits, as 2 of 98,000 do; and two that share all that an id has."""
+    """Two documents whose ids share 8 digits, as 2 of 98,000 do; and two with the same id."""
     seen, other, text = {}, "", ""
     for number in range(1_000_000):
         text = f"Text {number}."

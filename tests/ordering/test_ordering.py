@@ -1,4 +1,4 @@
-"""The folder as other pipelines use it."""
+"""The package as other pipelines import it."""
 
 import ast
 import doctest
@@ -19,7 +19,7 @@ def test_every_public_name_exists() -> None:
 
 
 def test_it_needs_nothing_but_python() -> None:
-    adapters = {"langchain.py", "llamaindex.py"}  # for those who have these libraries
+    adapters = {"langchain.py", "llamaindex.py"}  # need optional libraries
     for path in Path(ordering.__path__[0]).glob("*.py"):
         if path.name in adapters:
             continue

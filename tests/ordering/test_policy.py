@@ -39,7 +39,7 @@ def test_every_policy_answers_with_a_permutation(
 
 @settings(max_examples=100, deadline=None)
 @given(documents, indexes, st.sampled_from(["auto", "greedy"]))
-def test_what_is_not_reused_keeps_its_rank(keys: Sequence[str], index: Index, policy: str) -> None:
+def test_documents_without_reuse_keep_their_rank(keys: Sequence[str], index: Index, policy: str) -> None:
     arrangement = arrange(keys, index, policy)
     rest = arrangement.order[arrangement.reused_documents :]
     assert list(rest) == sorted(rest)
@@ -56,7 +56,7 @@ def test_no_baseline_beats_auto_and_the_oracle_equals_it(keys: Sequence[str], in
 
 @settings(max_examples=100, deadline=None)
 @given(documents, indexes, st.sampled_from(sorted(POLICIES)))
-def test_reported_reuse_is_what_the_index_holds(keys: Sequence[str], index: Index, policy: str) -> None:
+def test_reported_reuse_equals_the_index(keys: Sequence[str], index: Index, policy: str) -> None:
     arrangement = arrange(keys, index, policy)
     position, tokens = index.start(), 0
     for i in arrangement.order[: arrangement.reused_documents]:
@@ -68,7 +68,7 @@ def test_reported_reuse_is_what_the_index_holds(keys: Sequence[str], index: Inde
     assert not rest or index.follow(position, keys[rest[0]]) is None
 
 
-def test_retrieval_reports_what_it_happens_to_reuse() -> None:
+def test_retrieval_reports_its_reuse() -> None:
     table = PathTable({("a",): (100, 100.0), ("a", "c"): (50, 50.0)})
     assert arrange("abc", table, "retrieval").reused_tokens == 100
 
@@ -96,7 +96,7 @@ def test_greedy_follows_the_best_ranked_branch() -> None:
     assert arrange("ACDE", tree).reused_documents == 3
 
 
-def test_the_oracle_declines_what_it_cannot_try() -> None:
+def test_the_oracle_declines_too_many_documents() -> None:
     tree = KnowledgeTree()
     with pytest.raises(ValueError, match="takes 8 documents, not 9"):
         arrange("abcdefghi", tree, "oracle")
@@ -123,7 +123,7 @@ def test_the_search_asks_little_where_the_whole_set_is_cached_in_many_orders() -
 
 @settings(max_examples=100, deadline=None)
 @given(documents, indexes, st.lists(st.sets(st.sampled_from("abcdefgx")), max_size=4))
-def test_who_waits_never_costs_the_request_itself(keys: Sequence[str], index: Index, waiting: list[set[str]]) -> None:
+def test_waiting_requests_never_cost_reuse(keys: Sequence[str], index: Index, waiting: list[set[str]]) -> None:
     alone, helpful = arrange(keys, index), arrange(keys, index, waiting=waiting)
     assert saved_by(index, keys, helpful) >= saved_by(index, keys, alone)
     assert sorted(helpful.order) == sorted(alone.order)
@@ -176,7 +176,7 @@ def test_a_long_cached_path_costs_in_proportion_to_its_length(policy: str) -> No
     assert asked < 5 * 2000
 
 
-def test_what_waits_costs_in_proportion_to_its_documents() -> None:
+def test_waiting_requests_cost_time_in_proportion_to_their_documents() -> None:
     class Counted(frozenset):
         asked = 0
 

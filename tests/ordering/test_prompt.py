@@ -1,4 +1,4 @@
-"""How documents and hints read in a prompt."""
+"""The prompt text of documents and hints."""
 
 from itertools import permutations
 
@@ -46,7 +46,7 @@ def test_a_hint_never_contains_document_text() -> None:
     assert hint and not any(document.text in hint for document in (SEA, PORT)) and SEA.title not in hint
 
 
-def test_a_document_of_the_ranking_that_does_not_stand_there_is_no_error():
+def test_a_ranked_document_may_be_missing_from_the_order():
     assert order_hint([SEA, SEA], [SEA, PORT]) == f"Most relevant: {SEA.id}\n\n"
 
 
@@ -55,7 +55,7 @@ some_documents = st.lists(st.builds(Document, few, few.filter(str.strip), few), 
 
 
 def read(text: str) -> list[Document]:
-    """The documents of a prompt, read as `document_text` says they are written."""
+    """Parse a prompt text back into documents, by the rules of `document_text`."""
     documents = []
     while text:
         size = next(at for at in range(1, len(text)) if text[at] == "]" and not _is_escaped(text, at))
@@ -82,7 +82,7 @@ def _escapes(text: str, at: int) -> bool:
 
 
 @given(some_documents)
-def test_what_documents_read_like_says_which_they_are(documents: list[Document]) -> None:
+def test_a_prompt_text_determines_its_documents(documents: list[Document]) -> None:
     assert read("".join(map(document_text, documents))) == documents
 
 

@@ -27,7 +27,7 @@ def cached_paths(tree: KnowledgeTree, keys: str = "abcde") -> dict[Path, int]:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """The model: every path with its tokens and the time it was last served; the oldest leaf leaves."""
+    """The model: every path with its tokens and the time of its last use; the oldest leaf is evicted first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_the_least_recently_served_leaf_leaves_first() -> None:
     tree = KnowledgeTree(max_nodes=4)
     tree.insert([("a", 1), ("b", 1)])
     tree.insert([("c", 1), ("d", 1)])
-    tree.insert([("a", 1)])  # b stays as old as it was
+    tree.insert([("a", 1)])  # b keeps its age
     tree.insert([("e", 1)])
     assert cached_paths(tree) == {("a",): 1, ("c",): 1, ("c", "d"): 1, ("e",): 1}
 
@@ -116,7 +116,7 @@ def test_a_tree_remembers_something() -> None:
 
 @pytest.fixture
 def eager_threads() -> Iterator[None]:
-    """Threads that take turns after every few instructions."""
+    """Switch threads after every few instructions."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -124,7 +124,7 @@ def eager_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("eager_threads")
-def test_threads_leave_it_whole() -> None:
+def test_threads_keep_the_invariants() -> None:
     tree = KnowledgeTree(max_nodes=50)
     failures: list[BaseException] = []
 
@@ -148,14 +148,14 @@ def test_threads_leave_it_whole() -> None:
     tree.check()
 
 
-def test_what_the_engine_says_it_had_corrects_what_was_remembered():
+def test_the_engines_report_corrects_the_tree():
     tree = KnowledgeTree()
     served = [("a", 100), ("b", 100), ("c", 100)]
     tree.insert(served)
     tree.report(served, 300)
     assert arrange(["c", "b", "a"], tree).reused_tokens == 300
     tree.insert([("a", 100), ("b", 100), ("d", 100)])
-    tree.report([("a", 100), ("b", 100), ("c", 100)], 120)  # it had dropped b, and so both that stood behind it
+    tree.report([("a", 100), ("b", 100), ("c", 100)], 120)  # it had evicted b, and so both documents after it
     assert arrange(["d", "b", "a"], tree).reused_tokens == 200
     assert arrange(["c", "b", "a"], tree).reused_tokens == 300
     tree.check()
