@@ -1,9 +1,9 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
 # make test                         the whole suite
 # make lint                         ruff and pyright
-# make prose                        how plain the docstrings, comments and documents are
+# make prose                        the rate of indefinite words in docstrings, comments and documents
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
-# Each sets up what it needs first: a virtual environment in .venv, the dependencies, and a build of llama-cpp-python
+# Each first makes its own set-up: a virtual environment in .venv, the dependencies, and a build of llama-cpp-python
 # (6 minutes on 2 cores, once; with an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make serve).
 PYTHON ?= python3
 VENV ?= .venv

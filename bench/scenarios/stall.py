@@ -39,7 +39,7 @@ class Stall:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _RunningStream:
     """A running stream: the clock's readings at its tokens."""
 
     arrivals: list[float] = field(default_factory=list)
@@ -97,7 +97,7 @@ def longest_gap(arrivals: Sequence[float], begin: float, end: float) -> float:
 async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall:
     sizer = await PromptSizer.of(client)
     steps = await _budget_steps(client, sizer, args.prefill_budget, number)
-    streams = [_Stream() for _ in range(args.streams)]
+    streams = [_RunningStream() for _ in range(args.streams)]
     tasks = [
         asyncio.create_task(_run_stream(client, sizer.query(f"stream {number} {i}", 100), stream))
         for i, stream in enumerate(streams)
@@ -131,12 +131,12 @@ async def _budget_steps(client: Client, sizer: PromptSizer, budget: int, number:
     return [await _checked(client, sizer.query(f"step {number} {i}", budget), 1) for i in range(STEPS)]
 
 
-async def _run_stream(client: Client, query: Query, stream: _Stream) -> Result:
+async def _run_stream(client: Client, query: Query, stream: _RunningStream) -> Result:
     long = replace(client.sampling, max_tokens=OUTPUT, cache_prompt=False)
     return await client.ask(query, sampling=long, on_token=stream.arrived)
 
 
-async def _until_settled(stream: _Stream, task: asyncio.Task[Result]) -> None:
+async def _until_settled(stream: _RunningStream, task: asyncio.Task[Result]) -> None:
     settled = asyncio.create_task(stream.settled.wait())
     await asyncio.wait({settled, task}, return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()

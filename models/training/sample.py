@@ -66,7 +66,7 @@ class Sample:
                 sought[writing] = NOWHERE
                 continue
             # Without the first token, which has a leading space in a document, without the last token, which may hold
-            # the end of the line there, and without the end token after it.
+            # the end of its line, and without the end token after it.
             text = self.tokens[answer.start + 1 : answer.stop - 2]
             places = _places(self.tokens[: answer.start], text)
             if not places or last == 255:
