@@ -22,7 +22,7 @@ LONGEST = 60
 )
 @settings(max_examples=100, deadline=None)
 def test_what_is_being_computed_is_neither_saved_nor_taken_in(length, stops, later, batch, steps, ends):
-    """Only what is computed is saved, and a record is not put where a request computes."""
+    """Only computed KV is saved, and a record is not put into runs that a request is computing."""
     world = World(cells=200, lanes=2, batch=batch, host=500, idle=200)
     tree, tokens = world.scheduler.tree, np.arange(length, dtype=np.int32) % 5
     archive = Archive(tree, cut)

@@ -1,4 +1,4 @@
-"""What leaves a full tier first, and what computing it again would cost."""
+"""Eviction: the order in which runs leave a full tier, and the cost of computing them again."""
 
 import numpy as np
 import pytest
@@ -12,13 +12,13 @@ from slotcache.slots.tree import PrefixTree
 
 
 class Tier:
-    """A host tier of `capacity` tokens behind a tree; the pool keeps nothing that nobody runs."""
+    """A host tier of `capacity` tokens behind a tree; idle KV leaves the pool at once."""
 
     def __init__(self, capacity, policy, profile=None):
         self.tree = PrefixTree(1000, 8, HostTier(capacity, EvictionPolicy(policy)), profile=profile)
 
     def use(self, *tokens, stops=()):
-        """Compute a prompt; how much of it was cached."""
+        """Compute a prompt. Return how much of it was cached."""
         prompt = np.array(tokens, np.int32)
         sequence = self.tree.claim("", prompt, stops).sequence
         while self.tree.evict():
@@ -75,7 +75,7 @@ def test_of_two_used_alike_the_dearer_stays():
     for start, seconds in ((0, 0.1), (1000, 0.3)):
         profile.observe(Plan((), (Span(0, 0, start, np.zeros(100, np.int32), logits=False),)), seconds)
     tier = Tier(150, "pgdsf", profile)
-    tier.use(*run(500, 100), *run(300, 20), stops=[100])  # 20 tokens behind 100 others
+    tier.use(*run(500, 100), *run(300, 20), stops=[100])  # 20 tokens behind 100
     tier.use(*run(100))
     tier.use(*run(200))  # 10 tokens too many
     assert tier.use(*run(100)) == 0
@@ -90,7 +90,7 @@ def test_the_budget_holds_under_every_policy(policy):
 
 
 def parked(*sizes):
-    """A tree with a parked run of each size, the first one worth least; all begin with the same token."""
+    """Return a tree with a parked run of each size. The first one leaves first; all begin with the same token."""
     tree = PrefixTree(100_000, len(sizes) + 1, policy=EvictionPolicy("lru"))
     for number, size in enumerate(sizes):
         sequence = tree.claim("", np.array([0, *range(number + 1, number + size + 1)], np.int32), stops=[1]).sequence

@@ -1,4 +1,4 @@
-"""What a lane ran last leaves as records and comes back; beside other requests, and where host memory is short."""
+"""The prompt that a lane ran last is saved and restored, beside other requests, and where host memory is short."""
 
 import pytest
 from slotcache.slots.archive import Archive
@@ -13,7 +13,7 @@ def histories(world):
 
 
 def save(world, lane=0):
-    """The lane's records, each of which holds the KV of just its own tokens."""
+    """Return the lane's records. Each holds the KV of just its own tokens."""
     records = histories(world).save(world.scheduler.lanes[lane])
     for record in records:
         tokens = record.tokens.tolist()
@@ -24,7 +24,7 @@ def save(world, lane=0):
 
 
 def restore(world, records, lane=0):
-    """How many tokens came back."""
+    """Return how many tokens came back."""
     archive = Archive(world.scheduler.tree, cut)
     for record in records:
         if not archive.put(record, "disk"):

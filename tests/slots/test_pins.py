@@ -1,4 +1,4 @@
-"""What a client asked to keep leaves last, and never in the way of a request that runs."""
+"""Pinned prompts leave last, but never stand in the way of a running request."""
 
 import numpy as np
 from slotcache.slots.check import check_tree
@@ -15,7 +15,7 @@ class Cache:
         self.pins = Pins(self.tree, lambda: self.now)
 
     def use(self, tokens, stops=()):
-        """Compute a prompt; how much of it was found."""
+        """Compute a prompt. Return how much of it was cached."""
         tokens = np.array(tokens, np.int32)
         missing = len(tokens) - self.tree.match("", tokens).ready
         while self.tree.ledger.num_cells - self.tree.ledger.num_ready < missing:
@@ -36,7 +36,7 @@ class Cache:
 
 
 def others(cache, count=12):
-    """Prompts that have nothing in common with each other, used twice each, so that they are worth more."""
+    """Use prompts that have nothing in common twice each, so that their priorities are higher."""
     for number in range(count):
         for _ in range(2):
             cache.use(range(1000 * (number + 1), 1000 * (number + 1) + 30))

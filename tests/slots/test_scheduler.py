@@ -76,7 +76,7 @@ def test_the_budget_shrinks_with_what_a_token_takes():
     plan = world.step()
     world.scheduler.observe(plan, 0.1)
     assert computed(plan, arriving) == 128
-    world.scheduler.observe(plan, 0.4)  # four times as slow: twice what is tolerated
+    world.scheduler.observe(plan, 0.4)  # four times as slow: twice the tolerance
     assert computed(world.step(), arriving) == 64
 
 
@@ -92,7 +92,7 @@ def admitted(world):
 def test_whoever_has_most_cached_for_what_it_computes_is_next():
     world = World(lanes=1)
     world.run(range(100))
-    world.submit(range(900, 950))  # runs while the others arrive
+    world.submit(range(900, 950))  # runs while the next ones arrive
     world.step()
     cold = world.submit(range(500, 600))
     cached = world.submit([*range(90), *range(700, 740)])
@@ -227,8 +227,8 @@ def test_what_a_step_sees_stays_and_what_was_saved_is_not_saved_again():
     assert len(aside) == 3 and first.num_tail > 0
     for plan in aside:
         behind = [(move.start, move.stop) for move in plan.afterwards if isinstance(move, Restore)]
-        assert behind[0] == (60, 120) and behind[1][0] == 120  # its own part, and what it has generated
-        # What both begin with gets the first cells, and then it has them.
+        assert behind[0] == (60, 120) and behind[1][0] == 120  # its own part, and its answer so far
+        # Their common beginning gets the first cells and keeps them.
         moved = [(move.start, move.stop) for move in plan.operations if isinstance(move, Restore)]
         assert moved == ([(0, 60)] if plan is aside[0] else [])
     saved = [[(op.blob.start, op.blob.stop) for op in plan.operations if isinstance(op, Save)] for plan in aside]
@@ -312,7 +312,7 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     assert (counters.idle_tokens, counters.prefilled_tokens, counters.cached_tokens) == (150, 50, {"none": 0})
     assert {node.frequency for node in descendants(world.scheduler.tree.roots[""])} == {0, 1}, "nobody has used it"
     assert world.scheduler.ahead(ahead, "") == (0, True)
-    assert world.scheduler.ahead(Fixed(range(200, 400)), "") == (200, False)  # nobody's KV leaves for it
+    assert world.scheduler.ahead(Fixed(range(200, 400)), "") == (200, False)  # no KV leaves for it
 
 
 def test_idle_kv_stays_where_there_is_no_host_tier():
@@ -344,7 +344,7 @@ def test_cancelling_leaves_what_was_computed():
 
 @pytest.mark.parametrize("at", ["claim", "restorable", "evict"])
 def test_a_request_whose_start_fails_is_not_lost(at, monkeypatch):
-    """It is handed back with the error, holds nothing, and after `abandon` all is as at the start."""
+    """It is handed back with the error and without KV, and after `abandon` all is as at the start."""
     world = World(host=1000)
     world.run(range(100))
     request = world.submit([*range(50), *range(300, 350)])

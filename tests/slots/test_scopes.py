@@ -7,7 +7,7 @@ from support.world import World
 
 
 class Counted(dict):
-    """Roots by scope; counts how often all of them are looked at."""
+    """Roots by scope that count how often all of them are visited."""
 
     walks = 0
 
@@ -25,7 +25,7 @@ class Counted(dict):
 
 
 class Busy(World):
-    """Without the checks behind each step, which look at everything."""
+    """Without the checks behind each step, which visit everything."""
 
     def step(self):
         plan = self.scheduler.plan()

@@ -13,7 +13,7 @@ from support.memory import Memory
 
 
 class Server:
-    """A model that cannot be cut, with room for so many bytes of states, one byte a token."""
+    """A model that cannot be cut, with `budget` bytes for states, one byte a token."""
 
     def __init__(self, budget):
         self.memory = Memory(100, can_cut=False)
@@ -23,7 +23,7 @@ class Server:
         self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
 
     def ask(self, tokens):
-        """How much of a prompt a snapshot spared."""
+        """Return how much of a prompt a snapshot spared."""
         prompt = Fixed(tokens, [len(tokens)])
         request = Request(len(tokens), prompt, 1, Scope.private(len(tokens)), cache=False, snapshot_scope="s")
         self.scheduler.submit(request)

@@ -22,13 +22,13 @@ def ids(text):
 
 
 def hint(text):
-    """Short, and another one for another order."""
+    """Return a short hint that differs from the hints of most orders."""
     return np.array([sum(map(ord, text)) % 5, len(text) % 5], np.int32)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A question to come with its documents. of: which of the latest chats it goes on with; 0: a new one.
+    """A question to come with its documents. of: the chat that it continues, counted from the latest; 0: a new one.
 
     keeps: the order that documents were read in earlier is kept, as where the server remembers the conversation.
     """
@@ -137,7 +137,7 @@ class Chatting(Life):
 
 
 def most_tokens(part):
-    """With hints of two tokens."""
+    """Return the most tokens of a part, with hints of two tokens."""
     if isinstance(part, Fixed):
         return part.num_tokens
     return sum(map(len, part.tokens)) + len(part.location) + (2 if part.hint else 0)

@@ -1,4 +1,4 @@
-"""What is kept outside the cache: records written behind and taken in again, slots that are saved, restored and erased."""
+"""KV outside the cache: records that are written behind and come back, slots that are saved, restored and erased."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -15,7 +15,7 @@ from support.remote import Remote
 
 EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
 EXPECTED |= {"restore of a part", "erase slot", "used what was restored"}
-MOST_KEPT = 1000  # bytes in the lower tier: of these records, one a token
+MOST_KEPT = 1000  # bytes of the lower tier: these records have one a token
 
 
 class Keeping(Life):
@@ -37,7 +37,7 @@ class Keeping(Life):
         return Histories(self.scheduler, self.archive(), lambda: self.carry_out(self.tree.ledger.take_operations()))
 
     def ran(self):
-        """Write behind what has come to host memory, as the server does."""
+        """Write new copies behind, as the server does after a step."""
         self.behind.write()
 
     def put(self, record):
@@ -55,7 +55,7 @@ class Keeping(Life):
         assert record.data == (cells if self.can_cut else ["state", *cells]), "not the KV of these tokens"
 
     def take_in(self, record):
-        """Whether a record is in the cache then."""
+        """Put a record into host memory. Return whether it is cached now."""
         if not self.can_cut:
             return self.snapshots.put(record)
         before = self.archive().length(record.scope, record.tokens)
@@ -82,7 +82,7 @@ class Keeping(Life):
     )
     @precondition(lambda self: self.tier.load(MOST_KEPT))
     def restart(self, extra, host, states, share):
-        """The server ends, and another one starts with other room; of what is kept, a share is taken in."""
+        """The server ends, and another one starts with other budgets and loads a share of the lower tier."""
         SEEN["restart"] += 1
         self.open.clear()
         self.memory.apply(Clear())
@@ -99,7 +99,7 @@ class Keeping(Life):
         return super().let_go_by(act, scope)
 
     def lane(self, number):
-        """A lane that runs nothing, or None."""
+        """Return a lane if it is idle."""
         lane = self.scheduler.lanes[number % len(self.scheduler.lanes)]
         return lane if lane.request is None else None
 
@@ -124,7 +124,7 @@ class Keeping(Life):
     @rule(number=st.integers(0, 3), of=st.integers(0, 3), steps=st.sampled_from([0, 0, 0, 1, 3]), use=st.booleans())
     @precondition(lambda self: self.files)
     def restore_slot(self, number, of, steps, use):
-        """steps: of other requests, between the first record and the others."""
+        """steps: of other requests, behind the first record."""
         records = self.files[of % len(self.files)]
         taken = 0
         for record in records:
@@ -144,7 +144,7 @@ class Keeping(Life):
             self.use_restored(scope, tokens[:restored].tolist())
 
     def use_restored(self, scope, tokens):
-        """A request that continues what was restored computes none of it, or no more than its rest."""
+        """A request that continues a restored slot computes none of it, or no more than its rest."""
         self.histories.append(tokens)
         ask = Ask(of=1, share=1.0, fresh=[1], stops=set(), limit=1, scope=scope, cache=True, priority=0, background=False)
         if len(tokens) + 2 > CONTEXT:
@@ -157,7 +157,7 @@ class Keeping(Life):
         SEEN["used what was restored"] += 1
 
     def close(self):
-        """All that came to host memory, and still is there, was handed over to be written."""
+        """Every copy that is still in host memory was handed over to be written."""
         self.ran()
         for node in self.tree.host.nodes:
             tokens = [token for one in [*path(node)][::-1] for token in one.tokens.tolist()]

@@ -1,5 +1,5 @@
-"""A random life of requests: tree and scheduler against a simple model of memory. What else may happen in one stands in
-`chatting` and `keeping`.
+"""A random life of requests: tree and scheduler against a simple model of memory. More rules are in `chatting` and
+`keeping`.
 """
 
 import itertools
@@ -26,8 +26,8 @@ from support.memory import Memory, next_token
 
 CONTEXT = 48
 SCOPES = st.sampled_from([Scope.shared(name) for name in ("", "", "", "x")])
-OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories that everybody knows
-SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and what became of requests
+OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories that all lives share
+SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and the ends of requests
 EXPECTED = {
     *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load", "set aside"),
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
@@ -45,7 +45,7 @@ def greedy(prompt: list[int], limit: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A request to come. of: which of the latest histories it goes on with, share: how much of that it repeats."""
+    """A request to come. of: the history that it continues, counted from the latest; share: how much of that it repeats."""
 
     of: int
     share: float
@@ -108,7 +108,7 @@ class Life(RuleBasedStateMachine):
         self.build(CONTEXT + extra, host, states)
 
     def build(self, cells, host, states):
-        """A cache with nothing in it."""
+        """Make an empty cache."""
         self.memory = Memory(cells, self.can_cut)
         tier = HostTier(host if self.can_cut else 0, EvictionPolicy(self.policy))
         self.tree = PrefixTree(cells, self.num_ids, tier, EvictionPolicy(self.policy), costs=self.costs)
@@ -135,7 +135,7 @@ class Life(RuleBasedStateMachine):
 
     def submit_prompt(self, prompt, ask):
         number = next(self.ids)
-        kept = ask.scope if ask.cache and not self.can_cut else None  # where its states are kept
+        kept = ask.scope if ask.cache and not self.can_cut else None  # the scope of its states
         cache = ask.cache and self.can_cut
         scope, guess = ask.scope if cache else Scope.private(number), ask.background and ask.of == 1
         request = Request(
@@ -159,7 +159,7 @@ class Life(RuleBasedStateMachine):
     @rule(of=st.integers(0, 60))
     @precondition(lambda self: self.open)
     def cancel(self, of):
-        request = self.open[of % len(self.open)]  # no draw hangs on the cache, whose sets have no order
+        request = self.open[of % len(self.open)]  # no draw depends on the cache, whose sets have no order
         SEEN["cancelled running" if request.sequence else "cancelled waiting"] += 1
         self.open.remove(request)
         self.scheduler.finish(request)
@@ -172,7 +172,7 @@ class Life(RuleBasedStateMachine):
     @rule(end=st.sampled_from(["refused", "refused", "interrupted", "at once", 0.0, 0.5, 1.0]))
     @precondition(lambda self: self.open)
     def fail(self, end):
-        """A plan that does not get to its spans: no room, a newcomer, or an error after some operations."""
+        """A plan ends before its spans: no room, a new request, or an error after some operations."""
         if end == "at once":
             self.abandon()
             return
@@ -187,7 +187,7 @@ class Life(RuleBasedStateMachine):
             self.abandon()
 
     def abandon(self):
-        """Everything that ran ends, what waits goes on waiting, and nothing is cached any more."""
+        """Running requests end, waiting ones keep waiting, and the cache is empty."""
         SEEN["abandoned"] += 1
         waiting = list(self.scheduler.waiting)
         failed = self.scheduler.abandon()
@@ -202,7 +202,7 @@ class Life(RuleBasedStateMachine):
             SEEN[act] += self.let_go_by(act, scope)
 
     def let_go_by(self, act, scope):
-        """Whether there was anything to let go."""
+        """Return whether any KV left."""
         tree = self.tree
         before, pinned, saved = tree.ledger.num_ready, tree.ledger.num_in_use, tree.host.num_saved
         if act == "evict":
@@ -305,7 +305,7 @@ class Life(RuleBasedStateMachine):
             self.close()
 
     def finish(self):
-        """Everything that is open ends."""
+        """Step until no request is open."""
         for _ in range(2000):
             if not self.open:
                 return
@@ -313,7 +313,7 @@ class Life(RuleBasedStateMachine):
         raise AssertionError("a request never ended")
 
     def close(self):
-        """Nothing is left when everything is forgotten."""
+        """Forget everything. No cell, id or copy may be left."""
         while self.tree.evict():
             check(self.scheduler)
         self.memory.run(self.scheduler.plan())

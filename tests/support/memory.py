@@ -1,4 +1,4 @@
-"""A model of llama.cpp's unified KV memory: cells with a position, the tokens they were computed from, and who holds them.
+"""A model of llama.cpp's unified KV memory: cells with a position, the tokens they were computed from, and their holders.
 
 It carries out plans like the real one and fails where the real one would give a wrong result: a span whose sequence does
 not hold exactly its own earlier tokens, a position held twice, a pool that overflows.
@@ -88,11 +88,11 @@ class Memory:
 
 
 def cut(data: list[tuple], start: int, stop: int) -> list[tuple]:
-    """The part of a copy at positions [start, stop): a cell's position is one less than the length of its prefix."""
+    """Return the part of a copy at positions [start, stop). A cell's position is the length of its prefix less one."""
     assert len(data[0]) <= start + 1 and stop <= len(data[-1]), "a copy of other positions"
     return [cell for cell in data if start < len(cell) <= stop]
 
 
 def next_token(prefix: tuple) -> int:
-    """What a greedy model says after `prefix`: few distinct tokens, so that paths meet and part often."""
+    """Return the greedy token after `prefix`, of few distinct ones, so that paths meet and part often."""
     return sum(prefix[-3:]) * 7 % 5

@@ -50,7 +50,7 @@ class World:
             self.step()
 
     def carry_out(self):
-        """Carry out the tree's operations now."""
+        """Perform the operations that the tree has decided."""
         self.memory.run(Plan(self.scheduler.tree.ledger.take_operations()))
 
     def run(self, tokens, **options):

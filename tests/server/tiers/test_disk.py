@@ -50,7 +50,7 @@ def settled(server):
 
 
 def loaded(server):
-    """Wait until the thread that reads the disk has ended, with something found."""
+    """Wait until the thread that reads the disk has ended, and has found records."""
     until(lambda: server.service.engine.scheduler.tree.host.num_tokens > 0)
     until(lambda: all(thread.name != "load" for thread in threading.enumerate()))
 
@@ -129,7 +129,7 @@ def test_damaged_files_are_refused_and_the_server_goes_on(tiny, tmp_path, damage
             {"cut": content[:half], "flipped": flipped, "foreign": foreign, "empty": b"", "swapped": other}[damage]
         )
     with running(tiny, cache_dir=str(tmp_path)) as up:
-        if damage == "swapped":  # each file is whole, under another's name: a name is not believed
+        if damage == "swapped":  # each file is whole, under the name of another one: names are not trusted
             loaded(up)
         else:
             until(lambda: up.metric("slotcache_disk_refused_files_total") == len(found))

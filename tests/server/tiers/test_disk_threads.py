@@ -1,4 +1,4 @@
-"""The disk tier's thread, held in the middle of each write, while others write and delete."""
+"""The disk tier's thread, held in the middle of each write, while other servers write and delete."""
 
 import os
 import threading

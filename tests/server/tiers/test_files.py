@@ -1,4 +1,4 @@
-"""Files are not believed: whose they are, whether they are whole, and who may write where they lie."""
+"""Files are not trusted: their owners, their content, and the rights of their folders are checked."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +106,7 @@ def test_heads_that_are_none_are_a_warning_each_and_the_rest_comes_back(tiny, tm
 
 
 def path_of(number, *sizes):
-    """Records of a path, each with so many tokens, that begins with `number`."""
+    """Return the records of a path that begins with `number`; sizes: the tokens of each."""
     tokens = np.concatenate([[number], np.arange(sum(sizes) - 1) + 1000 * number]).astype(np.int32)
     ends = np.cumsum(sizes)
     return [Record(Scope.shared("s"), tokens[:end], int(end - size), np.zeros(1000, np.uint8))
@@ -141,7 +141,7 @@ def test_a_full_disk_keeps_the_beginnings_on_which_others_stand(tmp_path):
 
 
 def test_a_beginning_is_kept_though_it_was_written_as_a_longer_run(tmp_path):
-    """A run that was split later has no file of its own: what stands on its first part stands on its file."""
+    """A run that was split later has no file of its own: a run on its first part stands on its file."""
     (whole,) = path_of(1, 100)
     branch = Record(whole.scope, np.concatenate([whole.tokens[:40], np.full(9, 7, np.int32)]), 40, np.zeros(1000, np.uint8))
     others = [path_of(number, 10)[0] for number in range(2, 6)]
@@ -179,7 +179,7 @@ def test_folders_of_other_settings_are_under_the_same_bound(tmp_path):
     assert total == other.num_bytes <= 6000
     left = [file for file in files(tmp_path) if file.parent == one.folder]
     assert {file.name for file in left} < {file_name(record) for record in path_of(1, *[10] * 4)[:3]}
-    written(one, *path_of(2, 10))  # it goes on, though files of it are gone
+    written(one, *path_of(2, 10))  # it still writes, though files of it are gone
     assert one.num_written == 5
     for number in range(3, 9):
         written(other, *path_of(number, 10))

@@ -1,4 +1,4 @@
-"""Damaged and forged files, by the hundred: the server goes on, and no answer differs.
+"""Damaged and forged files, by the hundred: the server stays up, and no answer differs.
 
 SLOTCACHE_MUTATIONS=10000 tries so many, with those of tests/models/test_mutated_models.py.
 """

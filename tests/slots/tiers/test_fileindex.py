@@ -1,4 +1,4 @@
-"""The order in which files leave: whatever was written, the next one to leave is one that no other stands on."""
+"""The order in which files leave: no other file stands on the next one, in any order of writing."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 7), st.integers(1, 
 
 
 def stands_on(one, other):
-    """Whether a file (start, tokens) needs some of another one's run."""
+    """Return whether a file (start, tokens) needs a part of another one's run."""
     (start, tokens), (before, path) = one, other
     common = common_prefix(np.array(tokens), np.array(path))
     return before < start and min(common, start) > before
