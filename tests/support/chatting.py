@@ -9,7 +9,8 @@ from slotcache.ordering.document import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import ChatPrompt
 
-from support.life import CONTEXT, EXPECTED, SCOPES, SEEN, Ask, Life
+from support.asks import CONTEXT, SCOPES, Ask
+from support.life import EXPECTED, SEEN, Life
 
 EXPECTED |= {"chat", "several sets", "reordered", "reordered history", "kept order", "repeated", "document reused"}
 TEXTS = ["0 1", "0 1 2", "1", "3 3 1", "4 0", "2 2", "2 2"]  # some begin alike, and two read the same

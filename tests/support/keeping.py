@@ -9,12 +9,13 @@ from slotcache.slots.radix import path, scope_of
 from slotcache.slots.tiers.loading import load_records
 from slotcache.slots.tiers.writing import WriteBehind
 
-from support.life import CONTEXT, EXPECTED, SEEN, Ask, Life
+from support.asks import CONTEXT, Ask
+from support.life import EXPECTED, SEEN, Life
 from support.memory import cut
 from support.remote import Remote
 
 EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
-EXPECTED |= {"restore of a part", "erase slot", "used what was restored"}
+EXPECTED |= {"restore of a part", "erase slot", "used what was restored", "remote"}
 MOST_KEPT = 1000  # bytes of the lower tier: these records have one a token
 
 

@@ -4,7 +4,7 @@
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -21,11 +21,10 @@ from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tiers.host import HostTier
 from slotcache.slots.tree import PrefixTree
 
+from support.asks import ASKS, CONTEXT, SCOPES
 from support.fixed_prompt import Fixed
 from support.memory import Memory, next_token
 
-CONTEXT = 48
-SCOPES = st.sampled_from([Scope.shared(name) for name in ("", "", "", "x")])
 OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories that all lives share
 SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and the ends of requests
 EXPECTED = {
@@ -41,35 +40,6 @@ def greedy(prompt: list[int], limit: int) -> list[int]:
     for _ in range(limit):
         tokens.append(next_token(tuple(tokens)))
     return tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """A request to come. of: the history that it continues, counted from the latest; share: how much of that it repeats."""
-
-    of: int
-    share: float
-    fresh: list[int]
-    stops: set[int]
-    limit: int
-    scope: Scope
-    cache: bool
-    priority: int
-    background: bool
-
-
-ASKS = st.builds(
-    Ask,
-    of=st.integers(1, 4),
-    share=st.sampled_from([1.0, 1.0, 0.7, 0.3]),
-    fresh=st.lists(st.integers(0, 4), min_size=1, max_size=12),
-    stops=st.sets(st.integers(1, CONTEXT - 1), max_size=4),
-    limit=st.integers(1, 10),
-    scope=SCOPES,
-    cache=st.sampled_from([True, True, True, False]),
-    priority=st.sampled_from([0, 0, 1]),
-    background=st.sampled_from([False, False, True]),
-)
 
 
 class Life(RuleBasedStateMachine):

@@ -1,0 +1,38 @@
+"""Requests to come in a random life, drawn by hypothesis."""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from slotcache.slots.scope import Scope
+
+CONTEXT = 48  # tokens of a prompt with its answer, at most
+SCOPES = st.sampled_from([Scope.shared(name) for name in ("", "", "", "x")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A request to come. of: the history that it continues, counted from the latest; share: how much of that it repeats."""
+
+    of: int
+    share: float
+    fresh: list[int]
+    stops: set[int]
+    limit: int
+    scope: Scope
+    cache: bool
+    priority: int
+    background: bool
+
+
+ASKS = st.builds(
+    Ask,
+    of=st.integers(1, 4),
+    share=st.sampled_from([1.0, 1.0, 0.7, 0.3]),
+    fresh=st.lists(st.integers(0, 4), min_size=1, max_size=12),
+    stops=st.sets(st.integers(1, CONTEXT - 1), max_size=4),
+    limit=st.integers(1, 10),
+    scope=SCOPES,
+    cache=st.sampled_from([True, True, True, False]),
+    priority=st.sampled_from([0, 0, 1]),
+    background=st.sampled_from([False, False, True]),
+)
