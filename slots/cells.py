@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from .request import Request
+from .request import Prompt, Request
+from .scope import Scope
 from .swap import Moves, resident, set_aside
 from .tree import PrefixTree
 
@@ -40,6 +41,12 @@ class Room:
             tree.ledger.num_pending + len(self._running) + tree.rest - 1
         )  # it computes what is cached of its rest twice
         return request.num_tokens - match.covered + promised < self.num_free + reclaimable
+
+    def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
+        """How many tokens a background request would compute, and whether the cells for it are free."""
+        tokens = prompt.arrange(self._tree, scope).tokens
+        match = self._tree.match(scope, tokens)
+        return len(tokens) - match.length, len(tokens) - match.ready <= self.num_free
 
     def reserve(self, num_cells: int) -> bool:
         """Make room for so many more tokens by evicting what nobody is using."""

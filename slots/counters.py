@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .request import Request
+
 
 @dataclass(slots=True)
 class Counters:
@@ -15,3 +17,11 @@ class Counters:
     generated_tokens: int = 0
     preemptions: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)
+
+    def count_cached(self, request: Request, source: str, tokens: int) -> None:
+        """Count prompt tokens that a request need not compute. Only at its first admission, and only if it has a client."""
+        if request.num_preempted or request.background:
+            return
+        request.cached += tokens
+        request.sources[source] = request.sources.get(source, 0) + tokens
+        self.cached_tokens[source] = self.cached_tokens.get(source, 0) + tokens

@@ -29,12 +29,17 @@ class Rejected(Exception):
 
 
 class Queue:
-    """Waiting requests. window: how many later requests may be admitted before one that waits."""
+    """Waiting requests. window: how many later requests may be admitted before one that waits.
+
+    Blocked: the next request did not fit, and no cell has been freed since.
+    """
 
     def __init__(self, tree: PrefixTree, window: int = 32) -> None:
         self._tree = tree
         self._window = window
         self._waiting: deque[Request] = deque()
+        self._rejected: list[tuple[Request, Exception]] = []
+        self._is_blocked = False
         self.num_overtakes = 0  # ever
 
     def __len__(self) -> int:
@@ -45,10 +50,13 @@ class Queue:
 
     def add(self, request: Request) -> None:
         """A new request, behind all others."""
+        if all(request.priority > other.priority for other in self._waiting):
+            self._is_blocked = False  # it is the next one now, and was not tried yet
         self._waiting.append(request)
 
-    def resume(self, request: Request) -> None:
-        """A request that has been paused, in front of all others."""
+    def resume(self, request: Request, *, blocks: bool) -> None:
+        """A request that has been paused, in front of all others. blocks: it waits until cells have been freed."""
+        self._is_blocked = blocks
         self._waiting.appendleft(request)
 
     def discard(self, request: Request) -> None:
@@ -56,8 +64,37 @@ class Queue:
         if request in self._waiting:
             self._waiting.remove(request)
 
-    def next(self) -> Request:
-        """Who is admitted next, with its prompt laid out; it stays in the queue. Of equals the first.
+    def next(self) -> Request | None:
+        """Return the next request to admit, which stays in the queue; None if the queue is empty or blocked.
+
+        Its prompt is laid out. A request whose prompt fails leaves the queue: see `take_rejected`.
+        """
+        while self._waiting and not self._is_blocked:
+            try:
+                return self._choose()
+            except Rejected as rejection:
+                self.reject(rejection.request, rejection.cause)
+        return None
+
+    def block(self) -> None:
+        """The next request does not fit: try none until cells have been freed."""
+        self._is_blocked = True
+
+    def unblock(self) -> None:
+        """Cells have been freed."""
+        self._is_blocked = False
+
+    def reject(self, request: Request, cause: Exception) -> None:
+        """Note a request that has left the queue and cannot run."""
+        self._rejected.append((request, cause))
+
+    def take_rejected(self) -> list[tuple[Request, Exception]]:
+        """Return the requests that could not be admitted since the last call, and why; they are finished."""
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    def _choose(self) -> Request:
+        """Return the request with the best response ratio, its prompt laid out. Of equals the first.
 
         A request that has been paused, or overtaken `window` times, is overtaken no more, but by a higher priority. Each
         candidate takes about 100 us. Raises Rejected for a request whose prompt fails.

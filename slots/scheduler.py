@@ -7,16 +7,16 @@ from whatever of it is still in the tree. The oldest running request always make
 
 from __future__ import annotations
 
-from .budget import PrefillBudget, chunk_size
+from .budget import PrefillBudget
 from .cells import Room
 from .counters import Counters
 from .lanes import Lanes
 from .pins import Pins
-from .plan import Plan, Span
-from .queue import Queue, Rejected
-from .request import Prompt, Request
-from .scope import Scope
-from .snapshots import Snapshots, next_stop
+from .plan import Plan
+from .queue import Queue
+from .request import Request
+from .snapshots import Snapshots
+from .step import Step
 from .tree import PrefixTree
 
 
@@ -51,17 +51,12 @@ class Scheduler:
         self.running: list[Request] = []  # in order of admission
         self.room = Room(tree, self.running, idle_cells)
         self.counters = Counters()
-        self._turn_of_prefill = False  # the last step generated only
-        self._head_is_stuck = False  # the first in the queue did not fit, and nothing has been freed since
-        self._in_flight: list[Request] = []  # of the last plan, in span order
-        self._rejected: list[tuple[Request, Exception]] = []
+        self.step = Step(tree, self.room, self.snapshots, self.counters)  # of the last plan
 
     # ---- requests come and go --------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
-        if all(request.priority > other.priority for other in self.waiting):
-            self._head_is_stuck = False  # it is the head now
         self.waiting.add(request)
 
     def finish(self, request: Request) -> None:
@@ -72,7 +67,11 @@ class Scheduler:
             self._leave(request)
         if not request.cache:
             self.tree.forget(request.scope)
-        self._head_is_stuck = False
+        self.waiting.unblock()
+
+    def take_rejected(self) -> list[tuple[Request, Exception]]:
+        """The requests that could not be admitted since the last call, and why; they are finished."""
+        return self.waiting.take_rejected()
 
     @property
     def idle(self) -> bool:
@@ -84,23 +83,16 @@ class Scheduler:
         """The next step. Empty when nobody runs and nobody could be admitted."""
         self.pins.expire()
         started = self._admit()
-        while True:
-            spans = self._spans()
-            if spans or not self.running:
-                break
-            self._preempt(self._victim)  # everybody wants cells and has none: the youngest gives up its own
-        num_tokens = sum(len(span.tokens) for span in spans)
-        background = all(request.background for request in self._in_flight)
-        operations, afterwards = self.room.operations(num_tokens, self._in_flight)
-        admitted = tuple(request.id for request in started if request.sequence is not None)  # not preempted since
-        num_spare = self.room.num_free - num_tokens
-        return Plan(operations, tuple(spans), afterwards, num_spare, background, admitted=admitted)
-
-    def ahead(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
-        """How many tokens a background request would compute, and whether the cells for it are free."""
-        tokens = prompt.arrange(self.tree, scope).tokens
-        match = self.tree.match(scope, tokens)
-        return len(tokens) - match.length, len(tokens) - match.ready <= self.room.num_free
+        step = self.step = self._next_step()
+        operations, afterwards = self.room.operations(step.num_tokens, step.requests)
+        return Plan(
+            operations,
+            tuple(step.spans),
+            afterwards,
+            num_spare=self.room.num_free - step.num_tokens,
+            background=step.background,
+            admitted=tuple(request.id for request in started if request.sequence is not None),  # not preempted since
+        )
 
     def plan_idle_work(self) -> Plan | None:
         """A small step for when there is nothing to compute: what was decided, and one idle run copied to host memory.
@@ -116,25 +108,8 @@ class Scheduler:
 
         Returns the new token of each request that got one; whoever calls decides whether that request is finished.
         """
-        tokens = iter(sampled)
-        progress = []
-        for request, span in zip(self._in_flight, plan.spans, strict=True):
-            request.computed = span.stop
-            if request.sequence is not None and request.sequence.length < request.claimed:
-                self.tree.ledger.advance(request.sequence, min(span.stop, request.claimed))
-                if request.background:
-                    self.counters.idle_tokens += len(span.tokens)
-                else:
-                    self.counters.prefilled_tokens += len(span.tokens)
-            if request.computed in request.stops:
-                self.snapshots.take(request)
-            if span.logits:
-                token = next(tokens)
-                request.append(token)
-                self.counters.generated_tokens += not request.background
-                progress.append((request, token))
         self.counters.steps += 1
-        return progress
+        return self.step.commit(plan, sampled)
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """A plan took so long."""
@@ -146,7 +121,7 @@ class Scheduler:
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
-            self._preempt(self._victim)
+            self._preempt()
         return True
 
     def abandon(self) -> list[Request]:
@@ -161,137 +136,79 @@ class Scheduler:
         self.running.clear()
         self.tree.clear()
         self.snapshots.void()
-        self._in_flight, self._head_is_stuck = [], False
+        self.waiting.unblock()
         return failed
 
-    # ---- spans -----------------------------------------------------------------------------------------------------
-
-    def _spans(self) -> list[Span]:
-        """The spans of one batch. Where generating and prefill go apart, whichever was not in the last one."""
+    def _next_step(self) -> Step:
+        """Decode first, then prefill with the tokens that are left; in turns where both in one step cost more."""
         apart = self.room.num_used >= self.tree.costs.apart_from_cells
-        if apart and self._turn_of_prefill and any(request.decoding for request in self.running):
-            self._turn_of_prefill, self._in_flight = False, []
-            if spans := self._prefill_spans(self.batch_size, protect=True):
-                return spans
-        spans = self._decode_spans()
-        self._turn_of_prefill = apart and bool(spans)
-        if not self._turn_of_prefill:
-            spans += self._prefill_spans(self.batch_size - len(spans), protect=bool(spans))
-        return spans
-
-    def _decode_spans(self) -> list[Span]:
-        while not self.room.reserve(sum(request.decoding for request in self.running)):
-            self._preempt(self._victim)
-        self._in_flight = [request for request in self.running if request.decoding]
-        return [self._span(request, 1) for request in self._in_flight]
-
-    def _prefill_spans(self, budget: int, protect: bool) -> list[Span]:
-        """Spans for requests that are behind, in order of admission. protect: others are generating, keep the budget."""
-        left = self.budget.room(budget) if protect else budget
-        spans: list[Span] = []
-        leaders: list[Request] = []
-        for request in [request for request in self.running if not request.decoding]:
-            self._catch_up(request)
-            if any(request.waits_for(leader, self.tree.costs.min_shared) for leader in leaders):
-                continue
-            leaders.append(request)
-            most = min(left, self.tree.costs.background_step) if request.background else left
-            ahead = (next_stop(request.stops, request.computed) or request.num_tokens) - request.computed
-            size = chunk_size(ahead, most, self.tree.costs)
-            planned = len(self._in_flight) + sum(len(span.tokens) for span in spans)
-            if size <= 0:
-                continue
-            if not self.room.reserve(planned + size):
-                size = self.room.num_free - planned
-                if size <= 0:
-                    continue
-            spans.append(self._span(request, size))
-            self._in_flight.append(request)
-            left -= size
-        return spans
-
-    def _span(self, request: Request, size: int) -> Span:
-        assert request.sequence is not None
-        stop = request.computed + size
-        tokens = request.tokens[request.computed : stop]
-        return Span(request.id, request.sequence.id, request.computed, tokens, logits=stop == request.num_tokens)
-
-    def _catch_up(self, request: Request) -> None:
-        assert request.sequence is not None
-        if gained := self.tree.ledger.catch_up(request.sequence):
-            request.computed += gained
-            self._count_cached(request, "fork", gained)
+        if apart and self.step.is_decode_turn and any(request.decoding for request in self.running):
+            step = Step(self.tree, self.room, self.snapshots, self.counters)
+            step.prefill([request for request in self.running if not request.decoding], self.budget.room(self.batch_size))
+            if step.spans:
+                return step
+        while True:
+            step = Step(self.tree, self.room, self.snapshots, self.counters)
+            while not self.room.reserve(len(decoding := [request for request in self.running if request.decoding])):
+                self._preempt()
+            step.decode(decoding)
+            step.is_decode_turn = apart and bool(step.spans)
+            if not step.is_decode_turn:
+                left = self.batch_size - step.num_tokens
+                behind = [request for request in self.running if not request.decoding]
+                step.prefill(behind, self.budget.room(left) if step.spans else left)
+            if step.spans or not self.running:
+                return step
+            self._preempt()  # everybody wants cells and has none: the youngest gives up its own
 
     # ---- admission and memory --------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Request]:
         """Start waiting requests while there are idle lanes and the pool has room for their prompts; return them."""
         started: list[Request] = []
-        while self.waiting and not self._head_is_stuck and self.lanes.any_idle:
-            try:
-                request = self.waiting.next()
-            except Rejected as rejection:
-                self._rejected.append((rejection.request, rejection.cause))
-                continue
+        while self.lanes.any_idle and (request := self.waiting.next()):
             if not self.room.fits(request):
-                self._head_is_stuck = True
+                self.waiting.block()
                 break
             self.waiting.take(request)
             try:
                 self._start(request)
             except Exception as error:  # it neither waits nor runs, and the tree is not to be trusted
                 request.sequence = None
-                self._rejected.append((request, error))
+                self.waiting.reject(request, error)
                 raise
             started.append(request)
         return started
-
-    def take_rejected(self) -> list[tuple[Request, Exception]]:
-        """The requests that could not be admitted since the last call, and why; they are finished."""
-        rejected, self._rejected = self._rejected, []
-        return rejected
 
     def _start(self, request: Request) -> None:
         """Have a request run that has left the queue. Only the last lines count it among those that run."""
         claim = request.claim(self.tree)
         request.sequence, request.claimed, request.rest = claim.sequence, request.num_tokens, self.tree.rest
-        self._count_cached(request, claim.source, claim.cached)
+        self.counters.count_cached(request, claim.source, claim.cached)
         if not request.guess:
             self.room.spill_idle()
         if (needed := self.tree.copies.restorable(claim.sequence)) and self.room.reserve(needed):
             for source, tokens in self.tree.copies.restore(claim.sequence).items():
-                self._count_cached(request, source, tokens)
+                self.counters.count_cached(request, source, tokens)
         if request.snapshot_scope is not None and self.room.reserve(request.num_tokens):
-            self._count_cached(request, "snapshot", self.snapshots.load(request))
+            self.counters.count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
         request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else ()
         self.lanes.take(request, claim.sequence.id)
         self.running.append(request)
 
-    def _count_cached(self, request: Request, source: str, tokens: int) -> None:
-        if request.num_preempted or request.background:
-            return  # its prompt has been counted, or nobody asked for it
-        request.cached += tokens
-        request.sources[source] = request.sources.get(source, 0) + tokens
-        self.counters.cached_tokens[source] = self.counters.cached_tokens.get(source, 0) + tokens
-
-    @property
-    def _victim(self) -> Request:
-        """Who is paused when cells run out: the youngest of the lowest priority."""
-        return min(reversed(self.running), key=lambda request: request.priority)
-
-    def _preempt(self, request: Request) -> None:
-        """Stop a request for now and put it first in the queue: its stream only pauses.
+    def _preempt(self) -> None:
+        """Stop the youngest request of the lowest priority and put it first in the queue: its stream only pauses.
 
         It stays there until a running request ends; admitted any earlier it would fit exactly, and be preempted again.
         """
-        self._leave(request)
-        if not request.cache:
-            self.tree.forget(request.scope)
-        request.num_preempted += 1
-        request.computed = 0
-        self.waiting.resume(request)
-        self._head_is_stuck = bool(self.running)
+        victim = min(reversed(self.running), key=lambda request: request.priority)
+        self._leave(victim)
+        if not victim.cache:
+            self.tree.forget(victim.scope)
+        victim.num_preempted += 1
+        victim.computed = 0
+        self.waiting.resume(victim, blocks=bool(self.running))
         self.counters.preemptions += 1
 
     def _leave(self, request: Request) -> None:

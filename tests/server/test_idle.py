@@ -89,7 +89,7 @@ def test_it_gives_way_to_whoever_comes(server):
     commit = scheduler.commit
 
     def watched(plan, sampled):
-        spans = zip(scheduler._in_flight, plan.spans, strict=True)
+        spans = zip(scheduler.step.requests, plan.spans, strict=True)
         steps.append([(request.background, len(span.tokens)) for request, span in spans])
         return commit(plan, sampled)
 

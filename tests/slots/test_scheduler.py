@@ -302,7 +302,7 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     world = World(batch=512, cells=300)
     world.run(range(50))
     ahead = Fixed(range(200))
-    assert world.scheduler.ahead(ahead, "") == (150, True)
+    assert world.scheduler.room.forecast(ahead, "") == (150, True)
     request = Request(1, ahead, 1, "", background=True, guess=True)
     world.requests.append(request)
     world.scheduler.submit(request)
@@ -311,8 +311,8 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     counters = world.scheduler.counters
     assert (counters.idle_tokens, counters.prefilled_tokens, counters.cached_tokens) == (150, 50, {"none": 0})
     assert {node.frequency for node in descendants(world.scheduler.tree.roots[""])} == {0, 1}, "nobody has used it"
-    assert world.scheduler.ahead(ahead, "") == (0, True)
-    assert world.scheduler.ahead(Fixed(range(200, 400)), "") == (200, False)  # no KV leaves for it
+    assert world.scheduler.room.forecast(ahead, "") == (0, True)
+    assert world.scheduler.room.forecast(Fixed(range(200, 400)), "") == (200, False)  # no KV leaves for it
 
 
 def test_idle_kv_stays_where_there_is_no_host_tier():

@@ -1,0 +1,102 @@
+"""What one step computes, while it is planned: spans under a budget of tokens and of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .budget import chunk_size
+from .cells import Room
+from .counters import Counters
+from .plan import Plan, Span
+from .request import Request
+from .snapshots import Snapshots, next_stop
+from .tree import PrefixTree
+
+
+class Step:
+    """Requests and their spans, in the same order. It lives from one `plan()` to the next: `commit()` reads it.
+
+    is_decode_turn: decode took a step of its own, although prompts were waiting; the next step is theirs.
+    """
+
+    def __init__(self, tree: PrefixTree, room: Room, snapshots: Snapshots, counters: Counters) -> None:
+        self._tree, self._room, self._snapshots, self._counters = tree, room, snapshots, counters
+        self.requests: list[Request] = []
+        self.spans: list[Span] = []
+        self.num_tokens = 0
+        self.is_decode_turn = False
+        self._num_cells = 0  # that the spans need, and the first token behind each prompt
+        self._leaders: list[Request] = []  # requests whose prompts this step computes, or would with more tokens or cells
+
+    @property
+    def background(self) -> bool:
+        """Whether no client waits for any of it."""
+        return all(request.background for request in self.requests)
+
+    def decode(self, requests: Iterable[Request]) -> None:
+        """Add the last token of each request. Their cells are free."""
+        for request in requests:
+            self._add(request, 1)
+
+    def prefill(self, requests: Iterable[Request], num_tokens: int) -> None:
+        """Add as much of the prompts as `num_tokens` and the cells allow; the first request comes first."""
+        for request in requests:
+            self._catch_up(request)
+            if self._follows_a_leader(request):
+                continue
+            self._leaders.append(request)
+            if size := self._size(request, num_tokens):
+                self._add(request, size)
+                self._num_cells += 1
+                num_tokens -= size
+
+    def commit(self, plan: Plan, sampled: Iterable[int]) -> list[tuple[Request, int]]:
+        """Take over what was computed: see `Scheduler.commit`."""
+        tokens = iter(sampled)
+        progress = []
+        for request, span in zip(self.requests, plan.spans, strict=True):
+            request.computed = span.stop
+            if request.sequence is not None and request.sequence.length < request.claimed:
+                self._tree.ledger.advance(request.sequence, min(span.stop, request.claimed))
+                if request.background:
+                    self._counters.idle_tokens += len(span.tokens)
+                else:
+                    self._counters.prefilled_tokens += len(span.tokens)
+            if request.computed in request.stops:
+                self._snapshots.take(request)
+            if span.logits:
+                token = next(tokens)
+                request.append(token)
+                self._counters.generated_tokens += not request.background
+                progress.append((request, token))
+        return progress
+
+    def _catch_up(self, request: Request) -> None:
+        """Share what other requests have computed of this one's prompt since its last span."""
+        assert request.sequence is not None
+        if gained := self._tree.ledger.catch_up(request.sequence):
+            request.computed += gained
+            self._counters.count_cached(request, "fork", gained)
+
+    def _follows_a_leader(self, request: Request) -> bool:
+        """Return whether this step computes for another request what this one needs next."""
+        return any(request.waits_for(leader, self._tree.costs.min_shared) for leader in self._leaders)
+
+    def _size(self, request: Request, num_tokens: int) -> int:
+        """Return how many tokens of a prompt to compute: at most `num_tokens`, up to its next snapshot, if cells allow."""
+        costs = self._tree.costs
+        most = min(num_tokens, costs.background_step) if request.background else num_tokens
+        stop = next_stop(request.stops, request.computed) or request.num_tokens
+        size = chunk_size(stop - request.computed, most, costs)
+        if size > 0 and not self._room.reserve(self._num_cells + size):
+            size = self._room.num_free - self._num_cells
+        return max(size, 0)
+
+    def _add(self, request: Request, size: int) -> None:
+        assert request.sequence is not None
+        start, stop = request.computed, request.computed + size
+        tokens, is_last = request.tokens[start:stop], stop == request.num_tokens
+        self.spans.append(Span(request.id, request.sequence.id, start, tokens, logits=is_last))
+        self.requests.append(request)
+        self.num_tokens += size
+        self._num_cells += size
