@@ -1,4 +1,14 @@
-"""The cells of the pool: free, promised to those that run, to be had from idle KV, or lent to a step for its time."""
+"""The cells of the KV pool: to whom they belong, and how some become free.
+
+    |<------------------------------ num_cells ------------------------------>|
+    |<---------------- num_used ---------------->|<-------- num_free -------->|
+    | prefix tree             | tails            | promised      | unclaimed  |
+    | pinned   | reclaimable  | generated tokens | to prompts    |            |
+
+Pinned runs are needed by running requests. Reclaimable runs are idle KV, held by parked sequences: only they are evicted.
+A tail belongs to its request, and to the tree once the request has ended. Promised cells are free now, but running
+requests will compute the rest of their prompts into them.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +16,23 @@ from collections.abc import Collection
 
 from .request import Prompt, Request
 from .scope import Scope
-from .swap import Moves, resident, set_aside
+from .swap import Moves, runs_on_device, swap_out
 from .tree import PrefixTree
 
 
-class Room:
-    """Says whether a prompt fits, and makes room for it.
+class Cells:
+    """Tells whether a prompt fits, and frees cells for it.
 
-    running: who runs, as the scheduler keeps it. idle_cells: most cells that may hold what nobody who runs needs.
+    running: the scheduler's list of running requests. idle_cells: most cells of idle KV while requests run.
     """
 
     def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int) -> None:
         self._tree, self._running, self._idle_cells, self._costs = tree, running, idle_cells, tree.costs
-        self.num_set_aside = 0  # tokens of others whose KV left the device for a step, ever
-        self._in_front: list[int] = []  # requests that got the first cells in the last such step
+        self.num_swapped = 0  # tokens whose KV left the device for the time of a step, ever
+        self._in_front: list[int] = []  # requests to which the last swap gave the first cells
 
     @property
     def num_used(self) -> int:
-        """Cells in use: everything in the tree, and what is being generated."""
         return self._tree.ledger.num_ready + sum(request.num_tail for request in self._running)
 
     @property
@@ -31,53 +40,53 @@ class Room:
         return self._tree.ledger.num_cells - self.num_used
 
     def fits(self, request: Request) -> bool:
-        """Whether a prompt fits beside what is running and has been promised. Alone, every accepted prompt fits."""
+        """Return whether a prompt fits beside running requests and their promised cells. Alone, each accepted one fits."""
         if not self._running:
             return True
         tree = self._tree
         match = tree.match(request.scope, request.tokens[: request.num_tokens])
         reclaimable = tree.ledger.num_reclaimable - match.evictable
-        promised = (
-            tree.ledger.num_pending + len(self._running) + tree.rest - 1
-        )  # it computes what is cached of its rest twice
+        # The next token of each running request, and the cached part of this prompt's rest, which is computed again.
+        promised = tree.ledger.num_pending + len(self._running) + tree.rest - 1
         return request.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
-        """How many tokens a background request would compute, and whether the cells for it are free."""
+        """Return how many tokens a background request would compute, and whether the cells for them are free."""
         tokens = prompt.arrange(self._tree, scope).tokens
         match = self._tree.match(scope, tokens)
         return len(tokens) - match.length, len(tokens) - match.ready <= self.num_free
 
     def reserve(self, num_cells: int) -> bool:
-        """Make room for so many more tokens by evicting what nobody is using."""
+        """Evict idle KV until `num_cells` cells are free; return False if there is too little of it."""
         missing = num_cells - self.num_free
         return missing <= 0 or self._tree.evict(missing) >= missing
 
     def spill_idle(self) -> None:
-        """Move idle KV to host memory until no more of it than is allowed slows the others."""
+        """Move idle KV to host memory down to `idle_cells`: each step attends over the whole pool."""
         excess = self._tree.ledger.num_reclaimable - self._idle_cells
         if self._tree.host.max_tokens and excess > 0:
             self._tree.evict(excess)
 
-    def operations(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
-        """What is carried out before a step of so many tokens, and behind it: what the tree has decided, and the moves of
-        `set_aside` where they cost less than they save. computing: whom the step is for."""
-        moves, afterwards = self._set_aside(num_tokens, computing)
-        return (
-            self._tree.ledger.take_operations() + moves,
-            afterwards,
-        )  # in this order: copies for the host tier are among them
+    def take_operations(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
+        """Return the operations before and after a step of `num_tokens` tokens of the requests in `computing`.
 
-    def _set_aside(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
+        Those are the tree's decisions, and a swap where it saves time.
+        """
+        moves, afterwards = self._swap(num_tokens, computing)
+        # Taken last: deciding on a swap adds copies for the host tier to the tree's operations.
+        return self._tree.ledger.take_operations() + moves, afterwards
+
+    def _swap(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
         tree, costs = self._tree, self._costs
-        background = all(request.background for request in computing)  # it must be possible to end it early
-        if background or num_tokens <= costs.swap_from_tokens or (used := self.num_used) > tree.host.max_tokens:
+        if num_tokens <= costs.swap_from_tokens or (used := self.num_used) > tree.host.max_tokens:
             return (), ()
-        runs, needed = list(resident(tree, self._running)), {request.sequence for request in computing}
-        foreign = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
-        foreign += sum(request.num_tail for request in self._running if request.sequence not in needed)
-        if not costs.pays_to_swap(num_tokens, foreign, used, len(runs)):
+        if all(request.background for request in computing):
+            return (), ()  # a new request may abort the step; then it must not wait for moves
+        runs, needed = list(runs_on_device(tree, self._running)), {request.sequence for request in computing}
+        unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
+        unseen += sum(request.num_tail for request in self._running if request.sequence not in needed)
+        if not costs.pays_to_swap(num_tokens, unseen, used, len(runs)):
             return (), ()
-        self.num_set_aside += foreign
+        self.num_swapped += unseen
         before, self._in_front = self._in_front, [request.id for request in computing]
-        return set_aside(tree, runs, self._running, computing, in_place=self._in_front == before)
+        return swap_out(tree, runs, self._running, computing, in_place=self._in_front == before)

@@ -60,7 +60,7 @@ def check(scheduler: Scheduler) -> None:
     tree, ledger = scheduler.tree, scheduler.tree.ledger
     check_tree(tree)
     check_snapshots(scheduler.snapshots)
-    assert scheduler.room.num_used <= ledger.num_cells
+    assert scheduler.cells.num_used <= ledger.num_cells
     assert [lane.request for lane in scheduler.lanes if lane.request] == sorted(
         scheduler.running, key=lambda request: request.lane
     )

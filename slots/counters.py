@@ -1,4 +1,4 @@
-"""What the scheduler has done since it started, for /metrics."""
+"""The scheduler's totals since its start, for /metrics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .request import Request
 
 @dataclass(slots=True)
 class Counters:
-    """Totals. cached_tokens: prompt tokens not computed again, by where they came from (own, fork, host)."""
+    """Totals. cached_tokens: prompt tokens not computed again, by origin (own, fork, host, disk, snapshot)."""
 
     steps: int = 0
     prefilled_tokens: int = 0
-    idle_tokens: int = 0  # prompt tokens computed for requests in the background
+    idle_tokens: int = 0  # prompt tokens of background requests
     generated_tokens: int = 0
     preemptions: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)

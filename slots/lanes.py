@@ -1,4 +1,4 @@
-"""Where requests run. A lane is not a cache: it only remembers the history of the last request that a client sent."""
+"""The lanes in which requests run. A lane is no cache: it only remembers the history of a client's last request."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .scope import Scope
 
 @dataclass(slots=True)
 class Lane:
-    """Where one request at a time runs.
+    """The place of one running request.
 
-    last: the request that a client sent here last, by its id; -1 where there was none. scope, history (int32): its own;
-    empty where nothing of it was kept. ahead (int32): what was computed of its next turn since. Other requests in the
-    background leave no trace here.
+    last: id of the last request of a client here; -1 before the first. scope, history (int32): of that request; empty if
+    nothing of it was kept. ahead (int32): the tokens of its next turn that have been prefilled since. Any other background
+    request leaves no trace here.
     """
 
     id: int
@@ -31,12 +31,12 @@ class Lane:
     ahead: np.ndarray = field(default_factory=lambda: NO_TOKENS)
 
     def remember(self, scope: Scope | None, history: np.ndarray, last: int = -1) -> None:
-        """This is its history now."""
+        """Replace the history."""
         self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
 
 
 class Lanes:
-    """A fixed number of them."""
+    """A fixed number of lanes."""
 
     def __init__(self, count: int) -> None:
         self._lanes = tuple(Lane(id) for id in range(count))
@@ -56,7 +56,7 @@ class Lanes:
         return any(lane.request is None for lane in self._lanes)
 
     def take(self, request: Request, sequence_id: int) -> None:
-        """Give a request the idle lane that already holds this sequence's history, else the one unused for longest."""
+        """Give a request the idle lane of this sequence, else the idle lane that was used least recently."""
         idle = [lane for lane in self._lanes if lane.request is None]
         own = next((lane for lane in idle if lane.sequence_id == sequence_id), None)
         lane = own or min(idle, key=lambda lane: lane.last_use)
@@ -69,7 +69,7 @@ class Lanes:
         lane.sequence_id, lane.last_use = sequence_id, self._clock
 
     def leave(self, request: Request) -> None:
-        """A request is off its lane, which remembers it if a client sent it."""
+        """Take a request off its lane, which remembers it if a client sent it."""
         lane = self._lanes[request.lane]
         lane.request = None
         if request.background:
@@ -80,5 +80,5 @@ class Lanes:
         lane.remember(scope, NO_TOKENS if scope is None else request.tokens[: request.computed], request.id)
 
     def _followed(self, request: Request) -> Lane | None:
-        """The lane whose last request's next turn this one computes, if it remembers that one still."""
+        """Return the lane of the request whose next turn this one prefills, if the lane still remembers it."""
         return next((lane for lane in self._lanes if lane.last == request.follows), None)

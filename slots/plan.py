@@ -1,4 +1,4 @@
-"""What one step does, as plain frozen values: memory operations first, in order, then the spans of one batch."""
+"""One step as plain frozen values: memory operations first, in order, then the spans of one batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .node import Blob
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Let `target` hold the cells that `source` holds at positions [start, stop) too. No data moves (`seq_cp`)."""
+    """Let `target` hold the cells of `source` at positions [start, stop), too. No data moves (`seq_cp`)."""
 
     source: int
     target: int
@@ -21,7 +21,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Take `sequence` out of its cells at positions [start, stop) (`seq_rm`); a cell nobody holds is free."""
+    """Take `sequence` out of its cells at positions [start, stop) (`seq_rm`); a cell without a sequence is free."""
 
     sequence: int
     start: int
@@ -45,7 +45,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Give `sequence` new cells at positions [start, stop) with the KV that `blob` holds of them."""
+    """Give `sequence` new cells at positions [start, stop) with their KV from `blob`."""
 
     blob: Blob
     sequence: int
@@ -63,7 +63,7 @@ class Snap:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Give `sequence`, which holds nothing, the whole state that `blob` holds."""
+    """Give `sequence`, which holds no cell, the whole state in `blob`."""
 
     blob: Blob
     sequence: int
@@ -99,8 +99,8 @@ class Span:
 class Plan:
     """One step: carry out `operations` in order, then compute `spans` as one batch of at most `batch_size` tokens.
 
-    afterwards: operations to carry out then, whatever came of the batch. num_spare: cells that are still free beside the
-    batch's own, for the runner to use while it runs. background: nobody waits for it, so it may be ended early.
+    afterwards: operations to carry out then, even if the batch failed. num_spare: cells that stay free beside the batch's
+    own, for the runner's use during the step. background: no client waits for it, so it may be aborted.
     admitted: ids of the requests that left the queue for it.
     """
 

@@ -1,18 +1,18 @@
-"""What it costs to compute prompt tokens here, learnt from the steps that were run."""
+"""The time to compute prompt tokens here, learnt from the steps that were run."""
 
 from __future__ import annotations
 
 from .plan import Plan
 
-MEMORY = 0.98  # weight of all earlier steps when a new one has been seen
+MEMORY = 0.98  # weight of all earlier steps beside a new one
 
 
 class Profile:
     """T(cached, new), the seconds that `new` tokens behind `cached` ones take (RAGCache, section 5.1).
 
-    RAGCache measures a grid at start and interpolates in it. A token costs a fixed share and one that grows with what
-    it attends to, so a line through the steps that run anyway says the same, costs no start and follows the machine.
-    min_tokens: smaller steps take about as long, so they say nothing about a token.
+    RAGCache measures a grid at start and interpolates in it. The time of a token is a fixed share and one that grows with
+    its depth, so a line through the steps that run anyway is as good. It costs no time at start and follows the machine.
+    min_tokens: smaller steps take about as long as one of this size, so they are left out.
     """
 
     def __init__(self, min_tokens: int = 1) -> None:
@@ -21,7 +21,7 @@ class Profile:
         self._fixed, self._by_depth = 1.0, 0.0  # seconds a token, and a token and position in front of it
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """A plan took so long."""
+        """Learn from the time that a plan took."""
         tokens = plan.num_tokens
         if tokens < self._min_tokens:
             return
@@ -32,7 +32,7 @@ class Profile:
         self._fit()
 
     def seconds(self, cached: int, new: int) -> float:
-        """T(cached, new). Until a step has been seen, a unit of its own: one a token."""
+        """Return T(cached, new). Before the first step the unit is not seconds: each token costs one."""
         return new * (self._fixed + self._by_depth * (cached + new / 2))
 
     def _fit(self) -> None:

@@ -1,9 +1,9 @@
-"""Who waits, and who of them is next.
+"""The waiting requests, and which of them is next.
 
-Requests are ordered by what is cached of them over what is left to compute (RAGCache, section 5.2): those of one prefix
-follow each other where much of it is cached (RAGBoost, section 5.2), and short ones do not wait for long ones. Whoever has
-been overtaken n times counts n + 1 times as much (highest response ratio next, Brinch Hansen 1971, with overtakes for time),
-and nobody is overtaken without end.
+They are ordered by their cached tokens over their uncached ones (RAGCache, section 5.2): requests of one prefix follow each
+other where much of it is cached (RAGBoost, section 5.2), and short ones do not wait for long ones. A request that has been
+overtaken n times counts n + 1 times as much (highest response ratio next, Brinch Hansen 1971, with overtakes for time), so
+none is overtaken without end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOK_AHEAD = 16  # requests at the head of the queue that are compared, so that 
 
 
 class Rejected(Exception):
-    """A request whose prompt cannot be laid out: it waits no more."""
+    """A request whose prompt cannot be laid out. It has left the queue."""
 
     def __init__(self, request: Request, cause: Exception) -> None:
         super().__init__(f"request {request.id} cannot be laid out: {cause}")
@@ -29,7 +29,7 @@ class Rejected(Exception):
 
 
 class Queue:
-    """Waiting requests. window: how many later requests may be admitted before one that waits.
+    """Waiting requests. window: how many later requests may be admitted before a waiting one.
 
     Blocked: the next request did not fit, and no cell has been freed since.
     """
@@ -49,18 +49,18 @@ class Queue:
         return iter(self._waiting)
 
     def add(self, request: Request) -> None:
-        """A new request, behind all others."""
+        """Append a new request."""
         if all(request.priority > other.priority for other in self._waiting):
             self._is_blocked = False  # it is the next one now, and was not tried yet
         self._waiting.append(request)
 
     def resume(self, request: Request, *, blocks: bool) -> None:
-        """A request that has been paused, in front of all others. blocks: it waits until cells have been freed."""
+        """Put a paused request first. blocks: it waits until cells have been freed."""
         self._is_blocked = blocks
         self._waiting.appendleft(request)
 
     def discard(self, request: Request) -> None:
-        """A request that waits no more, if it did."""
+        """Remove a request, if it is in the queue."""
         if request in self._waiting:
             self._waiting.remove(request)
 
@@ -105,31 +105,31 @@ class Queue:
         if candidates[0].num_preempted:
             return candidates[0]
         last = next((at for at, request in enumerate(candidates) if request.num_overtaken >= self._window), LOOK_AHEAD)
-        layouts = {request: self._arranged(request, candidates) for request in candidates[: last + 1]}
+        layouts = {request: self._lay_out(request, candidates) for request in candidates[: last + 1]}
         chosen = max(layouts, key=lambda request: self._response_ratio(request, layouts[request].tokens))
         chosen.lay_out(layouts[chosen])
         return chosen
 
     def take(self, request: Request) -> None:
-        """Let a request leave, past all that stand before it."""
+        """Remove a request that is admitted; all before it are overtaken."""
         for passed in itertools.takewhile(lambda other: other is not request, self._waiting):
             passed.num_overtaken += passed.priority == request.priority
             self.num_overtakes += 1
         self._waiting.remove(request)
 
-    def _arranged(self, request: Request, waiting: list[Request]) -> Layout:
-        others = [other.prompt for other in waiting if other is not request and other.scope == request.scope]
+    def _lay_out(self, request: Request, waiting: list[Request]) -> Layout:
+        rivals = [other.prompt for other in waiting if other is not request and other.scope == request.scope]
         try:
-            return request.prompt.arrange(self._tree, request.scope, others)
+            return request.prompt.arrange(self._tree, request.scope, rivals)
         except Exception as error:
             self._waiting.remove(request)
             raise Rejected(request, error) from error
 
     def _response_ratio(self, request: Request, tokens: np.ndarray) -> float:
-        """Tokens that are cached, or that somebody is computing, over those that are left to compute, and that once
-        more for each time it was overtaken.
+        """Return known tokens (cached, or about to be computed by a running request) over unknown ones, times the weight
+        of its overtakes.
 
-        One more than are cached, so that of two with nothing cached the shorter comes first.
+        A known token is added, so that of two requests with nothing cached the shorter comes first.
         """
         known = self._tree.match(request.scope, tokens).length
         return (1 + request.num_overtaken) * (1 + known) / max(len(tokens) - known, 1)

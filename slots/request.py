@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: tokens that are known, and how many of them have been computed."""
+"""A request as the scheduler sees it: its known tokens, and how many of them have KV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tree import Claim, PrefixTree
 
 @dataclass(frozen=True, slots=True)
 class PlacedDocument:
-    """A document where it stands in a prompt: positions [start, stop)."""
+    """A document in a prompt, at positions [start, stop)."""
 
     id: str
     key: str
@@ -28,9 +28,8 @@ class PlacedDocument:
 class Layout:
     """A prompt whose documents have their order.
 
-    tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: (stop, what it is in words)
-    of everything the prompt consists of, for the reason of a miss. repeated: ids of documents that an earlier turn holds,
-    so that they stand here once.
+    tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: (stop, label) of all parts of the
+    prompt, for the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them.
     """
 
     tokens: np.ndarray
@@ -40,7 +39,7 @@ class Layout:
     repeated: tuple[str, ...] = ()
 
     def segment_at(self, position: int) -> str:
-        """What stands at `position`, in words."""
+        """Return the label of the segment at `position`."""
         return next((label for stop, label in self.segments if position < stop), "the prompt")
 
 
@@ -50,7 +49,7 @@ class Prompt(Protocol):
     num_tokens: int
 
     def arrange(self, tree: PrefixTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Fix the order of the documents by what the tree holds now. waiting: prompts of this scope that come next."""
+        """Order the documents by their KV in the tree now. waiting: the next prompts of this scope."""
         ...
 
 
@@ -58,11 +57,11 @@ class Prompt(Protocol):
 class Request:
     """One request from submission to its end. priority: those of a higher one go first.
 
-    background: computes something ahead while there is nothing else to do, in small steps. guess: and that for nobody in
-    particular, so that nothing counts as used by it. follows: the request whose next turn a background one computes.
+    background: prefill while the server is idle, in small steps. guess: a background request for no client in particular;
+    its KV does not count as used. follows: the request whose next turn a background one prefills.
 
-    `tokens[:num_tokens]` are known: the prompt, then what was sampled. `computed` of them have KV; it chases
-    `num_tokens`, and there is no other phase. limit: the most tokens it may generate.
+    `tokens[:num_tokens]` are known: the prompt, then sampled tokens. `computed` of them have KV; it chases `num_tokens`,
+    and no other state tells prefill from decode. limit: the most tokens to generate.
     """
 
     id: int
@@ -74,34 +73,34 @@ class Request:
     background: bool = False
     guess: bool = False
     follows: int | None = None
-    snapshot_scope: Scope | None = None  # where its states are kept, if its model cannot be cut and may keep them
+    snapshot_scope: Scope | None = None  # of its snapshots, if its model cannot be cut and may keep them
 
     layout: Layout | None = None
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     num_prompt: int = 0
     num_tokens: int = 0
     computed: int = 0
-    started_at: int = 0  # what was computed already when it was admitted
-    rest: int = 1  # its last tokens, which it computes itself whatever is cached (see `PrefixTree`)
+    started_at: int = 0  # `computed` at its admission
+    rest: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
-    claimed: int = 0  # tokens whose path is in the tree; what is computed beyond is the private tail
+    claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are its private tail
 
     sequence: Sequence | None = None
     lane: int = -1
-    cached: int = 0  # prompt tokens it did not have to compute, at its first admission and by catching up
-    sources: dict[str, int] = field(default_factory=dict)  # those tokens by where they came from: own, fork, host, snapshot
+    cached: int = 0  # prompt tokens that were not computed, at its first admission and by catching up
+    sources: dict[str, int] = field(default_factory=dict)  # those tokens by origin: own, fork, host, disk, snapshot
     num_preempted: int = 0
-    num_overtaken: int = 0  # requests that came after it and were admitted before it
+    num_overtaken: int = 0  # later requests that were admitted before it
 
     def lay_out(self, layout: Layout) -> None:
-        """Take the final prompt, with room for everything that may be generated."""
+        """Take the final prompt, with room for all tokens to generate."""
         self.layout = layout
         self.num_prompt = self.num_tokens = len(layout.tokens)
         self.tokens = np.empty(self.num_prompt + self.limit, np.int32)
         self.tokens[: self.num_prompt] = layout.tokens
 
     def claim(self, tree: PrefixTree) -> Claim:
-        """Put its prompt into the tree, with nodes that end where something ends that it consists of."""
+        """Put its prompt into the tree, with nodes that end where its segments end."""
         assert self.layout is not None
         stops = [*self.layout.stops, self.num_tokens]
         documents = [(document.key, document.start, document.stop) for document in self.layout.documents]
@@ -112,7 +111,7 @@ class Request:
         self.num_tokens += 1
 
     def waits_for(self, leader: Request, min_shared: int) -> bool:
-        """Whether `leader` is about to compute what this one needs next, `min_shared` tokens or more since it started."""
+        """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start."""
         if leader.scope != self.scope or leader.computed != self.computed:
             return False
         shared = common_prefix(leader.tokens[: leader.num_tokens], self.tokens[: self.num_tokens])
@@ -121,13 +120,13 @@ class Request:
 
     @property
     def source(self) -> str:
-        """Where most of its cached tokens came from: own, fork, host or none."""
+        """The origin of most of its cached tokens, or none."""
         most = max(self.sources, key=lambda source: self.sources[source], default="none")
         return most if self.sources.get(most) else "none"
 
     @property
     def decoding(self) -> bool:
-        """Whether its next step is a single token that was just sampled."""
+        """Whether its next span is a single token that was just sampled."""
         return self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
 
     @property

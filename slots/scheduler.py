@@ -1,14 +1,14 @@
-"""Decides what each step computes: decode first, prefill under a budget, admission when there is room.
+"""Plans each step: decode first, then prefill under a budget. Requests are admitted as cells allow.
 
-A step is `plan()`, then the runner, then `commit()`. There is no prefill phase: a request's computed tokens chase its
+A step is `plan()`, then the runner, then `commit()`. Prefill is no phase of its own: a request's computed tokens chase its
 known ones (vLLM's scheduler). When cells run out: evict a leaf, else preempt the youngest request, which resumes later
-from whatever of it is still in the tree. The oldest running request always makes progress, so nothing starves.
+from its KV that is still in the tree. The oldest running request always makes progress, so none starves.
 """
 
 from __future__ import annotations
 
 from .budget import PrefillBudget
-from .cells import Room
+from .cells import Cells
 from .counters import Counters
 from .lanes import Lanes
 from .pins import Pins
@@ -21,13 +21,12 @@ from .tree import PrefixTree
 
 
 class Scheduler:
-    """Owns who waits and who runs. Not thread-safe: one thread calls it.
+    """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
-    batch_size: most tokens a step may compute. prefill_budget: most prompt tokens a step may compute while other
-    requests are generating, at the speed of a short context. idle_cells: most cells that may hold what
-    no running request needs, where there is a host tier to move it to: every step attends over the whole pool, so idle
-    KV slows what runs. window: how many later requests may be admitted before one that waits. snapshots: for models that
-    cannot be cut.
+    batch_size: most tokens of a step. prefill_budget: most prompt tokens of a step while other requests decode, at the
+    speed of a short context. idle_cells: most cells of idle KV, if a host tier can take the rest: every step attends over
+    the whole pool, so idle KV slows running requests. window: how many later requests may be admitted before a waiting
+    one. snapshots: for models whose memory cannot be cut.
     """
 
     def __init__(
@@ -49,9 +48,9 @@ class Scheduler:
         self.pins = Pins(tree)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
-        self.room = Room(tree, self.running, idle_cells)
+        self.cells = Cells(tree, self.running, idle_cells)
         self.counters = Counters()
-        self.step = Step(tree, self.room, self.snapshots, self.counters)  # of the last plan
+        self.step = Step(tree, self.cells, self.snapshots, self.counters)  # of the last plan
 
     # ---- requests come and go --------------------------------------------------------------------------------------
 
@@ -60,7 +59,7 @@ class Scheduler:
         self.waiting.add(request)
 
     def finish(self, request: Request) -> None:
-        """End a request in whatever state it is: its KV stays in the tree, or goes if it is not to be cached."""
+        """End a waiting or running request. Its KV stays in the tree, unless it is not to be cached."""
         if request.sequence is None:
             self.waiting.discard(request)
         else:
@@ -70,7 +69,7 @@ class Scheduler:
         self.waiting.unblock()
 
     def take_rejected(self) -> list[tuple[Request, Exception]]:
-        """The requests that could not be admitted since the last call, and why; they are finished."""
+        """Return the requests that could not be admitted since the last call, and why; they are finished."""
         return self.waiting.take_rejected()
 
     @property
@@ -80,44 +79,41 @@ class Scheduler:
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """The next step. Empty when nobody runs and nobody could be admitted."""
+        """Return the next step. It is empty if no request runs and none could be admitted."""
         self.pins.expire()
         started = self._admit()
         step = self.step = self._next_step()
-        operations, afterwards = self.room.operations(step.num_tokens, step.requests)
+        operations, afterwards = self.cells.take_operations(step.num_tokens, step.requests)
         return Plan(
             operations,
             tuple(step.spans),
             afterwards,
-            num_spare=self.room.num_free - step.num_tokens,
+            num_spare=self.cells.num_free - step.num_tokens,
             background=step.background,
             admitted=tuple(request.id for request in started if request.sequence is not None),  # not preempted since
         )
 
     def plan_idle_work(self) -> Plan | None:
-        """A small step for when there is nothing to compute: what was decided, and one idle run copied to host memory.
-
-        None: all is done.
-        """
+        """Return a step without spans: the tree's decisions, and one idle run's copy to host memory. None: all is done."""
         self.tree.copies.save_ahead()
         operations = self.tree.ledger.take_operations()
         return Plan(operations) if operations else None
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Request, int]]:
-        """Take over what a plan computed. sampled: one token for each span that asked for logits, in order.
+        """Take over the results of a plan. sampled: one token for each span that asked for logits, in order.
 
-        Returns the new token of each request that got one; whoever calls decides whether that request is finished.
+        Returns the requests with a new token, and the token; the caller decides whether a request is finished.
         """
         self.counters.steps += 1
         return self.step.commit(plan, sampled)
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """A plan took so long."""
+        """Learn from the time that a plan took."""
         self.budget.observe(plan, seconds)
         self.tree.profile.observe(plan, seconds)
 
     def refuse(self) -> bool:
-        """The runner had no room for the plan's batch: free something. False if nothing can be."""
+        """Free cells, since the runner had none for the plan's batch. Returns False if no cell can be freed."""
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
@@ -125,9 +121,9 @@ class Scheduler:
         return True
 
     def abandon(self) -> list[Request]:
-        """The runner failed: forget everything that has KV, since nobody knows any more. Returns who was running.
+        """Forget all KV, because the runner failed and its cells may hold anything. Returns the requests that ran.
 
-        The runner's memory must be cleared as well; operations that were decided and not run are void.
+        The caller clears the runner's memory as well. Operations that were decided and not carried out are void.
         """
         failed = list(self.running)
         for request in failed:
@@ -140,40 +136,40 @@ class Scheduler:
         return failed
 
     def _next_step(self) -> Step:
-        """Decode first, then prefill with the tokens that are left; in turns where both in one step cost more."""
-        apart = self.room.num_used >= self.tree.costs.apart_from_cells
+        """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more."""
+        apart = self.cells.num_used >= self.tree.costs.apart_from_cells
         if apart and self.step.is_decode_turn and any(request.decoding for request in self.running):
-            step = Step(self.tree, self.room, self.snapshots, self.counters)
-            step.prefill([request for request in self.running if not request.decoding], self.budget.room(self.batch_size))
+            step = Step(self.tree, self.cells, self.snapshots, self.counters)
+            step.prefill([request for request in self.running if not request.decoding], self.budget.limit(self.batch_size))
             if step.spans:
                 return step
         while True:
-            step = Step(self.tree, self.room, self.snapshots, self.counters)
-            while not self.room.reserve(len(decoding := [request for request in self.running if request.decoding])):
+            step = Step(self.tree, self.cells, self.snapshots, self.counters)
+            while not self.cells.reserve(len(decoding := [request for request in self.running if request.decoding])):
                 self._preempt()
             step.decode(decoding)
             step.is_decode_turn = apart and bool(step.spans)
             if not step.is_decode_turn:
                 left = self.batch_size - step.num_tokens
                 behind = [request for request in self.running if not request.decoding]
-                step.prefill(behind, self.budget.room(left) if step.spans else left)
+                step.prefill(behind, self.budget.limit(left) if step.spans else left)
             if step.spans or not self.running:
                 return step
-            self._preempt()  # everybody wants cells and has none: the youngest gives up its own
+            self._preempt()  # all requests lack cells: the youngest gives up its own
 
     # ---- admission and memory --------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Request]:
-        """Start waiting requests while there are idle lanes and the pool has room for their prompts; return them."""
+        """Start waiting requests while a lane is idle and their prompts fit; return them."""
         started: list[Request] = []
         while self.lanes.any_idle and (request := self.waiting.next()):
-            if not self.room.fits(request):
+            if not self.cells.fits(request):
                 self.waiting.block()
                 break
             self.waiting.take(request)
             try:
                 self._start(request)
-            except Exception as error:  # it neither waits nor runs, and the tree is not to be trusted
+            except Exception as error:  # it neither waits nor runs, and the tree may be inconsistent
                 request.sequence = None
                 self.waiting.reject(request, error)
                 raise
@@ -181,16 +177,16 @@ class Scheduler:
         return started
 
     def _start(self, request: Request) -> None:
-        """Have a request run that has left the queue. Only the last lines count it among those that run."""
+        """Run a request that has left the queue: claim its path, bring back its KV, give it a lane."""
         claim = request.claim(self.tree)
         request.sequence, request.claimed, request.rest = claim.sequence, request.num_tokens, self.tree.rest
         self.counters.count_cached(request, claim.source, claim.cached)
         if not request.guess:
-            self.room.spill_idle()
-        if (needed := self.tree.copies.restorable(claim.sequence)) and self.room.reserve(needed):
+            self.cells.spill_idle()
+        if (needed := self.tree.copies.restorable(claim.sequence)) and self.cells.reserve(needed):
             for source, tokens in self.tree.copies.restore(claim.sequence).items():
                 self.counters.count_cached(request, source, tokens)
-        if request.snapshot_scope is not None and self.room.reserve(request.num_tokens):
+        if request.snapshot_scope is not None and self.cells.reserve(request.num_tokens):
             self.counters.count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
         request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else ()
@@ -212,7 +208,7 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _leave(self, request: Request) -> None:
-        """Take a request off its lane; everything of it that has KV stays in the tree."""
+        """Take a request off its lane; its KV stays in the tree, parked."""
         assert request.sequence is not None
         if request.snapshot_scope is not None:
             self.snapshots.take(request)

@@ -1,11 +1,11 @@
-"""What one step computes, while it is planned: spans under a budget of tokens and of cells."""
+"""One step while it is planned: spans under a budget of tokens and of cells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from .budget import chunk_size
-from .cells import Room
+from .cells import Cells
 from .counters import Counters
 from .plan import Plan, Span
 from .request import Request
@@ -19,18 +19,18 @@ class Step:
     is_decode_turn: decode took a step of its own, although prompts were waiting; the next step is theirs.
     """
 
-    def __init__(self, tree: PrefixTree, room: Room, snapshots: Snapshots, counters: Counters) -> None:
-        self._tree, self._room, self._snapshots, self._counters = tree, room, snapshots, counters
+    def __init__(self, tree: PrefixTree, cells: Cells, snapshots: Snapshots, counters: Counters) -> None:
+        self._tree, self._cells, self._snapshots, self._counters = tree, cells, snapshots, counters
         self.requests: list[Request] = []
         self.spans: list[Span] = []
         self.num_tokens = 0
         self.is_decode_turn = False
-        self._num_cells = 0  # that the spans need, and the first token behind each prompt
-        self._leaders: list[Request] = []  # requests whose prompts this step computes, or would with more tokens or cells
+        self._num_cells = 0  # cells of the spans, and of one token behind each prompt
+        self._leaders: list[Request] = []  # requests that this step prefills, or would with more tokens or cells
 
     @property
     def background(self) -> bool:
-        """Whether no client waits for any of it."""
+        """Whether no client waits for its results."""
         return all(request.background for request in self.requests)
 
     def decode(self, requests: Iterable[Request]) -> None:
@@ -51,7 +51,7 @@ class Step:
                 num_tokens -= size
 
     def commit(self, plan: Plan, sampled: Iterable[int]) -> list[tuple[Request, int]]:
-        """Take over what was computed: see `Scheduler.commit`."""
+        """Take over the results: see `Scheduler.commit`."""
         tokens = iter(sampled)
         progress = []
         for request, span in zip(self.requests, plan.spans, strict=True):
@@ -72,14 +72,14 @@ class Step:
         return progress
 
     def _catch_up(self, request: Request) -> None:
-        """Share what other requests have computed of this one's prompt since its last span."""
+        """Share KV of this request's prompt that other requests have computed since its last span."""
         assert request.sequence is not None
         if gained := self._tree.ledger.catch_up(request.sequence):
             request.computed += gained
             self._counters.count_cached(request, "fork", gained)
 
     def _follows_a_leader(self, request: Request) -> bool:
-        """Return whether this step computes for another request what this one needs next."""
+        """Return whether this step computes the next tokens of this request for another one."""
         return any(request.waits_for(leader, self._tree.costs.min_shared) for leader in self._leaders)
 
     def _size(self, request: Request, num_tokens: int) -> int:
@@ -88,8 +88,8 @@ class Step:
         most = min(num_tokens, costs.background_step) if request.background else num_tokens
         stop = next_stop(request.stops, request.computed) or request.num_tokens
         size = chunk_size(stop - request.computed, most, costs)
-        if size > 0 and not self._room.reserve(self._num_cells + size):
-            size = self._room.num_free - self._num_cells
+        if size > 0 and not self._cells.reserve(self._num_cells + size):
+            size = self._cells.num_free - self._num_cells
         return max(size, 0)
 
     def _add(self, request: Request, size: int) -> None:

@@ -34,7 +34,7 @@ def _gauges(engine: Engine, disk: DiskTier | None, token_bytes: int) -> Describe
     pinned = sum(len(node.tokens) for node in scheduler.pins.runs())
     return {
         "cells": ("KV cells in the pool", tree.ledger.num_cells),
-        "cells_used": ("KV cells in use", scheduler.room.num_used),
+        "cells_used": ("KV cells in use", scheduler.cells.num_used),
         "cells_reclaimable": ("KV cells in use that eviction could free now", tree.ledger.num_reclaimable),
         "host_bytes": ("KV that has a copy in host memory", tree.host.num_tokens * token_bytes),
         "host_budget_bytes": ("Host memory that idle KV may take", tree.host.max_tokens * token_bytes),
@@ -66,7 +66,7 @@ def _counters(engine: Engine, disk: DiskTier | None) -> Described:
         "disk_refused_files": ("Files that were damaged, and are gone", disk.num_refused if disk else 0),
         "set_aside_tokens": (
             "Tokens of others whose KV left the device while a prompt was computed, and came back",
-            scheduler.room.num_set_aside,
+            scheduler.cells.num_swapped,
         ),
         "restored_tokens": ("Tokens brought back from host memory", tree.host.num_restored),
         "speculations_dropped": (

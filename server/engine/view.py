@@ -83,7 +83,7 @@ class View:
     async def missing(self, prompt: Prompt, scope: str) -> Missing:
         """Return the part of a prompt that idle prefill would compute. A dry run as well."""
         return await self._ask(
-            lambda: Missing(*self._scheduler.room.forecast(prompt, Scope.shared(scope)), idle=self._scheduler.idle)
+            lambda: Missing(*self._scheduler.cells.forecast(prompt, Scope.shared(scope)), idle=self._scheduler.idle)
         )
 
     async def pin(self, generation: Generation, seconds: float) -> int:

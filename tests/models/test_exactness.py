@@ -63,7 +63,7 @@ def close(model, answer, samples=4):
 
 def aligned(lab, near):
     """The largest length up to `near` where a fork's own tokens start at a cell congruent to their position."""
-    return near - (near - lab.scheduler.room.num_used) % 32
+    return near - (near - lab.scheduler.cells.num_used) % 32
 
 
 def test_a_fork_is_exact_and_leaves_its_donor_exact(model, lab, words):
@@ -229,9 +229,9 @@ def test_without_cache_prompt_nothing_is_read_and_nothing_left(model, lab, words
     assert private.request.cached == 0 and private.request.source == "none"
     close(model, private)
     close(model, cached)
-    used = lab.scheduler.room.num_used
+    used = lab.scheduler.cells.num_used
     lab.run(words[5:150], limit=3, cache=False)
-    assert lab.scheduler.room.num_used == used
+    assert lab.scheduler.cells.num_used == used
 
 
 def test_scopes_share_nothing(model, lab, words):
@@ -259,7 +259,7 @@ def test_setting_others_aside_changes_nothing(model, words):
     prompts = [np.concatenate([words[:90], words[start : start + 120]]) for start in range(100, 340, 30)]
     answers = [lab.submit(prompt, limit=12 + 5 * number, stops=[90]) for number, prompt in enumerate(prompts)]
     lab.finish()
-    assert lab.scheduler.room.num_set_aside > 1000
+    assert lab.scheduler.cells.num_swapped > 1000
     for answer in answers:
         close(model, answer)
     again = lab.run(prompts[0], limit=3)
@@ -275,7 +275,7 @@ def test_a_prompt_beside_others_that_are_set_aside_is_computed_bit_for_bit_as_al
         lab.step()
     answer = lab.submit(words[200:400], limit=1)
     lab.finish()
-    assert all(len(other.tokens) == 40 for other in others) and lab.scheduler.room.num_set_aside > 0
+    assert all(len(other.tokens) == 40 for other in others) and lab.scheduler.cells.num_swapped > 0
     plain = Lab(model, host=5000, apart=0, budget=256)
     expected = plain.run(words[200:400], limit=1)
     assert (answer.logits[0] == expected.logits[0]).all()

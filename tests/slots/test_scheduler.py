@@ -35,7 +35,7 @@ def test_generating_and_prefill_take_turns_where_a_batch_of_both_costs_more():
     plan = world.step()
     assert computed(plan, running) == 1 and computed(plan, mixed) == 32  # few cells in use yet
     arriving = world.submit(range(800, 1000), limit=2)
-    while world.scheduler.room.num_used < 100:
+    while world.scheduler.cells.num_used < 100:
         world.step()
     turns = [world.step() for _ in range(6)]
     assert [computed(plan, running) for plan in turns] == [1, 0] * 3
@@ -211,7 +211,7 @@ def test_while_a_prompt_is_computed_the_kv_of_others_is_out_of_its_way():
         if plan.afterwards:
             moved = [move for move in plan.afterwards if isinstance(move, Restore)]
             beside.append(sum(move.stop - move.start for move in moved))
-    assert len(beside) >= 6 and world.scheduler.room.num_set_aside == sum(beside)
+    assert len(beside) >= 6 and world.scheduler.cells.num_swapped == sum(beside)
     alone = [World().run(request.tokens[:120], limit=request.limit) for request in requests]
     assert [r.tokens.tolist() for r in requests] == [r.tokens.tolist() for r in alone]
 
@@ -241,7 +241,7 @@ def test_nothing_is_set_aside_where_moving_it_costs_more():
         world.submit(range(100), limit=50)
         world.submit(range(200, 290), limit=5)
         world.finish()
-        assert (world.scheduler.room.num_set_aside > 0) == is_set_aside
+        assert (world.scheduler.cells.num_swapped > 0) == is_set_aside
 
 
 def test_idle_kv_goes_to_host_memory_once_and_comes_back():
@@ -302,7 +302,7 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     world = World(batch=512, cells=300)
     world.run(range(50))
     ahead = Fixed(range(200))
-    assert world.scheduler.room.forecast(ahead, "") == (150, True)
+    assert world.scheduler.cells.forecast(ahead, "") == (150, True)
     request = Request(1, ahead, 1, "", background=True, guess=True)
     world.requests.append(request)
     world.scheduler.submit(request)
@@ -311,8 +311,8 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     counters = world.scheduler.counters
     assert (counters.idle_tokens, counters.prefilled_tokens, counters.cached_tokens) == (150, 50, {"none": 0})
     assert {node.frequency for node in descendants(world.scheduler.tree.roots[""])} == {0, 1}, "nobody has used it"
-    assert world.scheduler.room.forecast(ahead, "") == (0, True)
-    assert world.scheduler.room.forecast(Fixed(range(200, 400)), "") == (200, False)  # no KV leaves for it
+    assert world.scheduler.cells.forecast(ahead, "") == (0, True)
+    assert world.scheduler.cells.forecast(Fixed(range(200, 400)), "") == (200, False)  # no KV leaves for it
 
 
 def test_idle_kv_stays_where_there_is_no_host_tier():
