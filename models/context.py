@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import llama_cpp
 
@@ -14,15 +13,17 @@ from .errors import ModelError
 from .model import Model
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+CLOSED = llama_cpp.llama_context_p(0)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """num_cells: KV cells in the pool, at least one for each sequence. batch, micro_batch: tokens a call, tokens a kernel.
+    """num_cells: KV cells in the pool, at least one for each sequence. batch, micro_batch: tokens of a call, of a kernel.
 
-    flash_attention: on, off or auto. cache_type_k, cache_type_v: what the KV is stored as. threads 0: llama.cpp's choice.
+    flash_attention: on, off or auto. cache_type_k, cache_type_v: number formats of the KV. threads 0: llama.cpp's choice.
+    num_sequences: the tree's, and a scratch sequence; with a sliding window the tree has half of them.
     """
 
     num_cells: int
@@ -32,15 +33,16 @@ class ContextSettings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     threads: int = 0
-    num_sequences: int = MAX_SEQUENCES  # those of the tree, and a scratch sequence; half of them with a sliding window
+    num_sequences: int = MAX_SEQUENCES
 
 
 class Context:
     """The pool and the graphs over it. One thread at a time may use it.
 
-    scratch: the sequence through which ranges are saved and restored; ids below it are the tree's. twin: with a sliding
-    window, what is added to a sequence's id for a second one that holds the same cells, else 0. llama.cpp takes a cell that
-    the window has passed for a new token, though a later prompt may go on from there; not if two sequences hold it.
+    costs: of this model on this device. scratch: the sequence through which ranges are saved and restored; the tree has the
+    ids below it. twin: with a sliding window, the offset from a sequence's id to a second one that holds the same cells,
+    else 0. llama.cpp reuses a cell that the window has passed, although a later prompt may continue from there; it does
+    not if two sequences hold the cell.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -48,18 +50,18 @@ class Context:
         on_gpu = any(device.is_gpu for device in devices())
         kernel_size = min(settings.micro_batch, settings.batch)
         self.costs = costs_of(model, flash_attention=settings.flash_attention, kernel_size=kernel_size, on_gpu=on_gpu)
-        # With a window, a batch of several kernels could take cells for its end that its beginning has just filled.
-        # Where bits count, the last of several kernels must not be left with a few tokens.
+        # With a window, a batch of several kernels could reuse cells for its end that its beginning has just filled.
+        # Where results must be exact, the last of several kernels must not get only a few tokens.
         one_kernel = model.window or self.costs.rest > 1
         batch = min(settings.batch, settings.micro_batch) if one_kernel else settings.batch
-        # llama.cpp sets aside a row of logits for each sequence, and ends the process where a batch or the pool has fewer.
-        # So these two are raised for it, and `batch` below limits our steps.
+        # llama.cpp allocates a row of logits for each sequence, and aborts the process if a batch or the pool is smaller.
+        # So n_ctx and n_batch are raised for it, and `batch` below limits our steps.
         params.n_ctx = max(settings.num_cells, settings.num_sequences)
         params.n_batch = max(batch, self.costs.tile, settings.num_sequences)
         params.n_ubatch = min(settings.micro_batch, batch)
         params.n_seq_max = settings.num_sequences
         params.kv_unified = True
-        params.swa_full = True  # else there are no cells for what a window has passed
+        params.swa_full = True  # else tokens that the window has passed have no cells
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         params.type_k = CACHE_TYPES[settings.cache_type_k]
         params.type_v = CACHE_TYPES[settings.cache_type_v]
@@ -68,12 +70,13 @@ class Context:
         handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not handle:
             raise ModelError(f"cannot make a context of {settings.num_cells} cells: {log.last_complaint()}")
-        self.handle: Any = handle
-        self.memory: Any = llama_cpp.llama_get_memory(handle)
-        if not self.memory:
+        self.handle = handle
+        memory = llama_cpp.llama_get_memory(handle)
+        if not memory:
             raise ModelError(f"{model.path} keeps no KV, so it is no text generation model: {model.description}")
+        self.memory = memory
         self.model = model
-        self.scratch: Any = (settings.num_sequences - 1) // 2 if model.window else settings.num_sequences - 1
+        self.scratch: int = (settings.num_sequences - 1) // 2 if model.window else settings.num_sequences - 1
         self.twin: int = self.scratch + 1 if model.window else 0
         self.num_cells: int = llama_cpp.llama_n_ctx(handle)
         self.batch: int = min(batch, llama_cpp.llama_n_batch(handle))
@@ -81,4 +84,4 @@ class Context:
     def close(self) -> None:
         if self.handle:
             llama_cpp.llama_free(self.handle)
-            self.handle = None
+            self.handle = CLOSED

@@ -50,11 +50,11 @@ def _device(handle: int) -> Device:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     library.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
     return Device(
-        library.ggml_backend_dev_name(pointer).decode(),
-        library.ggml_backend_dev_description(pointer).decode("utf-8", "replace"),
-        KINDS[library.ggml_backend_dev_type(pointer)],
-        free.value,
-        total.value,
+        name=library.ggml_backend_dev_name(pointer).decode(),
+        description=library.ggml_backend_dev_description(pointer).decode("utf-8", "replace"),
+        kind=KINDS[library.ggml_backend_dev_type(pointer)],
+        free=free.value,
+        total=total.value,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the C library keeps of memory that was freed."""
+"""Makes the C library return freed memory to the system."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LARGE = 1 << 20  # bytes
 def return_large_blocks() -> None:
     """Have glibc map large blocks one by one, so that they go back to the system when they are freed.
 
-    By itself it takes blocks up to the size of the largest one freed from the heap: copies of KV, in many sizes and in no
-    order, then took 1.65 times the memory that they held. Does nothing with other C libraries.
+    By default it takes blocks up to the size of the largest freed one from the heap: copies of KV, in many sizes and in no
+    order, then took 1.65 times the memory that they held. Does nothing with another C library.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)

@@ -1,4 +1,4 @@
-"""Carries out plans on a llama.cpp context: the only code that computes.
+"""Carries out plans on a llama.cpp context. No other module computes.
 
 The batch is filled through numpy views over its arrays; writing it element by element through ctypes costs 1-2 us a write.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import cast
 
 import llama_cpp
 import numpy as np
@@ -24,7 +24,6 @@ from .state import Layout, cut, layout_of
 ALL = -1
 WARM_UP = 4  # tokens
 NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
-BYTES: Any = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Runner:
@@ -40,7 +39,7 @@ class Runner:
         """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
 
         samplers: by request id, for each request with a span that asks.
-        Raises NoRoom and Interrupted (operations done, those behind the batch too, nothing computed), and RunnerError.
+        Raises NoRoom and Interrupted (all operations are done, the spans are not computed), and RunnerError.
         """
         for operation in plan.operations:
             self.apply(operation)
@@ -51,7 +50,7 @@ class Runner:
         result = self._decode(may_end_early=plan.background and self.context.model.can_trim)
         if padded:
             self.apply(Drop(self.context.scratch))
-        if result == 2:  # of several micro-batches the first may have been computed
+        if result == 2:  # the first of several micro-batches may have been computed
             for span in plan.spans:
                 self._remove(span.sequence, span.start, ALL)
         for operation in plan.afterwards:
@@ -77,7 +76,7 @@ class Runner:
             self.interrupt.disarm()
 
     def _pad(self, plan: Plan) -> bool:
-        """Fill a small batch up to a tile of the attention kernel with tokens of no meaning, where that is faster."""
+        """Fill a small batch up to a tile of the attention kernel with meaningless tokens, where that is faster."""
         size, tile, costs = plan.num_tokens, self.context.costs.tile, self.context.costs
         seen = sum(span.stop * len(span.tokens) for span in plan.spans)
         together = min(sum(span.stop for span in plan.spans), self.context.num_cells - plan.num_spare)
@@ -87,11 +86,11 @@ class Runner:
         return True
 
     def warm_up(self) -> bool:
-        """Compute a little, so that the first request finds everything in place; whether KV can be moved to host memory."""
+        """Compute a few tokens, so that the first request need not allocate; return whether KV can move to host memory."""
         blob = Blob(0, WARM_UP)
-        self._compute_anything(0, WARM_UP)
+        self._compute_zeros(0, WARM_UP)
         model = self.context.model
-        can_move = model.can_trim and not model.window  # of what a window has passed, llama.cpp saves nothing
+        can_move = model.can_trim and not model.window  # llama.cpp saves no cells that a window has passed
         if can_move:
             self._save(0, blob)
             can_move = self._learn_layout(blob)
@@ -99,35 +98,35 @@ class Runner:
         return can_move
 
     def accepts(self, data: np.ndarray, start: int, stop: int) -> bool:
-        """Whether a saved state from elsewhere is of positions [start, stop) and of this context, to its last byte."""
+        """Return whether a state from a file is of positions [start, stop) and of this context, to its last byte."""
         return self._layout is not None and self._layout.fits(data, start, stop)
 
     def _learn_layout(self, blob: Blob) -> bool:
-        """See what saved states look like here; whether ranges of positions can be cut out of them."""
+        """Note the layout of saved states; return whether ranges of positions can be cut out of them."""
         self._layout = layout_of(blob.data, len(blob)) if blob.data is not None else None
         return self._layout is not None and self._layout.can_cut
 
     def measure_state(self) -> tuple[int, int]:
-        """What a whole state takes, in bytes: in any case, and more for each token before it."""
+        """Return the bytes of a whole state: a fixed number, and a number for each of its tokens."""
         sizes: list[int] = []
-        sequence: Any = 0
+        sequence = 0
         for start in (0, WARM_UP):
-            self._compute_anything(start, start + WARM_UP)
-            sizes.append(llama_cpp.llama_state_seq_get_size(self.context.handle, sequence))
+            self._compute_zeros(start, start + WARM_UP)
+            sizes.append(self._state_size(sequence))
         self._write(sequence, blob := Blob(0, 2 * WARM_UP))
         self._learn_layout(blob)
         self.apply(Drop(sequence))
         each = (sizes[1] - sizes[0]) // WARM_UP
         return sizes[0] - WARM_UP * each, each
 
-    def _compute_anything(self, start: int, stop: int) -> None:
+    def _compute_zeros(self, start: int, stop: int) -> None:
         self.batch.fill((Span(0, 0, start, np.zeros(stop - start, np.int32), logits=True),))
         result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
         if result != 0:
             raise RunnerError(f"the first llama_decode returned {result}")
 
     def clear(self) -> None:
-        """Free every cell and forget what was in it."""
+        """Free every cell and zero its data."""
         llama_cpp.llama_memory_clear(self.context.memory, True)
 
     def apply(self, operation: Operation) -> None:
@@ -153,7 +152,7 @@ class Runner:
                 llama_cpp.llama_memory_clear(memory, False)
 
     def _guard(self, sequence: int, start: int, stop: int) -> None:
-        """With a sliding window: let the sequence's twin hold these cells, too."""
+        """With a sliding window, let the sequence's twin hold these cells, too."""
         if self.context.twin:
             llama_cpp.llama_memory_seq_cp(self.context.memory, sequence, sequence + self.context.twin, start, stop)
 
@@ -163,7 +162,7 @@ class Runner:
         return llama_cpp.llama_memory_seq_rm(self.context.memory, sequence, start, stop)
 
     def _save(self, sequence: int, blob: Blob) -> None:
-        """Through the scratch sequence, which holds just the range: saving is for whole sequences."""
+        """Save a range through the scratch sequence, since llama.cpp saves whole sequences."""
         scratch = self.context.scratch
         llama_cpp.llama_memory_seq_cp(self.context.memory, sequence, scratch, blob.start, blob.stop)
         self._write(scratch, blob)
@@ -178,25 +177,29 @@ class Runner:
         self._guard(sequence, start, stop)
         llama_cpp.llama_memory_seq_rm(self.context.memory, scratch, 0, ALL)
 
-    def _write(self, sequence: Any, blob: Blob) -> None:
-        """All that a sequence holds into a blob."""
-        size = llama_cpp.llama_state_seq_get_size(self.context.handle, sequence)
+    def _state_size(self, sequence: int) -> int:
+        return llama_cpp.llama_state_seq_get_size(self.context.handle, llama_cpp.llama_seq_id(sequence))
+
+    def _write(self, sequence: int, blob: Blob) -> None:
+        """Copy the whole state of a sequence into a blob."""
+        size, handle = self._state_size(sequence), self.context.handle
         data = np.empty(size, np.uint8)
-        written = llama_cpp.llama_state_seq_get_data(self.context.handle, data.ctypes.data_as(BYTES), size, sequence)
+        written = llama_cpp.llama_state_seq_get_data(handle, _bytes_of(data), size, llama_cpp.llama_seq_id(sequence))
         if written != size:
             raise RunnerError(f"saving {len(blob)} tokens wrote {written} of {size} bytes")
-        blob.data = data  # only now: what has data counts as saved
+        blob.data = data  # only now: a blob with data counts as saved
 
-    def _read(self, blob: Blob, data: np.ndarray | None, sequence: Any) -> None:
-        """A blob, or a part of it, into an empty sequence."""
+    def _read(self, blob: Blob, data: np.ndarray | None, sequence: int) -> None:
+        """Copy a blob, or a part of it, into an empty sequence."""
         if data is None:
             raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")
-        read = llama_cpp.llama_state_seq_set_data(self.context.handle, data.ctypes.data_as(BYTES), len(data), sequence)
+        size, handle = len(data), self.context.handle
+        read = llama_cpp.llama_state_seq_set_data(handle, _bytes_of(data), size, llama_cpp.llama_seq_id(sequence))
         if read != len(data):
             raise RunnerError(f"restoring positions {blob.start} to {blob.stop} read {read} of {len(data)} bytes")
 
     def logits(self, num_rows: int) -> np.ndarray:
-        """The last batch's logits, (rows that asked for them, vocabulary), float32: a view that the next run overwrites."""
+        """Return the last batch's logits, (rows that asked for them, vocabulary), float32: the next run overwrites them."""
         pointer = llama_cpp.llama_get_logits(self.context.handle)
         return np.ctypeslib.as_array(pointer, (num_rows, self.context.model.num_vocab))
 
@@ -214,6 +217,11 @@ class Runner:
         return tokens
 
 
+def _bytes_of(data: np.ndarray) -> ctypes.Array[ctypes.c_uint8]:
+    """Return a pointer to the bytes of an array (uint8), with the type that llama_cpp declares for it."""
+    return cast("ctypes.Array[ctypes.c_uint8]", data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
+
+
 class Batch:
     """A llama_batch over arrays of our own, so that numpy can write them. size: most tokens it can hold."""
 
@@ -226,12 +234,13 @@ class Batch:
         self._pointers = np.arange(size, dtype=np.uintp) * self.sequence.itemsize + self.sequence.ctypes.data
         self._steps = np.arange(size, dtype=np.int32)
         int32s, int8s = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int8)
-        self.struct: Any = llama_cpp.llama_batch()
-        self.struct.token = self.token.ctypes.data_as(int32s)
-        self.struct.pos = self.position.ctypes.data_as(int32s)
-        self.struct.n_seq_id = self._count.ctypes.data_as(int32s)
-        self.struct.seq_id = self._pointers.ctypes.data_as(ctypes.POINTER(int32s))
-        self.struct.logits = self.wants_logits.ctypes.data_as(int8s)
+        self.struct = llama_cpp.llama_batch(
+            token=self.token.ctypes.data_as(int32s),
+            pos=self.position.ctypes.data_as(int32s),
+            n_seq_id=self._count.ctypes.data_as(int32s),
+            seq_id=self._pointers.ctypes.data_as(ctypes.POINTER(int32s)),
+            logits=self.wants_logits.ctypes.data_as(int8s),
+        )
 
     def fill(self, spans: tuple[Span, ...]) -> None:
         start = 0

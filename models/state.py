@@ -1,4 +1,4 @@
-"""llama.cpp's saved sequence state, as bytes: cutting a range of positions out of it, and telling whether one is whole.
+"""llama.cpp's saved sequence state, as bytes: cutting a range of positions out of it, and checking that it is whole.
 
 A state is a magic number, the sequence's id, and one part for each memory of the model.
 
@@ -61,7 +61,7 @@ class Part:
         return opening + len(self.lead) + sum(BLOCK + cells * size for _, size in self.blocks)
 
     def opening(self, start: int, stop: int, holder: int = 0) -> bytes:
-        """The cells of a state of positions [start, stop)."""
+        """Return the cells of a state of positions [start, stop)."""
         if self.is_recurrent:
             return np.array([1, stop - 1, 0], np.int32).tobytes()
         cells = np.full((stop - start, 3), (0, 1, holder), np.int32)
@@ -85,7 +85,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What all states of one context have in common: everything but positions and the numbers of the tensors."""
+    """The common part of all states of one context: all but positions and the numbers of the tensors."""
 
     magic: bytes
     parts: tuple[Part, ...]

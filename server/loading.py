@@ -180,12 +180,12 @@ def _free_memory() -> int:
 def _context_settings(settings: Settings, model: Model, num_sequences: int) -> ContextSettings:
     num_cells = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     return ContextSettings(
-        num_cells,
-        max(settings.batch_size, settings.parallel),
-        settings.ubatch_size,
-        settings.flash_attn,
-        settings.cache_type_k,
-        settings.cache_type_v,
-        settings.threads or len(os.sched_getaffinity(0)),
-        num_sequences,
+        num_cells=num_cells,
+        batch=max(settings.batch_size, settings.parallel),
+        micro_batch=settings.ubatch_size,
+        flash_attention=settings.flash_attn,
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        threads=settings.threads or len(os.sched_getaffinity(0)),
+        num_sequences=num_sequences,
     )

@@ -49,7 +49,13 @@ def run(args: argparse.Namespace) -> Report:
         raise BenchError(f"--streams {max(args.streams)}: at most {MOST_STREAMS}")
     running = args.prompt_tokens + max(args.streams) * args.steps
     num_cells = max(max(args.idle) + running, 2 * max(args.lengths), 2 * args.batch_size) + SPARE
-    settings = ContextSettings(num_cells, args.batch_size, args.ubatch_size, args.flash_attn, threads=args.threads)
+    settings = ContextSettings(
+        num_cells=num_cells,
+        batch=args.batch_size,
+        micro_batch=args.ubatch_size,
+        flash_attention=args.flash_attn,
+        threads=args.threads,
+    )
     try:
         model = Model(bench_model(args), args.gpu_layers, repack=args.repack == "on")
         with closing(model), closing(Context(model, settings)) as context:

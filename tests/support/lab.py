@@ -44,7 +44,14 @@ class Lab:
         kernel=None,
     ):
         """kernel: tokens that a kernel computes; the whole batch if it is not said."""
-        settings = ContextSettings(num_cells, batch, kernel or batch, flash, threads=1, num_sequences=sequences)
+        settings = ContextSettings(
+            num_cells=num_cells,
+            batch=batch,
+            micro_batch=kernel or batch,
+            flash_attention=flash,
+            threads=1,
+            num_sequences=sequences,
+        )
         self.context = Context(model, settings)
         costs = replace(self.context.costs, apart_from_cells=apart, swap_from_tokens=aside)
         tree = PrefixTree(num_cells, sequences - 1, HostTier(host), costs=costs)
