@@ -1,7 +1,7 @@
-"""What was timed, and on which device. No other module contains a measured constant (tests/models/test_costs.py).
+"""The measured constants, each with its device. No other module contains one (tests/models/test_costs.py).
 
-The times are of the bench model (114 M weights) on 2 CPU cores, by `slotcache bench residency` and `bench decode`. Their
-ratios count: another CPU is faster or slower in all of them.
+The times are of the bench model (114 M weights) on 2 CPU cores. Only their ratios count: another CPU is faster or slower in
+all of them. `slotcache bench residency` measures moves and idle cells again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CPU = Costs(
     chunk=64,
     background_step=64,
     rest=1,
-    min_shared=32,
+    min_shared=32,  # half a chunk: chosen, not timed
     restore_share=0.01,  # 0.4 ms against 170 ms for 200 tokens
     apart_from_cells=NEVER,
     swap_from_tokens=50,  # a token passes over an unseen cell in 45 to 100 ns; moving it away and back takes 2.4 us
@@ -38,12 +38,12 @@ CPU = Costs(
 """A CPU with flash attention, before the model is known: tiles are added by `cpu_costs`."""
 
 GPU = replace(CPU, swap_from_tokens=NEVER)
-"""No GPU was timed. Two rules are off: the way to host memory is long, and a GPU's kernels have no slow path for small
-batches that padding or steps apart would avoid. The other values are the CPU's and stand in until a GPU is timed."""
+"""No GPU was timed. Swapping is off, since the way to host memory is long. Padding and steps apart are off, since they serve
+the tiles of the CPU's flash attention. The other values are the CPU's and stand in until a GPU is timed."""
 
 
 def costs_of(model: Model, *, flash_attention: str, kernel_size: int, on_gpu: bool) -> Costs:
-    """Return what a model costs here. flash_attention: on, off or auto. kernel_size: most tokens that a kernel computes."""
+    """Return the costs of a model here. flash_attention: on, off or auto. kernel_size: tokens of a kernel."""
     return GPU if on_gpu else cpu_costs(model, flash_attention, kernel_size)
 
 

@@ -3,11 +3,11 @@
     |<------------------------------ num_cells ------------------------------>|
     |<---------------- num_used ---------------->|<-------- num_free -------->|
     | prefix tree             | tails            | promised      | unclaimed  |
-    | pinned   | reclaimable  | generated tokens | to prompts    |            |
+    | in use   | idle KV      | generated tokens | to prompts    |            |
 
-Pinned runs are needed by running requests. Reclaimable runs are idle KV, held by parked sequences: only they are evicted.
-A tail belongs to its request, and to the tree once the request has ended. Promised cells are free now, but running
-requests will compute the rest of their prompts into them.
+Runs in use are on the path of a running request. Idle KV is held by parked sequences only: it is reclaimable, and nothing
+else is ever evicted. A tail belongs to its request, and to the tree once the request has ended. Promised cells are free
+now, but running requests will compute the rest of their prompts into them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What work costs on one device, in the units that the tuning rules compare.
+"""The costs of work on one device, in the units that the tuning rules compare.
 
-`models/costs.py` makes the one value of a server, from what was timed. Every tuning rule reads it; no rule has a number of
-its own.
+`models/costs.py` makes the one value of a server from measured constants. Every tuning rule reads it; no rule has a number
+of its own.
 """
 
 from __future__ import annotations

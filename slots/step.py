@@ -16,7 +16,7 @@ from .tree import PrefixTree
 class Step:
     """Requests and their spans, in the same order. It lives from one `plan()` to the next: `commit()` reads it.
 
-    is_decode_turn: decode took a step of its own, although prompts were waiting; the next step is theirs.
+    is_decode_turn: decode took a step of its own, since both together cost more; the next step is for prompts, if any wait.
     """
 
     def __init__(self, tree: PrefixTree, cells: Cells, snapshots: Snapshots, counters: Counters) -> None:
