@@ -7,6 +7,7 @@ from slotcache.slots.archive import Archive
 from slotcache.slots.check import check
 from slotcache.slots.histories import Histories
 from support.memory import cut, next_token
+from support.scopes import COMMON
 from support.world import World
 
 LONGEST = 60
@@ -31,7 +32,7 @@ def test_what_is_being_computed_is_neither_saved_nor_taken_in(length, stops, lat
     lane = next(lane for lane in world.scheduler.lanes if len(lane.history))
     records = histories.save(lane)
     assert len(records[-1].tokens) == length
-    tree.drop("")
+    tree.drop(COMMON)
     again = world.submit(tokens, stops=sorted(one for one in later if one < length), limit=30)
     for _ in range(steps):
         world.step()

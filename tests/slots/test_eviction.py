@@ -9,6 +9,7 @@ from slotcache.slots.plan import Plan, Span
 from slotcache.slots.profile import Profile
 from slotcache.slots.tiers.host import HostTier
 from slotcache.slots.tree import PrefixTree
+from support.scopes import COMMON
 
 
 class Tier:
@@ -20,7 +21,7 @@ class Tier:
     def use(self, *tokens, stops=()):
         """Compute a prompt. Return how much of it was cached."""
         prompt = np.array(tokens, np.int32)
-        sequence = self.tree.claim("", prompt, stops).sequence
+        sequence = self.tree.claim(COMMON, prompt, stops).sequence
         while self.tree.evict():
             pass
         self.tree.copies.restore(sequence)
@@ -63,10 +64,10 @@ def test_a_conversation_does_not_make_its_history_dearer_to_others():
     for turn in range(5):
         tier.use(*history)
         history += run(200 + 100 * turn, 5)
-    (first,) = tier.tree.roots[""].children.values()
+    (first,) = tier.tree.roots[COMMON].children.values()
     assert first.frequency == 1
     tier.use(*run(100), 9)
-    (first,) = tier.tree.roots[""].children.values()
+    (first,) = tier.tree.roots[COMMON].children.values()
     assert first.frequency == 2
 
 
@@ -93,7 +94,7 @@ def parked(*sizes):
     """Return a tree with a parked run of each size. The first one leaves first; all begin with the same token."""
     tree = PrefixTree(100_000, len(sizes) + 1, policy=EvictionPolicy("lru"))
     for number, size in enumerate(sizes):
-        sequence = tree.claim("", np.array([0, *range(number + 1, number + size + 1)], np.int32), stops=[1]).sequence
+        sequence = tree.claim(COMMON, np.array([0, *range(number + 1, number + size + 1)], np.int32), stops=[1]).sequence
         tree.ledger.advance(sequence, size + 1)
         tree.release(sequence)
     return tree
@@ -121,7 +122,7 @@ def test_runs_that_are_used_over_and_over_leave_no_entries():
     tier = Tier(100, "pgdsf")
     for number in range(1000):
         tier.use(*run(100), number % 2, stops=[20])
-        tier.tree.ledger.leaves.offer(next(iter(tier.tree.roots[""].children.values())))
+        tier.tree.ledger.leaves.offer(next(iter(tier.tree.roots[COMMON].children.values())))
     assert len(tier.tree.ledger.leaves._heap) <= 100 and len(tier.tree.host.candidates._heap) <= 100
 
 

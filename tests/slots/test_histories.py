@@ -4,8 +4,12 @@ import pytest
 from slotcache.slots.archive import Archive
 from slotcache.slots.check import check
 from slotcache.slots.histories import Histories
+from slotcache.slots.scope import Scope
 from support.memory import cut
+from support.scopes import COMMON
 from support.world import World
+
+OTHER = Scope.shared("other")
 
 
 def histories(world):
@@ -37,8 +41,8 @@ def restore(world, records, lane=0):
 def test_only_what_is_computed_is_saved():
     world = World(host=1000, batch=64)
     world.run(range(300), stops=(100,))
-    world.run([7], scope="other")  # in another lane
-    for scope in ("", "other"):
+    world.run([7], scope=OTHER)  # in another lane
+    for scope in (COMMON, OTHER):
         world.scheduler.tree.drop(scope)
     again = world.submit(range(300), stops=(100,))
     world.step()

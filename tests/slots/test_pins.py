@@ -5,6 +5,7 @@ from slotcache.slots.check import check_tree
 from slotcache.slots.pins import Pins
 from slotcache.slots.tiers.host import HostTier
 from slotcache.slots.tree import PrefixTree
+from support.scopes import COMMON
 
 
 class Cache:
@@ -17,10 +18,10 @@ class Cache:
     def use(self, tokens, stops=()):
         """Compute a prompt. Return how much of it was cached."""
         tokens = np.array(tokens, np.int32)
-        missing = len(tokens) - self.tree.match("", tokens).ready
+        missing = len(tokens) - self.tree.match(COMMON, tokens).ready
         while self.tree.ledger.num_cells - self.tree.ledger.num_ready < missing:
             assert self.tree.evict()
-        sequence = self.tree.claim("", tokens, stops).sequence
+        sequence = self.tree.claim(COMMON, tokens, stops).sequence
         self.tree.copies.restore(sequence)
         found = sequence.length
         self.tree.ledger.advance(sequence, len(tokens))
@@ -29,10 +30,10 @@ class Cache:
         return found
 
     def pin(self, tokens, *seconds):
-        return self.pins.pin("", np.array(tokens, np.int32), *seconds)
+        return self.pins.pin(COMMON, np.array(tokens, np.int32), *seconds)
 
     def unpin(self, tokens):
-        return self.pins.unpin("", np.array(tokens, np.int32))
+        return self.pins.unpin(COMMON, np.array(tokens, np.int32))
 
 
 def others(cache, count=12):
@@ -160,7 +161,7 @@ def test_a_hold_ends_for_what_is_left_of_its_prompt():
     cache = Cache()
     cache.use(range(40), stops=(20,))
     cache.pin(range(40), 60.0)
-    (first,) = cache.tree.roots[""].children.values()
+    (first,) = cache.tree.roots[COMMON].children.values()
     cache.tree.discard(list(first.children.values()))
     for number in range(1, 200):
         cache.pin(range(40), 60.0 if number == 1 else 1e-9)

@@ -6,8 +6,10 @@ from slotcache.slots.check import check, check_tree
 from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import Request
+from slotcache.slots.scope import Scope
 from slotcache.slots.tree import OutOfSequences, PrefixTree
 from support.fixed_prompt import Fixed
+from support.scopes import COMMON
 from support.world import World
 
 
@@ -86,7 +88,7 @@ def admitted(world):
     for at, plan in enumerate(world.plans):
         for span in plan.spans:
             firsts.setdefault(span.request, at)
-    return sorted(firsts, key=firsts.get)
+    return sorted(firsts, key=firsts.__getitem__)
 
 
 def test_whoever_has_most_cached_for_what_it_computes_is_next():
@@ -302,17 +304,17 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     world = World(batch=512, cells=300)
     world.run(range(50))
     ahead = Fixed(range(200))
-    assert world.scheduler.cells.forecast(ahead, "") == (150, True)
-    request = Request(1, ahead, 1, "", background=True, guess=True)
+    assert world.scheduler.cells.forecast(ahead, COMMON) == (150, True)
+    request = Request(1, ahead, 1, COMMON, background=True, guess=True)
     world.requests.append(request)
     world.scheduler.submit(request)
     while not world.scheduler.idle:
         assert computed(world.step(), request) <= 64
     counters = world.scheduler.counters
     assert (counters.idle_tokens, counters.prefilled_tokens, counters.cached_tokens) == (150, 50, {"none": 0})
-    assert {node.frequency for node in descendants(world.scheduler.tree.roots[""])} == {0, 1}, "nobody has used it"
-    assert world.scheduler.cells.forecast(ahead, "") == (0, True)
-    assert world.scheduler.cells.forecast(Fixed(range(200, 400)), "") == (200, False)  # no KV leaves for it
+    assert {node.frequency for node in descendants(world.scheduler.tree.roots[COMMON])} == {0, 1}, "nobody has used it"
+    assert world.scheduler.cells.forecast(ahead, COMMON) == (0, True)
+    assert world.scheduler.cells.forecast(Fixed(range(200, 400)), COMMON) == (200, False)  # no KV leaves for it
 
 
 def test_idle_kv_stays_where_there_is_no_host_tier():
@@ -368,11 +370,11 @@ def broken(*_, **__):
 def test_a_claim_without_a_sequence_leaves_the_tree_as_it_was():
     tree = PrefixTree(100, 2)
     for start in (0, 50):
-        tree.claim("", np.arange(start, start + 10, dtype=np.int32))
-    for scope in ("", "new"):
+        tree.claim(COMMON, np.arange(start, start + 10, dtype=np.int32))
+    for scope in (COMMON, Scope.shared("new")):
         with pytest.raises(OutOfSequences):
             tree.claim(scope, np.arange(20, dtype=np.int32), stops=(5,))
         with pytest.raises(ValueError, match="prompt of 20 tokens"):
             tree.claim(scope, np.arange(20, dtype=np.int32), documents=[("key", 15, 25)])
         check_tree(tree)
-    assert set(tree.roots) == {""} and tree.ledger.num_pending == 20
+    assert set(tree.roots) == {COMMON} and tree.ledger.num_pending == 20

@@ -4,6 +4,7 @@ SLOTCACHE_LIVES says how many lives: 200, under a minute, if it is not set.
 """
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,7 +21,7 @@ class Lives(Chatting, Keeping):
 
 TestLives = pytest.mark.timeout(60 + LIVES)(Lives.TestCase)
 TestLives.settings = settings(
-    max_examples=LIVES, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=LIVES, stateful_step_count=30, deadline=None, suppress_health_check=list[Any](HealthCheck)
 )
 
 

@@ -2,8 +2,11 @@
 
 import pytest
 from slotcache.slots.archive import Archive
+from slotcache.slots.scope import Scope
 from support.memory import cut
 from support.world import World
+
+A, NUMBERED = Scope.shared("a"), [Scope.shared(str(number)) for number in range(20)]
 
 
 class Counted(dict):
@@ -33,24 +36,26 @@ class Busy(World):
             if request.num_tokens == request.num_prompt + request.limit:
                 self.scheduler.finish(request)
         self.moved = bool(plan.afterwards) or getattr(self, "moved", False)
+        return plan
 
 
 @pytest.mark.parametrize("aside", [10_000, 0.1])
 def test_no_request_looks_at_all_scopes(aside):
     world = Busy(host=1000, aside=aside, batch=64)
-    for scope in range(20):
-        world.run([scope, 1, 2], scope=scope)
+    for number, scope in enumerate(NUMBERED):
+        world.run([number, 1, 2], scope=scope)
     tree = world.scheduler.tree
     tree.roots = roots = Counted(tree.roots)
-    others = [world.submit([*range(100), last], scope="a", stops=(50,), limit=20) for last in (5, 6)]
+    others = [world.submit([*range(100), last], scope=A, stops=(50,), limit=20) for last in (5, 6)]
     world.step()
-    world.submit([*range(200, 300)], scope=3)
+    world.submit([*range(200, 300)], scope=NUMBERED[3])
     world.finish()
     assert world.moved == (aside < 1)
     archive = Archive(tree, cut)
-    (node,) = tree.roots[5].children.values()
-    assert archive.get(node).scope == 5
-    assert tree.drop("a") and tree.drop(3) and "a" not in tree.roots and all(request.source for request in others)
+    (node,) = tree.roots[NUMBERED[5]].children.values()
+    record = archive.get(node)
+    assert record is not None and record.scope == NUMBERED[5]
+    assert tree.drop(A) and tree.drop(NUMBERED[3]) and A not in tree.roots and all(request.source for request in others)
     world.scheduler.pins.expire()
     assert not list(world.scheduler.pins.runs())
     assert tree.roots is roots and roots.walks == 0

@@ -11,6 +11,8 @@ from slotcache.slots.tree import PrefixTree
 from support.fixed_prompt import Fixed
 from support.memory import Memory
 
+S = Scope.shared("s")
+
 
 class Server:
     """A model that cannot be cut, with `budget` bytes for states, one byte a token."""
@@ -25,7 +27,7 @@ class Server:
     def ask(self, tokens):
         """Return how much of a prompt a snapshot spared."""
         prompt = Fixed(tokens, [len(tokens)])
-        request = Request(len(tokens), prompt, 1, Scope.private(len(tokens)), cache=False, snapshot_scope="s")
+        request = Request(len(tokens), prompt, 1, Scope.private(len(tokens)), cache=False, snapshot_scope=S)
         self.scheduler.submit(request)
         while request.num_tokens == request.num_prompt:
             plan = self.scheduler.plan()
@@ -37,7 +39,7 @@ class Server:
         return request.cached
 
     def kept(self):
-        return [node.end for node in self.snapshots.of("s")]
+        return [node.end for node in self.snapshots.of(S)]
 
 
 PROMPT = np.arange(30, dtype=np.int32)
@@ -50,7 +52,7 @@ def test_a_shorter_prompt_takes_the_room_of_a_longer_one():
     server.ask(PROMPT[:20])
     assert server.kept() == [20]
     assert server.ask(PROMPT[:21]) == 20
-    assert server.snapshots.drop("s") == 21 and server.snapshots.num_bytes == 0
+    assert server.snapshots.drop(S) == 21 and server.snapshots.num_bytes == 0
 
 
 def test_a_longer_prompt_takes_the_room_of_a_shorter_one():

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from slotcache.ordering.document import Document
-from slotcache.server.chat.parts import DocumentSet, Fixed
+from slotcache.server.chat.parts import DocumentSet, Fixed, Part
 from slotcache.server.chat.prompt import ChatPrompt
 
 from support.asks import CONTEXT, SCOPES, Ask
@@ -74,7 +74,7 @@ ASKED = st.builds(
 class Chatting(Life):
     @initialize()
     def begin_without_chats(self):
-        self.chats = [(Fixed(np.array([3, 1], np.int32), "the system prompt"),)]
+        self.chats: list[tuple[Part, ...]] = [(Fixed(np.array([3, 1], np.int32), "the system prompt"),)]
 
     @rule(turns=st.lists(st.tuples(TURNS, ASKED), min_size=1, max_size=3), steps=st.integers(0, 6))
     def chat(self, turns, steps):

@@ -1,5 +1,7 @@
 """KV outside the cache: records that are written behind and come back, slots that are saved, restored and erased."""
 
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from slotcache.slots.archive import Archive
@@ -27,9 +29,10 @@ class Keeping(Life):
         self.tier, self.files = Remote(MOST_KEPT), []
         self.written: set[tuple] = set()  # (scope, tokens up to a position) of all KV that was ever handed over
 
-    def build(self, *shape):
-        super().build(*shape)
-        self.behind = WriteBehind((self.archive(), self.snapshots), (self,))
+    def build(self, cells, host, states):
+        super().build(cells, host, states)
+        lower: Any = (self,)  # as far as writing needs a tier
+        self.behind = WriteBehind((self.archive(), self.snapshots), lower)
 
     def archive(self):
         return Archive(self.tree, cut)
@@ -70,7 +73,7 @@ class Keeping(Life):
     def adopt(self, chosen, ordered):
         """Records come back in any order: most often beginnings first."""
         keys = self.tier.load(MOST_KEPT)
-        records = [self.tier.get(keys[at % len(keys)]) for at in chosen if keys]
+        records = [self.record(keys[at % len(keys)]) for at in chosen if keys]
         if ordered:
             records.sort(key=lambda record: record.start)
         SEEN["adopt"] += sum([self.take_in(record) for record in records])
@@ -93,10 +96,15 @@ class Keeping(Life):
         for record in records:
             self.take_in(record)
 
+    def record(self, key):
+        record = self.tier.get(key)
+        assert record is not None
+        return record
+
     def let_go_by(self, act, scope):
         if act == "drop":
             self.tier.drop(scope)
-            assert all(self.tier.get(key).scope != scope for key in self.tier.load(MOST_KEPT))
+            assert all(self.record(key).scope != scope for key in self.tier.load(MOST_KEPT))
         return super().let_go_by(act, scope)
 
     def lane(self, number):
@@ -162,6 +170,7 @@ class Keeping(Life):
         self.ran()
         for node in self.tree.host.nodes:
             tokens = [token for one in [*path(node)][::-1] for token in one.tokens.tolist()]
+            assert node.blob is not None
             if node.blob.source == "host" and node.blob.data and scope_of(node).is_shared:
                 assert {(scope_of(node), *tokens[:at]) for at in range(node.start + 1, node.end + 1)} <= self.written
         super().close()

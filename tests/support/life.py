@@ -235,6 +235,7 @@ class Life(RuleBasedStateMachine):
                 self.end(request)
         check(self.scheduler)
         for request in self.scheduler.running:
+            assert request.sequence is not None
             held = self.memory.cells.get(request.sequence.id, {})
             assert request.computed == 0 or held[request.computed - 1] == tuple(request.tokens[: request.computed].tolist())
 

@@ -4,6 +4,8 @@ It carries out plans like the real one and fails where the real one would give a
 not hold exactly its own earlier tokens, a position held twice, a pool that overflows.
 """
 
+from typing import Any
+
 from slotcache.slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
 
 
@@ -46,26 +48,28 @@ class Memory:
                 self.identities.clear()
             case Save(sequence, blob):
                 assert blob.data is None, "saved twice"
-                blob.data = [self.cells[sequence][position] for position in range(blob.start, blob.stop)]
+                cells: Any = [self.cells[sequence][position] for position in range(blob.start, blob.stop)]
+                blob.data = cells
             case Restore(blob, sequence, start, stop):
                 assert self.num_used + stop - start <= self.num_cells, "no room for a restore"
-                assert [len(cell) - 1 for cell in blob.data] == list(range(blob.start, blob.stop)), (
-                    "a copy of other positions"
-                )
+                data: Any = blob.data
+                assert [len(cell) - 1 for cell in data] == list(range(blob.start, blob.stop)), "a copy of other positions"
                 mine = self.cells.setdefault(sequence, {})
-                for position, cell in zip(range(start, stop), cut(blob.data, start, stop), strict=True):
+                for position, cell in zip(range(start, stop), cut(data, start, stop), strict=True):
                     assert position not in mine, "a position would be held twice"
                     mine[position] = cell
                     self.identities[sequence, position] = self.next_cell
                     self.next_cell += 1
             case Snap(sequence, blob):
                 assert sorted(self.cells[sequence]) == list(range(len(blob))), "not the state it is kept as"
-                blob.data = ["state", *(self.cells[sequence][position] for position in range(len(blob)))]
+                state: Any = ["state", *(self.cells[sequence][position] for position in range(len(blob)))]
+                blob.data = state
             case Load(blob, sequence):
                 assert self.num_used + len(blob) <= self.num_cells, "no room for a state"
                 assert not self.cells.get(sequence), "a state is loaded into an empty sequence"
-                assert len(blob.data) == 1 + len(blob), "a state of another length"
-                self.cells[sequence] = dict(enumerate(blob.data[1:]))
+                state: Any = blob.data
+                assert len(state) == 1 + len(blob), "a state of another length"
+                self.cells[sequence] = dict(enumerate(state[1:]))
                 for position in range(len(blob)):
                     self.identities[sequence, position] = self.next_cell
                     self.next_cell += 1
@@ -87,7 +91,7 @@ class Memory:
         return len(set(self.identities.values()))
 
 
-def cut(data: list[tuple], start: int, stop: int) -> list[tuple]:
+def cut(data: Any, start: int, stop: int) -> Any:
     """Return the part of a copy at positions [start, stop). A cell's position is the length of its prefix less one."""
     assert len(data[0]) <= start + 1 and stop <= len(data[-1]), "a copy of other positions"
     return [cell for cell in data if start < len(cell) <= stop]

@@ -13,6 +13,7 @@ from slotcache.slots.tree import PrefixTree
 
 from support.fixed_prompt import Fixed
 from support.memory import Memory
+from support.scopes import COMMON
 
 
 class World:
@@ -30,7 +31,7 @@ class World:
         self.requests = []
         self.plans = []
 
-    def submit(self, tokens, limit=2, stops=(), priority=0, scope=""):
+    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON):
         request = Request(len(self.requests), Fixed(list(tokens), stops), limit, scope, priority=priority)
         self.requests.append(request)
         self.scheduler.submit(request)

@@ -149,7 +149,9 @@ def test_a_client_that_goes_before_the_first_byte_of_its_stream_cancels_it(tiny)
         received = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def receive():
-            return next(received, None) or await asyncio.Event().wait()
+            if (message := next(received, None)) is None:
+                await asyncio.Event().wait()
+            return message or {}
 
         async def send(message):
             raise ConnectionResetError

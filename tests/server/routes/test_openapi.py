@@ -1,6 +1,7 @@
 """The routes as /openapi.json tells them, and requests made from it: whatever comes, no route fails."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -59,7 +60,7 @@ def requests(draw):
     return path, body, draw(st.sampled_from(["save", "restore", "erase", ""]))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list[Any](HealthCheck))
 @given(requests())
 def test_whatever_comes_no_route_fails(server, request_made):
     path, body, action = request_made

@@ -88,6 +88,7 @@ def test_a_save_beside_a_full_host_tier_is_restored(tiny, tmp_path):
     turns = [{"role": "user", "content": "Tell me of the old mill. " * 20}]
     with running(tiny, slot_save_path=str(tmp_path), parallel=1) as up:
         up.service.engine.scheduler.tree.host.max_tokens = ROOM
+        answer = {}
         for _ in range(3):
             answer = up.chat(messages=turns)
             turns += [answer["choices"][0]["message"], {"role": "user", "content": "And then? " * 10}]
