@@ -1,39 +1,237 @@
-"""Who may import whom: the folders' dependencies, as the README's architecture section states them."""
+"""Which module may import which: the rules that docs/architecture.md states, as a table.
+
+A module is named by its path from the root, with dots. A prefix stands for a module or for a folder with all in it.
+"""
+
+from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ALLOWED = {
-    "slots": set(),
-    "ordering": set(),
-    "models": {"slots"},
-    "server": {"slots", "ordering", "models", "bench"},  # bench: the command line, and the demo starts servers with it
-    "bench": {"ordering", "models", "slots"},  # models, slots: the bench model, and what is measured without a server
+ROOMS = ("slots", "ordering", "models", "server", "bench")
+COMMAND_LINE = "server.cli"
+MOST_MODULES, MOST_SERVER_MODULES = 24, 14  # of a folder; of server/ without its folders
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the modules of a room may import: only these, and never those. Imports within the room are always allowed.
+
+    flat: the rule holds for the modules of the folder itself, and not for those of its folders.
+    """
+
+    room: str
+    only: tuple[str, ...] | None = None
+    never: tuple[str, ...] = ()
+    flat: bool = False
+
+    def holds_for(self, module: str) -> bool:
+        return module.rpartition(".")[0] == self.room if self.flat else is_in(module, self.room)
+
+    def allows(self, target: str) -> bool:
+        if self.holds_for(target):
+            return True
+        return not is_in(target, *self.never) and (self.only is None or is_in(target, *self.only))
+
+
+RULES = (
+    Rule("slots", only=()),
+    Rule("ordering", only=()),
+    Rule("models", only=("slots",)),
+    Rule("server", only=("slots", "ordering", "models")),
+    Rule("bench", only=("slots", "ordering", "models")),
+    Rule(
+        "server.routes",
+        only=(
+            "server.engine.view",
+            "server.service",
+            "server.wire",
+            "server.errors",
+            "server.settings",
+            "server.chat.builder",
+        ),
+    ),
+    Rule("server.engine", never=("server.chat", "server.routes", "server.service")),
+    Rule("server.chat", never=("server.engine", "server.routes", "server.service")),
+    Rule("server.edge", only=("server.errors", "server.settings")),
+    Rule("bench", never=("slots",), flat=True),
+    Rule(
+        "bench.scenarios",
+        only=("bench", "models.demo", "models.training.world", "ordering.stages"),
+        never=("bench.offline", "bench.cli"),
+    ),
+    Rule("bench.offline", never=("bench.scenarios", "bench.cli")),
+)
+
+# From the ground up. A module imports from its own floor and from those below.
+FLOORS = (
+    ("slots", "ordering"),
+    ("models",),
+    ("server.settings", "server.errors"),
+    ("server.edge", "server.wire", "server.provenance"),
+    ("server.chat", "server.engine"),
+    ("server.idle", "server.metrics", "server.intake", "server.service"),
+    ("server.routes",),
+    ("server",),
+    ("bench",),
+    ("bench.scenarios", "bench.offline"),
+    ("bench.cli",),
+    (COMMAND_LINE,),
+)
+
+# Known offenders. These lists only ever get shorter.
+BREAK_A_RULE: set[tuple[str, str]] = {
+    ("server.edge.gate", "server.routes.http"),
+    ("server.routes.cache", "slots.radix"),
+    ("server.routes.cache", "slots.request"),
+    ("server.routes.cache", "slots.scope"),
+    ("server.routes.chat", "server.chat.conversations"),
+    ("server.routes.chat", "server.chat.threads"),
+    ("server.routes.chat", "server.chat.turn"),
+    ("server.routes.chat", "server.engine.events"),
+    ("server.routes.chat", "server.engine.generation"),
+    ("server.routes.conversations", "server.chat.conversations"),
+    ("server.routes.documents", "slots.radix"),
+    ("server.routes.documents", "slots.request"),
+    ("server.routes.documents", "slots.scope"),
+    ("server.routes.http", "server.edge.bodies"),
+    ("server.routes.openapi", "slots.scope"),
+    ("server.routes.reply", "server.engine.events"),
+    ("server.routes.reply", "server.engine.report"),
+    ("server.routes.slots", "server.provenance"),
+    ("server.routes.slots", "slots.archive"),
+    ("server.routes.slots", "slots.histories"),
+    ("server.routes.slots", "slots.lanes"),
+    ("server.routes.slots", "slots.tiers.record"),
+    ("server.routes.slots", "slots.tiers.slotfile"),
+    ("server.routes.speculation", "slots.scope"),
+    ("server.routes.status", "slots.request"),
+    ("server.routes.tokenize", "models.model"),
+    ("server.routes.tokenize", "slots.scope"),
 }
-FILES = [path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py")]
+IN_CIRCLES: set[str] = set()
+IMPORT_LATE: set[str] = {"bench.faulty", "server.serve"}
 
 
-def siblings(path: Path) -> set[str]:
-    """The folders of ours that a file imports from."""
-    found = set()
-    level = len(path.relative_to(ROOT).parts)  # of an import that begins at the package itself
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == level:
-            found.add((node.module or "").split(".")[0])
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("slotcache"):
-            found.add("absolute import")
-    return found
+@dataclass(frozen=True)
+class Import:
+    """One import of a module of ours by another one."""
+
+    source: str
+    target: str
+    line: int
+    is_late: bool  # inside a function
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line} imports {self.target}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_folder_imports_what_it_must_not(path):
-    assert siblings(path) <= ALLOWED[path.relative_to(ROOT).parts[0]]
+def is_in(module: str, *prefixes: str) -> bool:
+    return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
 
 
-def test_the_engine_knows_no_tokens_of_llama_cpp_outside_models():
-    for path in FILES:
-        if path.relative_to(ROOT).parts[0] in ("slots", "ordering", "bench"):
-            assert "llama_cpp" not in path.read_text().replace("llama_cpp_python", "").replace("llama_cpp_ex", "")
+@cache
+def modules() -> dict[str, Path]:
+    paths = (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
+    return {name_of(path): path for path in paths}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(found for name, path in modules().items() for found in imports_of(name, path))
+
+
+def imports_of(name: str, path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text("utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    late = {inner for function in functions for inner in ast.walk(function) if isinstance(inner, ast.ImportFrom)}
+    folder = path.relative_to(ROOT).parts[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
+            where = ".".join(filter(None, base))
+            for alias in node.names:
+                inside = f"{where}.{alias.name}" if where else alias.name
+                target = inside if inside in modules() else where
+                yield Import(name, target, node.lineno, node in late)
+
+
+def floor_of(module: str) -> int:
+    """The floor whose prefix says most of the module's name."""
+    return max((len(prefix), floor) for floor, names in enumerate(FLOORS) for prefix in names if is_in(module, prefix))[1]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.room)
+def test_no_room_imports_what_it_must_not(rule):
+    offenders = [
+        str(found)
+        for found in imports()
+        if found.source != COMMAND_LINE
+        and rule.holds_for(found.source)
+        and not rule.allows(found.target)
+        and (found.source, found.target) not in BREAK_A_RULE
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_no_import_goes_upwards():
+    offenders = [
+        str(found)
+        for found in imports()
+        if floor_of(found.target) > floor_of(found.source) and (found.source, found.target) not in BREAK_A_RULE
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    targets: dict[str, set[str]] = {}
+    for found in imports():
+        targets.setdefault(found.source, set()).add(found.target)
+
+    def reachable(start: str) -> set[str]:
+        seen, ahead = set(), [start]
+        while ahead:
+            new = targets.get(ahead.pop(), set()) - seen
+            seen |= new
+            ahead += new
+        return seen
+
+    circles = {module for module in targets if module in reachable(module)}
+    assert not circles - IN_CIRCLES
+
+
+def test_only_the_command_line_imports_inside_functions():
+    offenders = [str(found) for found in imports() if found.is_late and found.source not in {COMMAND_LINE, *IMPORT_LATE}]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_the_package_names_itself_only_by_relative_imports():
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not any(is_in(name, "slotcache", *ROOMS) for name in names), f"{path}:{getattr(node, 'lineno', 0)}"
+
+
+def test_the_folders_are_small_enough_to_look_through():
+    folders = {path.parent for path in modules().values()}
+    sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: size for name, size in sizes.items() if size > MOST_MODULES} == {}
+    assert sizes["server"] <= MOST_SERVER_MODULES
+
+
+def test_llama_cpp_is_only_known_in_models():
+    for name, path in modules().items():
+        if is_in(name, "slots", "ordering", "bench"):
+            assert "llama_cpp" not in path.read_text("utf-8").replace("llama_cpp_python", "").replace("llama_cpp_ex", "")
