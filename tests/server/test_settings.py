@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from slotcache.server.settings import SETTINGS, Settings, add_arguments, as_markdown
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
 
 def parse(*arguments):
@@ -15,8 +15,8 @@ def parse(*arguments):
     return Settings.of(parser.parse_args(arguments))
 
 
-def test_the_readme_has_the_table():
-    assert as_markdown() in README.read_text()
+def test_the_documentation_has_the_table():
+    assert as_markdown() in PAGE.read_text()
 
 
 def test_every_flag_is_parsed_into_its_kind():

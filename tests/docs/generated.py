@@ -1,0 +1,30 @@
+"""The parts of the documents that are made from code. `python tests/docs/generated.py` writes them anew."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CHART, RESULTS = ROOT / "docs/ttft.svg", ROOT / "docs/benchmarks/ttft.json"
+SETTINGS = ROOT / "docs/settings.md"
+TABLE = re.compile(r"^\| flag \| environment \|.*?(?=^$|\Z)", re.M | re.S)
+
+
+def generated() -> dict[Path, str]:
+    """Each file with generated parts, as it should be."""
+    from slotcache.bench.chart import svg
+    from slotcache.server.settings import as_markdown
+
+    settings = TABLE.sub(lambda _: as_markdown() + "\n", SETTINGS.read_text("utf-8"), count=1)
+    return {CHART: svg(json.loads(RESULTS.read_text("utf-8"))), SETTINGS: settings}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+    import conftest  # noqa: F401  makes slotcache importable from a bare checkout
+
+    for path, text in generated().items():
+        path.write_text(text, "utf-8")

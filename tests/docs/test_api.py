@@ -1,0 +1,87 @@
+"""docs/api.md and docs/metrics.md against the server: routes, fields, defaults, errors, metrics, the report."""
+
+import ast
+import re
+from dataclasses import fields
+
+from slotcache.models.sampling import Sampling
+from slotcache.server.errors import TYPES
+from slotcache.server.routes.openapi import BODIES
+
+from docs.markdown import CODE, ROOT, read, rows, section
+
+API, METRICS = read("docs/api.md"), read("docs/metrics.md")
+ROUTE = re.compile(r"(GET|POST|DELETE) (/\S+)")
+STATUS_OF_NO_TYPE = {500: "server_error"}
+
+
+def first_codes(text):
+    """The names in the first cell of each row, with the rest of the row."""
+    return [(name, cells[1:]) for cells in rows(text) for name in CODE.findall(cells[0])]
+
+
+def test_every_route_is_described(demo_server):
+    real = {
+        (method, route.path.replace(":path}", "}"))
+        for route in demo_server.uvicorn.config.app.routes
+        for method in route.methods - {"HEAD"}
+    }
+    described = set(ROUTE.findall("\n".join(CODE.findall(section(API, "## Routes")))))
+    assert real - described == set(), "routes that docs/api.md lacks"
+    assert described - real == set(), "routes of docs/api.md that the server lacks"
+
+
+def test_every_field_of_a_body_is_described():
+    real = {name for body in BODIES.values() for name in body.__struct_fields__}
+    parts = [part for part in re.split(r"^## ", API, flags=re.M) if not part.startswith(("The report", "Errors", "Routes"))]
+    described = {name for part in parts for name, _ in first_codes(part)}
+    prose = {name for name in ("prompt",) if f"`{name}`" in API}
+    assert real - described - prose == set(), "fields that docs/api.md lacks"
+    assert described - real == set(), "fields of docs/api.md that no body has"
+
+
+def test_the_defaults_of_sampling_are_as_described():
+    real = {field.name: field.default for field in fields(Sampling)}
+    described = {name: cells[0] for name, cells in first_codes(section(API, "## Fields of a completion")) if name in real}
+    assert len(described) >= 9
+    for name, default in described.items():
+        if name != "logit_bias":
+            assert float(default) == real[name], name
+
+
+def test_every_status_and_code_of_an_error_is_described():
+    part = section(API, "## Errors")
+    told = [cells for cells in rows(part) if cells[0].isdecimal()]
+    assert {int(status): kind.strip("`") for status, kind, _ in told} == TYPES | STATUS_OF_NO_TYPE
+    real = {
+        keyword.value.value
+        for path in (ROOT / "server").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "code" and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str)
+    }
+    assert {name for name, _ in first_codes(part)} == real
+
+
+def test_the_report_is_as_described(demo_server):
+    conversation = {"conversation": "report", "documents": ["A text of a document."]}
+    report = demo_server.chat(**conversation)["slotcache"]
+    assert {name for name, _ in first_codes(section(API, "## The report"))} == set(report)
+
+
+def test_every_metric_is_described(demo_server):
+    demo_server.chat()
+    lines = demo_server.http.get("/metrics").text.splitlines()
+    real = {tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE")}
+    real = {(name, kind) for name, kind in real if not name.endswith("_created")}
+    described = {(name, cells[0]) for name, cells in first_codes(METRICS)}
+    assert real - described == set(), "metrics that docs/metrics.md lacks"
+    assert described - real == set(), "metrics of docs/metrics.md that the server lacks"
+
+
+def test_the_parts_of_labelled_metrics_are_described(demo_server):
+    demo_server.chat()
+    text = demo_server.http.get("/metrics").text
+    row = next(cells for name, cells in first_codes(METRICS) if name == "slotcache_cached_tokens_total")
+    assert set(re.findall(r'slotcache_cached_tokens_total{source="(\w+)"}', text)) == set(CODE.findall(row[1])) - {"source"}

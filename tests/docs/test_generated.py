@@ -1,0 +1,38 @@
+"""The parts of the documents that are made from code are as the code makes them; the rest is plain English."""
+
+import json
+import re
+
+from prose import count, prose_of
+
+from docs.generated import RESULTS, generated
+from docs.markdown import DOCUMENTS, ROOT, read
+
+MOST_INDEFINITE = 0.5  # in 100 words
+
+
+def test_generated_parts_are_fresh():
+    stale = [str(path.relative_to(ROOT)) for path, text in generated().items() if path.read_text("utf-8") != text]
+    assert not stale, f"run `python tests/docs/generated.py` to write {stale} anew"
+
+
+def test_the_figures_of_the_chart_stand_in_the_benchmarks():
+    page = read("docs/benchmarks.md")
+    for row in json.loads(RESULTS.read_text("utf-8"))["workloads"]:
+        assert f"{row['ratio']:.2f}" in page and f"{row['ratio']:.2f}" in read("README.md")
+        if row["slotcache_ms"]:
+            assert f"{row['slotcache_ms']:,}" in page and f"{row['llama_server_ms']:,}" in page
+            assert round(row["slotcache_ms"] / row["llama_server_ms"], 2) == row["ratio"]
+
+
+def test_the_glossary_is_in_order():
+    terms = re.findall(r"^\*\*(.+?)\*\*: ", read("docs/glossary.md"), re.M)
+    assert terms == sorted(terms, key=str.lower) and len(terms) == len(set(terms)) > 40
+
+
+def test_the_documents_are_plain():
+    words, found = 0, 0
+    for path in DOCUMENTS:
+        length, some = count(prose_of(path))
+        words, found = words + length, found + some.total()
+    assert 100 * found / words <= MOST_INDEFINITE, f"{100 * found / words:.2f} in 100: `make prose` says where"

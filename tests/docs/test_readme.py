@@ -1,0 +1,46 @@
+"""The README: short, in its order, and with the answer that its example really gets."""
+
+import json
+import re
+from typing import Any
+
+from slotcache.server.settings import SETTINGS
+
+from docs.markdown import ROOT, blocks, read, rows, section
+from docs.test_blocks import run
+
+README = ROOT / "README.md"
+ORDER = [
+    "Install and run",
+    "A chat with documents",
+    "A conversation",
+    "Already on llama-server or OpenAI? Change the port",
+    "Five settings that matter",
+    "When it does not help",
+    "More",
+]
+MOST_LINES = 120
+
+
+def test_it_is_short_and_in_order():
+    text = README.read_text("utf-8")
+    assert len(text.splitlines()) <= MOST_LINES
+    assert re.findall(r"^## (.*)$", text, re.M) == ORDER
+
+
+def test_its_five_settings_are_as_it_says():
+    known = {flag: setting for setting in SETTINGS for flag in setting.flags}
+    told = list(rows(section(read("README.md"), "## Five settings that matter")))
+    assert len(told) == 5
+    for flag, default, _ in told:
+        value = known[flag.strip("`")].default
+        assert default == (("on" if value else "off") if isinstance(value, bool) else str(value) or "-"), flag
+
+
+def test_its_report_is_the_one_that_the_server_sends(demo_server, capsys):
+    demo_server.http.delete("/v1/cache")
+    names: dict[str, Any] = {"__name__": "document"}
+    run(blocks(README, "python")[0], names, demo_server.url)
+    told = json.loads(blocks(README, "json")[0].text)
+    # The lane, and whether the first question's KV is still on the device, hang on time.
+    assert {**names["answer"].slotcache, "lane": told["lane"], "source": told["source"]} == told
