@@ -1,4 +1,4 @@
-"""The parts of the documents that are made from code. `python tests/docs/generated.py` writes them anew."""
+"""The parts of the documents that are made from code. `.venv/bin/python tests/docs/generated.py` writes them anew."""
 
 from __future__ import annotations
 

@@ -4,16 +4,17 @@ import json
 import re
 
 from prose import count, prose_of
+from slotcache.bench.cli import SCENARIOS
 
 from docs.generated import RESULTS, generated
-from docs.markdown import DOCUMENTS, ROOT, read
+from docs.markdown import DOCUMENTS, ROOT, read, rows, section
 
 MOST_INDEFINITE = 0.5  # in 100 words
 
 
 def test_generated_parts_are_fresh():
     stale = [str(path.relative_to(ROOT)) for path, text in generated().items() if path.read_text("utf-8") != text]
-    assert not stale, f"run `python tests/docs/generated.py` to write {stale} anew"
+    assert not stale, f"run `.venv/bin/python tests/docs/generated.py` to write {stale} anew"
 
 
 def test_the_figures_of_the_chart_stand_in_the_benchmarks():
@@ -23,6 +24,11 @@ def test_the_figures_of_the_chart_stand_in_the_benchmarks():
         if row["slotcache_ms"]:
             assert f"{row['slotcache_ms']:,}" in page and f"{row['llama_server_ms']:,}" in page
             assert round(row["slotcache_ms"] / row["llama_server_ms"], 2) == row["ratio"]
+
+
+def test_every_scenario_is_described():
+    described = {cells[0].strip("`") for cells in rows(section(read("docs/benchmarks.md"), "## Scenarios"))}
+    assert described == set(SCENARIOS)
 
 
 def test_the_glossary_is_in_order():
