@@ -16,13 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .edge.bodies import Bodies
 from .edge.gate import Gate, listed
+from .edge.refusal import refusal
 from .errors import RequestError
 from .routes import cache, documents, openapi, speculation, status
 from .routes import chat as completions
 from .routes import conversations as remembered
 from .routes import slots as lanes
 from .routes import tokenize as texts
-from .routes.http import refusal
 from .service import Service
 from .settings import Settings
 

@@ -14,6 +14,7 @@ import uvicorn
 from ..models.demo import FILE as DEMO_MODEL
 from ..models.errors import ModelError
 from ..models.generate import built_in_model
+from ..models.hub import fetch
 from ..models.model import check_file
 from ..slots.tiers.folder import FolderError
 from . import loading
@@ -64,8 +65,6 @@ def model_path(settings: Settings) -> Path:
     if settings.model:
         return Path(settings.model).expanduser()
     if settings.hf_repo:
-        from ..models.hub import fetch
-
         return fetch(settings.hf_repo, settings.offline)
     if DEMO_MODEL.is_file():
         logger.info(

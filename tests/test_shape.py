@@ -20,43 +20,6 @@ MOST_ANY = 40  # in the rooms that a server consists of
 FOREIGN = ("llama_cpp", "torch", "np", "logger")  # calls into these take what their libraries take
 FOREIGN_METHODS = {"view", "expand", "reshape", "Call"}  # of tensors and of Jinja's syntax trees
 
-# Known offenders. These lists only ever get shorter.
-TOO_LONG_FILES: set[str] = {"slots/scheduler.py", "models/training/training.py"}
-TOO_LARGE_HUBS: set[str] = {"Engine", "Service", "Scheduler", "PrefixTree"}
-MANY_ARGUMENTS: set[str] = {  # files
-    "models/device.py",
-    "models/generate.py",
-    "models/training/network.py",
-    "models/training/training.py",
-    "models/training/world/conversation.py",
-    "models/training/world/page.py",
-    "models/training/world/question.py",
-    "models/training/world/wording.py",
-    "models/training/world/world.py",
-    "ordering/arrangement.py",
-    "ordering/langchain.py",
-    "ordering/llamaindex.py",
-    "server/chat/builder.py",
-    "server/chat/cached.py",
-    "server/chat/conversations.py",
-    "server/chat/history.py",
-    "server/chat/prompt.py",
-    "server/loading.py",
-    "server/routes/cache.py",
-    "server/routes/chat.py",
-    "server/routes/documents.py",
-    "server/routes/speculation.py",
-    "server/routes/tokenize.py",
-    "server/service.py",
-    "slots/archive.py",
-    "slots/radix.py",
-    "slots/scheduler.py",
-    "slots/tiers/disk.py",
-    "slots/tiers/fileindex.py",
-    "slots/tiers/record.py",
-}
-TOO_MANY_ANY, TOO_INDEFINITE = True, True
-
 
 @cache
 def parsed() -> dict[str, ast.Module]:
@@ -75,7 +38,7 @@ def is_foreign(call: ast.Call) -> bool:
 
 def test_no_file_is_too_long():
     sizes = {name: len((ROOT / name).read_text("utf-8").splitlines()) for name in parsed()}
-    assert {name: size for name, size in sizes.items() if size > MOST_FILE_LINES and name not in TOO_LONG_FILES} == {}
+    assert {name: size for name, size in sizes.items() if size > MOST_FILE_LINES} == {}
 
 
 @pytest.mark.parametrize("hub", HUBS)
@@ -90,15 +53,13 @@ def test_the_hubs_fit_on_a_few_screens(hub):
     assert len(found) == 1, f"expected one class {hub} in {HUBS[hub]}/"
     lines = (found[0].end_lineno or 0) - found[0].lineno + 1
     methods = sum(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in found[0].body)
-    if hub not in TOO_LARGE_HUBS:
-        assert (lines <= MOST_LINES, methods <= MOST_METHODS) == (True, True), f"{hub}: {lines} lines, {methods} methods"
+    assert (lines <= MOST_LINES, methods <= MOST_METHODS) == (True, True), f"{hub}: {lines} lines, {methods} methods"
 
 
 def test_no_call_passes_many_arguments_by_position():
     offenders = [
         f"{name}:{node.lineno} {ast.unparse(node.func)}: {len(node.args)} arguments"
         for name, tree in parsed().items()
-        if name not in MANY_ARGUMENTS
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and len(node.args) > MOST_ARGUMENTS and not is_foreign(node)
     ]
@@ -112,7 +73,7 @@ def test_few_types_are_left_open():
         if not name.startswith("bench/")
         and (number := sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree)))
     }
-    assert TOO_MANY_ANY or sum(found.values()) <= MOST_ANY, f"{sum(found.values())} of {MOST_ANY}: {found}"
+    assert sum(found.values()) <= MOST_ANY, f"{sum(found.values())} of {MOST_ANY}: {found}"
 
 
 def test_the_prose_is_definite():
@@ -121,4 +82,4 @@ def test_the_prose_is_definite():
         length, found = count(prose_of(path))
         words, indefinite = words + length, indefinite + found.total()
     rate = 100 * indefinite / words
-    assert TOO_INDEFINITE or rate <= MOST_INDEFINITE, f"{rate:.2f} in 100 words: `make prose` says where"
+    assert rate <= MOST_INDEFINITE, f"{rate:.2f} in 100 words: `make prose` says where"

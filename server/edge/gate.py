@@ -15,8 +15,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import RequestError
-from ..routes.http import refusal
 from ..settings import Settings
+from .refusal import refusal
 
 OPEN_PATHS = ("/health", "/v1/health")  # without checks: they reveal nothing, and probes use any address
 ANY, JSON = "*", "application/json"

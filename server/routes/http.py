@@ -7,7 +7,6 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import RequestError
 from ..service import Service
 from ..wire import LARGE, R, check_scope, decode
 from . import reply
@@ -18,11 +17,6 @@ class Json(Response):
 
     def render(self, content: object) -> bytes:
         return content if isinstance(content, bytes) else reply.encode(content)
-
-
-def refusal(error: RequestError) -> Response:
-    """Return an error as OpenAI's clients expect it."""
-    return Json(error.body(), status_code=error.status, headers=error.headers)
 
 
 async def read_body(request: Request, kind: type[R]) -> R:

@@ -9,9 +9,6 @@ from docs.markdown import CODE, DOCUMENTS, ROOT, anchors, without_blocks
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"[\w.-]+(/[\w.-]+)+\.(py|md|json|toml|gguf|svg)")
 
-# Files that documents name and that other branches bring. This list only ever gets shorter.
-COMING = {"server/engine/view.py"}
-
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_resolve(path):
@@ -29,4 +26,4 @@ def test_files_that_are_named_exist(path):
     lines = [line for line in without_blocks(path).splitlines() if "to come" not in line]
     named = {code for line in lines for code in CODE.findall(line) if FILE.fullmatch(code)}
     missing = {name for name in named if not (ROOT / name).exists() and not (path.parent / name).exists()}
-    assert not missing - COMING, f"{path.name} names files that do not exist: {sorted(missing - COMING)}"
+    assert not missing, f"{path.name} names files that do not exist: {sorted(missing)}"
