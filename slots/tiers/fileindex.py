@@ -94,9 +94,13 @@ class FileIndex(RadixTree):
         return changed
 
     def settle(self) -> None:
-        """Correct the times of files that other servers wrote: each must come after those that stand on it."""
-        for entry in sorted(self.entries.values(), key=lambda entry: entry.used):
-            self.use(self.beginnings(entry.scope, entry.start, self._tokens(entry)), entry.used)
+        """Correct the times of files that other servers wrote: each must come after those that stand on it.
+
+        Deep files first: a file has its final time before it moves the files that it stands on.
+        """
+        for entry in sorted(self.entries.values(), key=lambda entry: (entry.start, entry.stop), reverse=True):
+            for beginning in self.beginnings(entry.scope, entry.start, self._tokens(entry)):
+                beginning.used = max(beginning.used, entry.used + MOMENT)
 
     def newest_first(self) -> list[Entry]:
         """Return the files by their last use; each comes before all that stand on it."""
