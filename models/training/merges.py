@@ -1,7 +1,8 @@
-"""Learn the vocabulary from conversations and plain English, as vocabulary.json: python3 -m models.training.merges"""
+"""Learn the vocabulary from conversations and plain English, and replace vocabulary.json: models.training.merges --save"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from random import Random
 
@@ -25,4 +26,7 @@ def texts() -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python3 -m models.training.merges", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--save", action="store_true", required=True, help="replace vocabulary.json")
+    parser.parse_args()
     Encoder.train(texts(), SIZE).save()

@@ -10,7 +10,7 @@ from .http import Json, scope_of, service_of
 
 
 async def show(request: Request) -> Response:
-    """Show a conversation (`?scope=`) up to its newest answer, and the ids of all its answers."""
+    """Show a conversation (`?scope=`) up to the answer that it continues from, and the ids of all its answers."""
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find(scope, id)
     if conversation is None:

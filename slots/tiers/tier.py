@@ -60,6 +60,10 @@ class LowerTier(Tier[str], Protocol):
         """The word for it in reports of where a prompt's tokens came from."""
         ...
 
+    def __str__(self) -> str:
+        """Return the place of its records, for the log."""
+        ...
+
     def load(self, num_bytes: int) -> Iterable[str]:
         """Return the keys of the records used last, as many as take `num_bytes`; each behind those that it stands on."""
         ...

@@ -17,6 +17,9 @@ class Remote:
         self._records: dict[str, Record] = {}  # the newest last
         self._lock = Lock()
 
+    def __str__(self) -> str:
+        return self.name
+
     def has_room(self, record: Record) -> bool:
         return sum(len(one.data) for one in self._records.values()) + len(record.data) <= self.max_bytes
 
