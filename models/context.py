@@ -13,6 +13,7 @@ from .errors import ModelError
 from .model import Model
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+WARM_UP = 4  # tokens of the first batch, however small the steps are
 CLOSED = llama_cpp.llama_context_p(0)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
@@ -57,7 +58,7 @@ class Context:
         # llama.cpp allocates a row of logits for each sequence, and aborts the process if a batch or the pool is smaller.
         # So n_ctx and n_batch are raised for it, and `batch` below limits our steps.
         params.n_ctx = max(settings.num_cells, settings.num_sequences)
-        params.n_batch = max(batch, self.costs.tile, settings.num_sequences)
+        params.n_batch = max(batch, self.costs.tile, settings.num_sequences, WARM_UP)
         params.n_ubatch = min(settings.micro_batch, batch)
         params.n_seq_max = settings.num_sequences
         params.kv_unified = True

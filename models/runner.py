@@ -15,14 +15,13 @@ import numpy as np
 
 from ..slots.node import Blob
 from ..slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
-from .context import Context
+from .context import WARM_UP, Context
 from .errors import Interrupted, NoRoom, RunnerError
 from .interrupt import Interrupt
 from .sampling import Sampler
 from .state import Layout, cut, layout_of
 
 ALL = -1
-WARM_UP = 4  # tokens
 NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
 
 
@@ -31,7 +30,7 @@ class Runner:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.batch = Batch(max(context.batch, context.costs.tile))
+        self.batch = Batch(max(context.batch, context.costs.tile, WARM_UP))
         self.interrupt = Interrupt(context)
         self._layout: Layout | None = None  # of saved states, once one was made
 

@@ -91,7 +91,7 @@ class Candidates:
 
     def clear(self) -> None:
         """Forget all entries."""
-        self._heap = []
+        self._heap, self._limit = [], 64
 
     def offer(self, node: Node) -> None:
         """Add a run that may leave from now on, or that has a new place."""

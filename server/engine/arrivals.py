@@ -46,7 +46,10 @@ class Arrivals:
         budget = engine.scheduler.tree.host.max_tokens * token_bytes + engine.scheduler.snapshots.max_bytes
 
         def adopt(tier: LowerTier, key: str, record: Record) -> bool:
-            return self.adopt(record, tier.name, lambda: key in tier and engine.host_tier.has_room(record))
+            try:
+                return self.adopt(record, tier.name, lambda: key in tier and engine.host_tier.has_room(record))
+            except RequestError as error:  # the server is shutting down: no other record needs to be tried
+                raise TimeoutError(str(error)) from None
 
         with contextlib.suppress(TimeoutError, RequestError):  # the server is shutting down
             for tier in tiers:

@@ -60,9 +60,16 @@ class LaneStore:
         with _request_errors(path):
             slotfile.check(path, self._provenance)  # the whole file, before its first record is used
             for last in slotfile.records(path, self._provenance):
-                if not self._arrivals.adopt(last):
+                if not self._adopt(last):
                     break
             return last, path.stat().st_size
+
+    def _adopt(self, record: Record) -> bool:
+        """Put a record into host memory. Raises RequestError if the engine is busy for too long: the file is good."""
+        try:
+            return self._arrivals.adopt(record)
+        except TimeoutError:
+            raise RequestError("the engine is busy: try again", status=503, retry_after=1) from None
 
     # ---- in the engine's thread ------------------------------------------------------------------------------------
 

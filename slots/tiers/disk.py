@@ -22,14 +22,13 @@ import numpy as np
 from ..archive import Record
 from ..scope import Scope
 from .fileindex import Entry, FileIndex
-from .folder import own_folder
+from .folder import own_folder, remove_stale
 from .neighbours import Neighbours, changed_at, names, stock
 from .provenance import Provenance
 from .record import Torn, encode, file_name, open_file, read, read_path
 
 logger = logging.getLogger("slotcache.disk")
 MOST_PENDING = 512 << 20  # bytes that may wait to be written; further records are not written
-STALE = 3600  # seconds; an unfinished file that is older has no writer any more
 
 
 class DiskTier:
@@ -43,7 +42,7 @@ class DiskTier:
         self.num_written = self.num_refused = 0  # records; files
         self._made_by = made_by
         self._index, self._neighbours = FileIndex(), Neighbours(root, self.folder)
-        self._indexing = threading.Lock()  # guards the index: the writer changes it while the start-up thread reads it
+        self._indexing = threading.Lock()  # guards the index against the writer and readers of damaged files
         self._seen = -1  # the time of the folder's last change that is in the index
         self._pending: list[Record] = []
         self._dropped: list[str] = []  # scopes whose files are to be deleted
@@ -79,14 +78,16 @@ class DiskTier:
 
     def get(self, key: str) -> Record | None:
         """Read a file. Return None if it is gone or damaged. From any thread."""
-        if key not in self:
-            return None
         path = self.folder / key
+        entry = self._index.entries.get(path) if key in self else None
+        if entry is None:
+            return None
         try:
             with open_file(path) as file:
                 return read(file, os.fstat(file.fileno()).st_size, self._made_by)
         except (OSError, Torn) as error:
             self._refuse(path, error)
+            self._remove([entry])
             return None
 
     def __contains__(self, key: str) -> bool:
@@ -269,10 +270,7 @@ class DiskTier:
         if unknown:
             with self._indexing:
                 self._index.settle()
-        for left in self.folder.glob("*.tmp"):
-            with contextlib.suppress(OSError):
-                if left.stat().st_mtime < time.time() - STALE:
-                    left.unlink()
+        remove_stale(self.folder)
 
     def _count_own_changes(self) -> None:
         """Skip the next look if the folder has only this thread's changes, and none of another server."""

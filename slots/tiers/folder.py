@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
+
+STALE = 3600  # seconds; an unfinished file that is older has no writer any more
 
 
 class FolderError(Exception):
@@ -29,3 +33,11 @@ def own_folder(path: Path, flag: str) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
         raise FolderError(f"{flag} {path}: Permission denied: expected a folder to write to")
     return path
+
+
+def remove_stale(folder: Path) -> None:
+    """Delete the unfinished files (*.tmp) of servers that have ended."""
+    for left in folder.glob("*.tmp"):
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < time.time() - STALE:
+                left.unlink()

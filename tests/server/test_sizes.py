@@ -18,6 +18,8 @@ def expected(tiny):
     "sizes",
     [
         {"batch_size": 1},
+        {"batch_size": 2, "parallel": 1},
+        {"ubatch_size": 2},
         {"batch_size": 255},
         {"ubatch_size": 1},
         {"batch_size": 8, "ubatch_size": 4},
@@ -33,3 +35,4 @@ def test_small_batches_kernels_and_pools(tiny, expected, sizes, flash_attn):
         contents = [answer["choices"][0]["message"]["content"] for answer in (first, again)]
         assert contents[0] == contents[1] and (flash_attn == "on" or contents[0] == expected)
         assert again["timings"]["cache_n"] > 50
+        assert server.metric("slotcache_host_budget_bytes") > 0, "the warm-up failed"

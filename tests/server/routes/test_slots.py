@@ -43,6 +43,18 @@ def test_what_was_saved_is_restored_by_another_server_and_answers_the_same(model
         assert up.chat(messages=messages, max_tokens=8, cache_prompt=False)["choices"] == again["choices"]
 
 
+def test_a_restore_that_waits_too_long_for_the_engine_blames_no_file(tiny, tmp_path, monkeypatch):
+    def too_late(*arguments):
+        raise TimeoutError
+
+    with running(tiny, slot_save_path=str(tmp_path), parallel=1) as up:
+        up.chat(**LONG)
+        act(up, "save", filename="mill.bin")
+        monkeypatch.setattr(up.service.view.lane_store._arrivals, "adopt", too_late)
+        answer = act(up, "restore", filename="mill.bin")
+        assert answer.status_code == 503 and answer.headers["Retry-After"]
+
+
 @pytest.mark.parametrize("idle_prefill", [False, True])
 def test_what_was_erased_is_computed_again(model, idle_prefill):
     with running(model, parallel=1, idle_prefill=idle_prefill) as up:

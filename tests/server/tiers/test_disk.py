@@ -169,6 +169,20 @@ def record(number, size=1000):
     return Record(Scope.shared("s"), tokens, 0, np.full(size, number, np.uint8))
 
 
+def test_a_file_that_is_damaged_when_it_is_read_is_not_counted_any_more(tmp_path):
+    disk = DiskTier(tmp_path, 1 << 20, HERE)
+    for number in range(3):
+        disk.put(record(100 * number))
+    disk.close()
+    bad = files(tmp_path)[1]
+    content = bad.read_bytes()
+    bad.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    again = DiskTier(tmp_path, 1 << 20, HERE)
+    assert load_records(again, 1 << 20, lambda key, read: True) == 2 and again.num_refused == 1
+    assert again.num_bytes == sum(file.stat().st_size for file in files(tmp_path)) and bad.name not in again
+    again.close()
+
+
 def test_the_budget_holds_and_the_oldest_leave(tmp_path):
     disk = DiskTier(tmp_path, 5000, HERE)
     for number in range(8):
