@@ -16,7 +16,7 @@ class Arrangement:
     """An order of documents and its reuse.
 
     order: retrieval ranks, from 0, in the order of the prompt; `order[0]` is the rank of the first document.
-    reused_documents: how many of the first documents are cached in this order. reused_tokens: the tokens of those
+    reused_documents: the number of leading documents that are cached in this order. reused_tokens: the tokens of these
     documents. Text before and after the documents is not counted.
     """
 

@@ -67,7 +67,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A prompt laid out as if it were admitted now, with the tokens it would reuse. on_device: of those."""
+    """A prompt laid out as if it were admitted now. reused: its cached tokens. on_device: those with KV on the device."""
 
     layout: Layout
     reused: int

@@ -80,7 +80,7 @@ class HostTier:
             self.offer(node.parent)
 
     def least(self) -> Node | None:
-        """Choose the copy that leaves next: the lowest priority of those that may leave."""
+        """Choose the copy that leaves next: of all copies that may leave, the one with the lowest priority."""
         least = self.candidates.pop()
         if least is not None:
             self._policy.on_evict(least.host_priority)

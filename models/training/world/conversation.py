@@ -41,9 +41,9 @@ class Recipe:
     later: float = 0.5
     """Share of later turns with documents of their own."""
     repeat: float = 0.5
-    """Of those, the share that repeats documents of earlier turns."""
+    """The share of later questions with documents that repeats documents of earlier turns."""
     located: float = 0.5
-    """Of those, the share that points to the documents instead of showing them again."""
+    """The share of repeated documents that a question points to instead of showing them again."""
     hinted: float = 0.3
     """Share of document sets with an order hint."""
     follow: float = 0.4
