@@ -28,7 +28,8 @@ from .engine.door import Door
 from .engine.view import End, Failure, View
 from .errors import RequestError
 from .intake import Intake
-from .wire import ChatRequest, decode
+from .wire.decoding import decode
+from .wire.requests import ChatRequest
 
 logger = logging.getLogger("slotcache.idle")
 KEY = "idle"  # of the one generation that the engine has of it

@@ -14,7 +14,7 @@ from .chat.prompt import ChatPrompt
 from .chat.turn import Turn
 from .engine.view import Generation, View
 from .errors import RequestError, too_long
-from .wire import Options
+from .wire.requests import Options
 
 
 @dataclass(frozen=True, slots=True, eq=False)

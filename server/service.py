@@ -25,7 +25,7 @@ from .idle import AnsweredChat, IdlePrefill
 from .intake import Intake, Submission
 from .metrics import Metrics
 from .settings import Settings
-from .wire import ChatRequest, CompletionRequest
+from .wire.requests import ChatRequest, CompletionRequest
 
 logger = logging.getLogger("slotcache")
 

@@ -16,7 +16,7 @@ from ...ordering.prompt import document_text, location_hint
 from ...slots.radix import NO_TOKENS
 from ..errors import RequestError, too_long
 from ..settings import Settings
-from ..wire import ChatRequest, Options
+from ..wire.requests import ChatRequest, Options
 from .conversations import Origin
 from .history import Chat, Entry, History, continue_history
 from .parts import DocumentSet, Fixed

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from ...slots.scope import MAX_NAME
 from ..errors import RequestError
-from ..wire import ChatRequest, ConversationReference, HistoryKind
+from ..wire.requests import ChatRequest, ConversationReference, HistoryKind
 from .history import Entry
 
 logger = logging.getLogger("slotcache.conversations")

@@ -14,7 +14,7 @@ import numpy as np
 from ...models.chat import Message
 from ...ordering.document import Document
 from ...slots.request import Layout, PlacedDocument
-from ..wire import HistoryKind
+from ..wire.requests import HistoryKind
 from .parts import DocumentSet
 from .prompt import ChatPrompt
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ...slots.request import Layout
-from ..wire import ChatRequest
+from ..wire.requests import ChatRequest
 from .conversations import Origin
 from .history import Chat, Entry
 

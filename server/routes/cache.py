@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ..engine.view import Fields, Generation
 from ..errors import RequestError
 from ..service import Service
-from ..wire import WarmRequest
+from ..wire.requests import WarmRequest
 from .chat import collect, while_connected
 from .http import Json, read_body, scope_of, service_of
 

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ..engine.view import End, Event, Failure, Generation
 from ..errors import RequestError
 from ..service import Service
-from ..wire import ChatRequest, CompletionRequest, Options, StreamOptions
+from ..wire.requests import ChatRequest, CompletionRequest, Options, StreamOptions
 from . import reply
 from .http import Json, read_body, service_of
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ..engine.view import document_reuse
 from ..errors import RequestError
-from ..wire import OrderRequest
+from ..wire.requests import OrderRequest
 from .chat import while_connected
 from .http import Json, read_body, service_of
 

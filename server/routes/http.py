@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..service import Service
-from ..wire import LARGE, R, check_scope, decode
+from ..wire.decoding import LARGE, R, decode
+from ..wire.requests import check_scope
 from . import reply
 
 

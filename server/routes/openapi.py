@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..engine.view import Fields
-from ..wire import MAX_NAME, ChatRequest, CompletionRequest, OrderRequest, SpeculateRequest, WarmRequest
+from ..wire.requests import MAX_NAME, ChatRequest, CompletionRequest, OrderRequest, SpeculateRequest, WarmRequest
 from .http import Json
 from .slots import ACTIONS, FileName
 from .tokenize import DetokenizeRequest, TokenizeRequest

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import RequestError
-from ..wire import MAX_NAME, SpeculateRequest
+from ..wire.requests import MAX_NAME, SpeculateRequest
 from .chat import while_connected
 from .http import Json, read_body, scope_of, service_of
 

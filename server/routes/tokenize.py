@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ..errors import RequestError
 from ..service import Service
-from ..wire import ChatRequest
+from ..wire.requests import ChatRequest
 from .chat import while_connected
 from .http import Json, read_body, service_of
 from .reply import encode

@@ -5,8 +5,10 @@ import threading
 
 import pytest
 from slotcache.models.model import Model
-from slotcache.server import wire
+from slotcache.server.errors import RequestError
 from slotcache.server.routes import http as web
+from slotcache.server.wire import decoding
+from slotcache.server.wire.requests import SpeculateRequest
 
 CHAT = {"messages": [{"role": "user", "content": "word " * 20_000}]}
 TOKENS = {"tokens": [100] * 100_000}
@@ -67,7 +69,11 @@ def test_many_tokens_are_listed_whole(server):
 
 @pytest.mark.parametrize(
     ("element", "count", "says"),
-    [("[]", wire.MAX_BRACKETS, "brackets"), ("{}", wire.MAX_BRACKETS, "brackets"), ("1", wire.MAX_COMMAS + 2, "commas")],
+    [
+        ("[]", decoding.MAX_BRACKETS, "brackets"),
+        ("{}", decoding.MAX_BRACKETS, "brackets"),
+        ("1", decoding.MAX_COMMAS + 2, "commas"),
+    ],
 )
 def test_more_elements_than_any_context_holds_are_refused_before_they_are_made(server, element, count, says):
     body = '{"prompt": [' + ",".join([element] * count) + "]}"
@@ -78,9 +84,9 @@ def test_more_elements_than_any_context_holds_are_refused_before_they_are_made(s
 def test_the_garbage_collector_is_as_it_was():
     import gc
 
-    for body in ("{}", '{"content": 7}', '{"content": "x"}', json.dumps({"content": "x" * wire.LARGE})):
+    for body in ("{}", '{"content": 7}', '{"content": "x"}', json.dumps({"content": "x" * decoding.LARGE})):
         try:
-            wire.decode(body.encode(), wire.SpeculateRequest)
+            decoding.decode(body.encode(), SpeculateRequest)
         except Exception as error:
-            assert isinstance(error, wire.RequestError)
+            assert isinstance(error, RequestError)
         assert gc.isenabled()

@@ -56,7 +56,7 @@ def test_special_tokens_of_a_client_are_text_in_a_prompt(tiny, tmp_path):
 
 
 def _ids(server, **body):
-    from slotcache.server.wire import ChatRequest
+    from slotcache.server.wire.requests import ChatRequest
 
     prompt = server.service.builder.chat(ChatRequest(**body)).prompt
     return prompt.arrange(server.service.engine.scheduler.tree, "none").tokens.tolist()
@@ -105,7 +105,7 @@ def test_a_hint_takes_the_tokens_that_it_takes_and_no_room_that_there_is_not(tin
     documents = [{"id": f"a-long-identifier-of-number-{at}", "text": f"Text {at}."} for at in range(30)]
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Which?"}], "documents": documents}
     with running(tiny, ctx_size=8192) as server:
-        from slotcache.server.wire import ChatRequest
+        from slotcache.server.wire.requests import ChatRequest
 
         prompt = server.service.builder.chat(ChatRequest(**asked)).prompt
         length = prompt_of(server, **asked)["n_tokens"]

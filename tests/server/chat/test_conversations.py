@@ -6,7 +6,7 @@ import openai
 import pytest
 from slotcache.server.chat.conversations import Conversations
 from slotcache.server.chat.history import Entry
-from slotcache.server.wire import ChatRequest
+from slotcache.server.wire.requests import ChatRequest
 from support.weighing import weight
 
 from server.conftest import running, until

@@ -15,7 +15,7 @@ from slotcache.server.chat.prompt import ChatPrompt
 from slotcache.server.engine.events import Failure
 from slotcache.server.errors import RequestError
 from slotcache.server.intake import Submission
-from slotcache.server.wire import CompletionRequest
+from slotcache.server.wire.requests import CompletionRequest
 from slotcache.slots.check import check
 
 from server.conftest import running, until

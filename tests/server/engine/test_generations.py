@@ -13,7 +13,7 @@ import pytest
 from slotcache.server.app import make_app
 from slotcache.server.chat.turn import Turn
 from slotcache.server.errors import RequestError
-from slotcache.server.wire import ChatRequest, CompletionRequest
+from slotcache.server.wire.requests import ChatRequest, CompletionRequest
 
 from server.conftest import DEADLINE, running, until
 
