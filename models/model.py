@@ -180,6 +180,12 @@ class Model:
             piece = self._pieces[token] = self._piece(token, special=False)
         return piece
 
+    def piece_with(self, spellings: frozenset[str]) -> Callable[[int], bytes]:
+        """Return a `piece` that spells these control tokens, too."""
+        ids = (self.tokenize(spelling, special=True) for spelling in spellings)
+        spelt = {int(found[0]): self._piece(int(found[0]), special=True) for found in ids if len(found) == 1}
+        return lambda token: spelt.get(token) or self.piece(token)
+
     def text_of(self, token: int) -> str:
         """Return a token's spelling in the vocabulary, that of control tokens, too: "<|im_end|>". Empty for -1."""
         return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""

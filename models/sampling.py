@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import llama_cpp
 import numpy as np
@@ -28,6 +29,10 @@ class Sampling:
     seed: int = -1
     logit_bias: dict[int, float] = field(default_factory=dict)
     banned: frozenset[int] = frozenset()  # tokens that are never chosen: the ends, with `ignore_eos`
+
+    def varied(self, choice: int) -> Self:
+        """Return the parameters of one of several answers to a prompt: a fixed seed would make all of them equal."""
+        return self if self.seed < 0 or not choice else replace(self, seed=self.seed + choice)
 
     @property
     def penalises(self) -> bool:

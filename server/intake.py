@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..models.model import Model
@@ -19,12 +20,23 @@ from .wire.requests import Options
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submission:
-    """A request whose options were checked, with its prompt. id: the answer's. turn: of a chat, to be remembered."""
+    """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered."""
 
     id: str
-    prompt: ChatPrompt
+    prompts: tuple[ChatPrompt, ...]
     options: Options
     turn: Turn | None = None
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        """The only prompt, of a chat."""
+        (prompt,) = self.prompts
+        return prompt
+
+    @property
+    def num_choices(self) -> int:
+        """The generations that it takes: one for each choice of each prompt."""
+        return len(self.prompts) * (self.options.n or 1)
 
 
 class Intake:
@@ -42,25 +54,40 @@ class Intake:
         """Return whether a request may read and fill the cache."""
         return self._caches if options.cache_prompt is None else options.cache_prompt
 
-    def check_length(self, prompt: ChatPrompt) -> None:
+    def _check_length(self, prompt: ChatPrompt) -> None:
         """Raise RequestError for a prompt that is empty or leaves no room for an answer."""
         if prompt.num_tokens == 0:
             raise RequestError("the prompt is empty: expected at least one token")
         if prompt.num_tokens >= self.limit:
             raise too_long(prompt.num_tokens, self.limit)
 
-    def generation(self, submission: Submission, background: bool = False) -> Generation:
-        """Return the generation that answers a request. background: in idle time. Raises RequestError."""
-        prompt, options = submission.prompt, submission.options
+    def generations(self, submission: Submission, background: bool = False) -> list[Generation]:
+        """Return the generations that answer a request: each prompt's choices together, in order of the prompts.
+
+        The choices of a prompt share its KV, even where nothing else may. background: in idle time. Raises RequestError.
+        """
+        made: list[Generation] = []
+        for prompt in submission.prompts:
+            self._check_length(prompt)
+            first = next(self._ids)
+            for choice in range(1 if background else submission.options.n or 1):
+                made.append(self._generation(submission, prompt, (first, choice), background))
+        return made
+
+    def _generation(
+        self, submission: Submission, prompt: ChatPrompt, place: tuple[int, int], background: bool
+    ) -> Generation:
+        """Return one generation. place: the number of its prompt's first choice, and its own choice."""
+        options, (first, choice) = submission.options, place
         wanted, room = options.limit(), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
-        number, shared, caches = next(self._ids), Scope.shared(options.cache_scope), self.caches(options)
+        shared, caches = Scope.shared(options.cache_scope), self.caches(options)
         cache = caches and self._model.can_trim
         request = Request(
-            id=number,
+            id=next(self._ids) if choice else first,
             prompt=prompt,
             limit=max(limit, 1),
-            scope=shared if cache else Scope.private(number),
+            scope=shared if cache else Scope.private(first),
             cache=cache,
             priority=options.priority,
             background=background,
@@ -69,14 +96,19 @@ class Intake:
         return Generation(
             id=submission.id,
             request=request,
-            sampling=options.sampling(self._model.ends, self._model.num_vocab),
-            text=TextStream(options.stops(), self._model.piece),
+            sampling=options.sampling(self._model.ends, self._model.num_vocab).varied(choice),
+            text=TextStream(options.stops(), self._pieces(submission)),
             limit=limit,
             scope=options.cache_scope,
             wants_progress=options.return_progress,
             no_cache_reason=self._no_cache_reason(caches, cache),
             spells=self._model.spells if request.cache or request.snapshot_scope is not None else None,
         )
+
+    def _pieces(self, submission: Submission) -> Callable[[int], bytes]:
+        """Return the bytes of a token in an answer: none of a control token, but those that a chat's reader reads."""
+        spelt = submission.turn.chat.spelt if submission.turn else frozenset()
+        return self._model.piece_with(spelt) if spelt else self._model.piece
 
     def idle_prefill(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> Generation:
         """Return a generation that only computes a prompt, in idle time. guess, follows: as in `Request`."""

@@ -70,29 +70,29 @@ class Service:
             return Turn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)
 
         turn = await self.builder.threads.run(num_bytes, build)
-        return Submission(id, turn.chat.prompt, asked, turn)
+        return Submission(id, (turn.chat.prompt,), asked, turn)
 
     async def accept_text(self, asked: CompletionRequest, num_bytes: int) -> Submission:
-        """Check a text or token ids, and build the prompt. Raises RequestError. num_bytes: as in `accept_chat`."""
+        """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
         asked.check()
-        prompt = await self.builder.threads.run(num_bytes, self.builder.text, asked.prompt)
-        return Submission(f"cmpl-{_secret()}", prompt, asked)
+        prompts = await self.builder.threads.run(num_bytes, self.builder.texts, asked.prompt)
+        return Submission(f"cmpl-{_secret()}", prompts, asked)
 
-    def submit(self, submission: Submission) -> Generation:
-        """Hand a request to the engine. Raises RequestError: too long, or the queue is full."""
-        self.intake.check_length(submission.prompt)
-        self._check_queue()
-        generation = self.intake.generation(submission)
-        generation.on_end = self._conclude
+    def submit(self, submission: Submission) -> list[Generation]:
+        """Hand a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
+        self._check_queue(submission.num_choices)
+        generations = self.intake.generations(submission)
         self.idle.stop()
-        self.door.submit(generation)
-        self.open[generation] = submission.turn
-        return generation
+        for generation in generations:
+            generation.on_end = self._conclude
+        self.door.submit(generations)
+        self.open.update(dict.fromkeys(generations))
+        self.open[generations[0]] = submission.turn  # of several answers, the conversation goes on from the first
+        return generations
 
     def submit_background(self, key: Hashable, submission: Submission) -> Future[bool]:
         """Compute a prompt in idle time, one for each key. False: the server is not idle. Raises RequestError: too long."""
-        self.intake.check_length(submission.prompt)
-        generation = self.intake.generation(submission, background=True)
+        (generation,) = self.intake.generations(submission, background=True)
         generation.on_end = self._resume_after
         self.idle.abort()
         return self.door.submit_background((submission.options.cache_scope, key), generation)
@@ -175,11 +175,13 @@ class Service:
         """How many requests may run or wait."""
         return self.settings.parallel + self.settings.max_queue
 
-    def _check_queue(self) -> None:
-        if len(self.open) >= self.max_open:
+    def _check_queue(self, num_new: int) -> None:
+        if num_new > self.max_open:
+            raise RequestError(f"{num_new} answers at once: expected at most {self.max_open}", param="n")
+        if len(self.open) + num_new > self.max_open:
             self.metrics.count_refused()
             raise RequestError(
-                f"{len(self.open)} requests are running or waiting, which is as many as may: try again later",
+                f"{len(self.open)} answers are running or waiting, of at most {self.max_open}: try again later",
                 status=429,
                 code="queue_full",
                 retry_after=self.metrics.seconds_until_room(self.settings.parallel),

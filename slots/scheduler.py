@@ -7,6 +7,9 @@ from its KV that is still in the tree. The oldest running request always makes p
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 from .budget import PrefillBudget
 from .cells import Cells
 from .counters import Counters
@@ -64,8 +67,7 @@ class Scheduler:
             self.waiting.discard(request)
         else:
             self._leave(request)
-        if not request.cache:
-            self.tree.forget(request.scope)
+        forget_uncached(self.tree, request, itertools.chain(self.running, self.waiting))
         self.waiting.unblock()
 
     def take_rejected(self) -> list[tuple[Request, Exception]]:
@@ -200,8 +202,7 @@ class Scheduler:
         """
         victim = min(reversed(self.running), key=lambda request: request.priority)
         self._leave(victim)
-        if not victim.cache:
-            self.tree.forget(victim.scope)
+        forget_uncached(self.tree, victim, self.running)
         victim.num_preempted += 1
         victim.computed = 0
         self.waiting.resume(victim, blocks=bool(self.running))
@@ -216,3 +217,9 @@ class Scheduler:
         self.running.remove(request)
         self.lanes.leave(request)
         request.sequence = None
+
+
+def forget_uncached(tree: PrefixTree, request: Request, rest: Iterable[Request]) -> None:
+    """Forget the KV of a request that is not to be cached, unless the `rest` has another answer to the same prompt."""
+    if not request.cache and all(other.scope != request.scope for other in rest):
+        tree.forget(request.scope)

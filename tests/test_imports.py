@@ -55,6 +55,7 @@ RULES = (
             "server.errors",
             "server.settings",
             "server.chat.builder",
+            "server.chat.answer",
         ),
     ),
     Rule("server.engine", never=("server.chat", "server.routes", "server.service")),

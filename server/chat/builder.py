@@ -6,6 +6,7 @@ import itertools
 import reprlib
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from .threads import PromptThreads
 from .tokens import AnswerMemory, TokenCache
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_PROMPTS = 128  # of one request
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
 
 
@@ -47,12 +49,34 @@ class PromptBuilder:
         self.threads.close()
         self.text_threads.close()
 
-    def text(self, prompt: str | list[object]) -> ChatPrompt:
-        """Build a prompt from text, in which control tokens count, or from token ids. Raises RequestError."""
-        if isinstance(prompt, list):
-            return ChatPrompt([Fixed(self._ids(prompt), "the prompt")])
-        self._check_size([prompt])
-        return ChatPrompt([Fixed(self._model.tokenize(prompt, special=True, begin=True), "the prompt")])
+    def texts(self, prompt: str | list[object]) -> tuple[ChatPrompt, ...]:
+        """Build prompts from texts, in which control tokens count, and token ids, in llama-server's forms.
+
+        A list of ids, or of ids and texts, is one prompt; a list of texts or lists is several. Raises RequestError.
+        """
+        several = isinstance(prompt, list) and not any(type(item) is int for item in prompt)
+        given = cast("list[object]", prompt) if several else [prompt]
+        if not given:
+            raise RequestError("prompt is empty: expected a text or token ids", param="prompt")
+        if len(given) > MAX_PROMPTS:
+            raise RequestError(f"prompt has {len(given):,} texts: expected at most {MAX_PROMPTS}", param="prompt")
+        return tuple(self._text(item, f"prompt[{at}]" if several else "prompt") for at, item in enumerate(given))
+
+    def _text(self, prompt: object, where: str) -> ChatPrompt:
+        """Build one prompt: a text, or a list of ids and texts."""
+        if not isinstance(prompt, str | list):
+            raise RequestError(f"{where} is {reprlib.repr(prompt)}: expected a text or a list of token ids", param=where)
+        items = prompt if isinstance(prompt, list) else [prompt]
+        runs: list[np.ndarray] = []
+        for is_text, group in itertools.groupby(enumerate(items), lambda item: isinstance(item[1], str)):
+            numbered = list(group)
+            if not is_text:
+                runs.append(self._ids(numbered, where))
+                continue
+            texts = [cast(str, text) for _, text in numbered]
+            self._check_size(texts)
+            runs += [self._model.tokenize(text, special=True, begin=not runs and not at) for at, text in enumerate(texts)]
+        return ChatPrompt([Fixed(np.concatenate([NO_TOKENS, *runs]), "the prompt")])
 
     def chat(self, request: ChatRequest, origin: Origin | None = None, open_turn: bool = False) -> Chat:
         """Build the prompt of a chat with documents. Raises RequestError.
@@ -127,14 +151,14 @@ class PromptBuilder:
         if least >= self._limit:
             raise too_long(least, self._limit, at_least=True)
 
-    def _ids(self, prompt: list[object]) -> np.ndarray:
+    def _ids(self, prompt: Sequence[tuple[int, object]], where: str) -> np.ndarray:
+        """Return token ids, int32. prompt: with their places in the list `where`."""
         most = self._model.num_vocab - 1
-        for at, token in enumerate(prompt):
+        for at, token in prompt:
             if type(token) is not int or not 0 <= token <= most:
-                raise RequestError(
-                    f"prompt[{at}] is {reprlib.repr(token)}: expected a token id from 0 to {most}", param=f"prompt[{at}]"
-                )
-        return np.array(prompt, np.int32)
+                place = f"{where}[{at}]"
+                raise RequestError(f"{place} is {reprlib.repr(token)}: expected a token id from 0 to {most}", param=place)
+        return np.array([token for _, token in prompt], np.int32)
 
     def _template_text(self, piece: Piece, scope: str, first: bool) -> Fixed:
         if piece.is_plain:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from sys import getsizeof, intern
@@ -15,6 +15,7 @@ from ...models.chat import Message
 from ...ordering.document import Document
 from ...slots.request import Layout, PlacedDocument
 from ..wire.requests import HistoryKind
+from .answer import Plain, Reader
 from .parts import DocumentSet
 from .prompt import ChatPrompt
 
@@ -83,11 +84,16 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history."""
+    """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
+
+    reader: makes a reader of its answer. spelt: the control tokens that the reader needs to see as text.
+    """
 
     prompt: ChatPrompt
     entries: tuple[Entry, ...]
     num_kept: int = 0
+    reader: Callable[[], Reader] = Plain
+    spelt: frozenset[str] = frozenset()
 
     def place_entries(self, layout: Layout) -> tuple[Entry, ...]:
         """Return the entries with the order of documents that the layout chose; later turns keep that order."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...slots.request import Layout
 from ..wire.requests import ChatRequest
+from .answer import message
 from .conversations import Origin
 from .history import Chat, Entry
 
@@ -33,7 +34,9 @@ class Turn:
 
     def entries(self, layout: Layout, text: str, sampled: np.ndarray | None) -> tuple[Entry, ...]:
         """Return the conversation with its answer. sampled: the answer's ids (int32) if they spell exactly `text`."""
-        return (*self.chat.place_entries(layout), Entry.of({"role": "assistant", "content": text}, sampled=sampled))
+        reader = self.chat.reader()
+        answer = message([*reader.push(text), *reader.finish()])
+        return (*self.chat.place_entries(layout), Entry.of(answer, sampled=sampled))
 
     def report(self, remembered: bool) -> dict[str, object] | None:
         """Return the answer's `conversation` field. messages: in the prompt; messages_kept: of these, from the store."""

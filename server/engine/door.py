@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 
 from ...models.model import Model
@@ -18,15 +18,21 @@ class Door:
         self._inbox, self._roster, self._background = engine.inbox, engine.roster, engine.background
         self._interrupt, self._model = engine.runner.interrupt, model
 
-    def submit(self, generation: Generation) -> None:
-        """Queue a generation. Raises RequestError once the engine is stopped.
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Queue generations, all of them or none. Raises RequestError once the engine is stopped.
 
-        The sampler is made here: bad parameters must fail in the caller's thread, not in the engine's.
+        The samplers are made here: bad parameters must fail in the caller's thread, not in the engine's.
         """
-        sampler = Sampler(self._model, generation.sampling)
-        if not self._inbox.put(lambda: self._enter(generation, sampler)):
-            sampler.close()
-            raise self._inbox.refusal()
+        samplers: list[Sampler] = []
+        try:
+            for generation in generations:
+                samplers.append(Sampler(self._model, generation.sampling))
+            if not self._inbox.put(lambda: self._enter(generations, samplers)):
+                raise self._inbox.refusal()
+        except Exception:
+            for sampler in samplers:
+                sampler.close()
+            raise
         self._interrupt.set()
 
     def cancel(self, generation: Generation) -> Future[None]:
@@ -48,9 +54,10 @@ class Door:
 
     # ---- in the engine's thread ------------------------------------------------------------------------------------
 
-    def _enter(self, generation: Generation, sampler: Sampler) -> None:
+    def _enter(self, generations: Sequence[Generation], samplers: Sequence[Sampler]) -> None:
         self._background.drop_all()
-        self._roster.enter(generation, sampler)
+        for generation, sampler in zip(generations, samplers, strict=True):
+            self._roster.enter(generation, sampler)
 
     def _enter_background(self, key: Hashable, generation: Generation) -> bool:
         if self._roster.is_closed or not self._background.put(key, generation):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -13,9 +15,10 @@ from .report import Report
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of the answer."""
+    """More text of the answer, and the tokens that it became known with."""
 
     text: str
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last piece of a whole answer. reason: stop or length.
+    """The last piece of a whole answer, with its tokens. reason: stop or length.
 
     sampled: the ids (int32) of the whole answer, where they spell its text exactly and may be kept.
     """
@@ -39,6 +42,7 @@ class End:
     reason: str
     report: Report
     sampled: np.ndarray | None = None
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Unread:
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
-        self._text: list[str] = []
+        self._text: list[Delta] = []
         self._final: Final | None = None
         self._arrived = asyncio.Event()
 
@@ -72,8 +76,8 @@ class Unread:
 
     def put(self, event: Event) -> None:
         match event:
-            case Delta(text):
-                self._text.append(text)
+            case Delta():
+                self._text.append(event)
             case Progress():
                 self._progress = event
             case End() | Failure():
@@ -93,8 +97,15 @@ class Unread:
         if self._progress is not None:  # it comes before all text
             event, self._progress = self._progress, None
         elif self._text:
-            event, self._text = Delta("".join(self._text)), []
+            event, self._text = _join(self._text), []
         else:
             event, self._final = self._final, None
         assert event is not None
         return event
+
+
+def _join(deltas: Sequence[Delta]) -> Delta:
+    """Return several pieces as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    return Delta("".join(delta.text for delta in deltas), tuple(chain.from_iterable(delta.tokens for delta in deltas)))

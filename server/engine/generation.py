@@ -48,6 +48,7 @@ class Generation:
     on_end: OnEnd = _pass_on
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
+    unsent: list[int] = field(default_factory=list)  # tokens whose text is held back
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0
@@ -68,6 +69,7 @@ class Generation:
             self.first_token = perf_counter()
         if self.limit == 0:
             return self._end("", "length", is_end)
+        self.unsent.append(token)
         if is_end:
             return self._end(self.text.finish(), "stop", is_end)
         text = self.text.push(token)
@@ -76,7 +78,7 @@ class Generation:
         if self.num_generated >= self.limit:
             return self._end(text + self.text.finish(), "length", is_end)
         self.parts.append(text)
-        return Delta(text) if text else None
+        return Delta(text, self._take_unsent()) if text else None
 
     def progress(self) -> Progress:
         """Return how far the prompt is."""
@@ -86,7 +88,11 @@ class Generation:
 
     def _end(self, text: str, reason: str, is_end: bool) -> End:
         self.parts.append(text)
-        return End(text, reason, self._report(), self._sampled(is_end))
+        return End(text, reason, self._report(), sampled=self._sampled(is_end), tokens=self._take_unsent())
+
+    def _take_unsent(self) -> tuple[int, ...]:
+        tokens, self.unsent = tuple(self.unsent), []
+        return tokens
 
     def _sampled(self, is_end: bool) -> np.ndarray | None:
         """Return the answer's ids without the end token, if as plain text they spell exactly the text that was sent.

@@ -29,13 +29,13 @@ async def warm(request: Request) -> Response:
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
-    generation = service.submit(replace(submission, turn=None))  # warming a prompt is not a turn of a conversation
-    _, end = await while_connected(request, collect(service, generation))
-    report = end.report
-    answer: Fields = {"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()}
+    (generation,) = service.submit(replace(submission, turn=None))  # warming a prompt is not a turn of a conversation
+    (answer,) = await while_connected(request, collect(service, [generation]))
+    report = answer.end.report
+    warmed: Fields = {"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()}
     if asked.pin is not None:
-        answer["pinned_tokens"] = await _pin(service, generation, asked)
-    return Json(answer)
+        warmed["pinned_tokens"] = await _pin(service, generation, asked)
+    return Json(warmed)
 
 
 async def holdings(request: Request) -> Response:

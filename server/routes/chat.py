@@ -3,87 +3,107 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..engine.view import End, Event, Failure, Generation
+from ..engine.view import Delta, End, Event, Failure, Generation
 from ..errors import RequestError
-from ..service import Service
-from ..wire.requests import ChatRequest, CompletionRequest, Options, StreamOptions
-from . import reply
+from ..service import Service, Submission
+from ..wire.requests import ChatRequest, CompletionRequest
 from .http import Json, read_body, service_of
+from .replies.chat import Chat
+from .replies.native import Native
+from .replies.reply import Answer, Dialect, Envelope, stream
+from .replies.text import Text
 
 T = TypeVar("T")
 
 
 async def chat(request: Request) -> Response:
-    return await _answer(request, reply.Chat, *await _submit_chat(request))
+    return await respond(request, *await _submit_chat(request))
 
 
 async def text(request: Request) -> Response:
-    return await _answer(request, reply.Text, *await _submit_text(request))
+    return await respond(request, *await _submit_text(request, Text))
 
 
 async def native(request: Request) -> Response:
-    return await _answer(request, reply.Native, *await _submit_text(request))
+    return await respond(request, *await _submit_text(request, Native))
 
 
 # A decoded body takes some 20 times its JSON, and an answer may take minutes: these calls free the body when they return.
 
 
-async def _submit_chat(request: Request) -> tuple[Generation, StreamOptions | None]:
+async def _submit_chat(request: Request) -> tuple[list[Generation], Dialect]:
     service, asked = service_of(request), await read_body(request, ChatRequest)
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
-    return service.submit(submission), _stream_options(asked)
+    assert submission.turn is not None
+    reader = submission.turn.chat.reader
+    return service.submit(submission), Chat(envelope(service, submission), reader)
 
 
-async def _submit_text(request: Request) -> tuple[Generation, StreamOptions | None]:
+async def _submit_text(request: Request, dialect: Callable[[Envelope], Dialect]) -> tuple[list[Generation], Dialect]:
     service, asked = service_of(request), await read_body(request, CompletionRequest)
     submission = await while_connected(request, service.accept_text(asked, request.state.num_bytes))
-    return service.submit(submission), _stream_options(asked)
+    return service.submit(submission), dialect(envelope(service, submission))
 
 
-def _stream_options(asked: Options) -> StreamOptions | None:
-    """Return how the answer is streamed; None where it is sent whole."""
-    return (asked.stream_options or StreamOptions()) if asked.stream else None
+def envelope(service: Service, submission: Submission) -> Envelope:
+    """Return the common fields of a submission's answer."""
+    options = submission.options.without_texts()
+    return Envelope(id=submission.id, model=service.name, options=options, num_prompts=len(submission.prompts))
 
 
-async def _answer(
-    request: Request,
-    dialect: Callable[[str, str], reply.Dialect],
-    generation: Generation,
-    streaming: StreamOptions | None,
-) -> Response:
+async def respond(request: Request, generations: Sequence[Generation], dialect: Dialect) -> Response:
+    """Return the answer of a request's generations, streamed or whole."""
     service = service_of(request)
-    style = dialect(generation.id, service.name)
-    if streaming is not None:
-        return EventStream(service, generation, style, streaming.include_usage)
-    written, end = await while_connected(request, collect(service, generation))
-    return Json(reply.whole(style, written, end))
+    if dialect.envelope.options.stream:
+        return EventStream(service, generations, dialect)
+    return Json(dialect.whole(await while_connected(request, collect(service, generations))))
 
 
 class EventStream(StreamingResponse):
-    """Streams a generation's events. A client that disconnects cancels it, even before the first event."""
+    """Streams the events of generations. A client that disconnects cancels them, even before the first event."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, service: Service, generation: Generation, style: reply.Dialect, include_usage: bool) -> None:
-        body = reply.stream(style, _events(generation), include_usage)
-        super().__init__(body, headers={"Cache-Control": "no-store"})
-        self._service, self._generation = service, generation
+    def __init__(self, service: Service, generations: Sequence[Generation], dialect: Dialect) -> None:
+        super().__init__(stream(dialect, _events(generations)), headers={"Cache-Control": "no-store"})
+        self._service, self._generations = service, generations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._service.abandon(self._generation)
+            for generation in self._generations:
+                self._service.abandon(generation)
 
 
-async def _events(generation: Generation) -> AsyncIterator[Event]:
+async def _events(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, Event]]:
+    """Yield the events of all generations as they come, with the index of each one's choice."""
+    if len(generations) == 1:
+        async for event in _events_of(generations[0]):
+            yield 0, event
+        return
+    reading = {asyncio.ensure_future(each.events.get()): index for index, each in enumerate(generations)}
+    try:
+        while reading:
+            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for read in sorted(done, key=lambda read: reading[read]):
+                index, event = reading.pop(read), read.result()
+                if not isinstance(event, End | Failure):
+                    reading[asyncio.ensure_future(generations[index].events.get())] = index
+                yield index, event
+    finally:
+        for read in reading:
+            read.cancel()
+
+
+async def _events_of(generation: Generation) -> AsyncIterator[Event]:
     while True:
         event = await generation.events.get()
         yield event
@@ -91,17 +111,26 @@ async def _events(generation: Generation) -> AsyncIterator[Event]:
             return
 
 
-async def collect(service: Service, generation: Generation) -> tuple[str, End]:
-    """Return the whole text and the end. Raises the RequestError of a failure."""
+async def collect(service: Service, generations: Sequence[Generation]) -> list[Answer]:
+    """Return the whole answers, in order. Raises the RequestError of a failure."""
     try:
-        while True:
-            event = await generation.events.get()
-            if isinstance(event, Failure):
-                raise event.error
-            if isinstance(event, End):
-                return "".join(generation.parts), event
+        return [await _collect(generation) for generation in generations]
     finally:
-        service.abandon(generation)
+        for generation in generations:
+            service.abandon(generation)
+
+
+async def _collect(generation: Generation) -> Answer:
+    tokens: list[int] = []
+    async for event in _events_of(generation):
+        match event:
+            case Failure(error):
+                raise error
+            case Delta():
+                tokens += event.tokens
+            case End():
+                return Answer("".join(generation.parts), (*tokens, *event.tokens), event)
+    raise AssertionError("a generation ends with an end")
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:

@@ -10,14 +10,14 @@ from starlette.responses import Response
 from ..service import Service
 from ..wire.decoding import LARGE, R, decode
 from ..wire.requests import check_scope
-from . import reply
+from .replies.reply import encode
 
 
 class Json(Response):
     media_type = "application/json"
 
     def render(self, content: object) -> bytes:
-        return content if isinstance(content, bytes) else reply.encode(content)
+        return content if isinstance(content, bytes) else encode(content)
 
 
 async def read_body(request: Request, kind: type[R]) -> R:

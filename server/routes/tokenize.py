@@ -15,7 +15,7 @@ from ..service import Service
 from ..wire.requests import ChatRequest
 from .chat import while_connected
 from .http import Json, read_body, service_of
-from .reply import encode
+from .replies.reply import encode
 
 PIECE = 50_000  # tokens
 

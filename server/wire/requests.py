@@ -43,7 +43,7 @@ class Options(Struct, frozen=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | None = None
-    n: int | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
     logprobs: bool | int | None = None
     response_format: dict[str, Json] | None = None
 
@@ -66,10 +66,6 @@ class Options(Struct, frozen=True):
 
     def check(self) -> None:
         """Refuse options that the server would ignore although they change the answer. Raises RequestError."""
-        if self.n not in (None, 1):
-            raise RequestError(
-                f"n is {reprlib.repr(self.n)}, but one answer a request is all there is: leave it out", param="n"
-            )
         if self.logprobs:
             raise RequestError("logprobs are not supported: leave them out", param="logprobs")
         if (self.response_format or {}).get("type", "text") != "text":
@@ -81,6 +77,10 @@ class Options(Struct, frozen=True):
         if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops):
             raise RequestError(f"stop: expected at most {MAX_STOPS} texts of at most {MAX_STOP:,} characters", param="stop")
         check_scope(self.cache_scope, "cache_scope")
+
+    def without_texts(self) -> Self:
+        """Return the options without the texts that they belong to, which may take much memory."""
+        raise NotImplementedError
 
     def limit(self) -> int:
         """Return the most tokens to generate; -1 if the request sets no limit, as in llama-server."""
@@ -144,7 +144,12 @@ class ChatRequest(Options, frozen=True, kw_only=True):
 
     def prefill_only(self) -> Self:
         """Return a request that caches the prompt and generates nothing."""
-        return msgspec.structs.replace(self, cache_prompt=True, max_tokens=0, max_completion_tokens=None, n_predict=None)
+        return msgspec.structs.replace(
+            self, cache_prompt=True, n=None, max_tokens=0, max_completion_tokens=None, n_predict=None
+        )
+
+    def without_texts(self) -> Self:
+        return msgspec.structs.replace(self, messages=[], documents=None, tools=None)
 
 
 class WarmRequest(ChatRequest, frozen=True, kw_only=True):
@@ -175,6 +180,9 @@ class CompletionRequest(Options, frozen=True, kw_only=True):
     """`POST /v1/completions` and llama-server's `POST /completion`. prompt: a text or token ids."""
 
     prompt: str | list[Json]
+
+    def without_texts(self) -> Self:
+        return msgspec.structs.replace(self, prompt="")
 
 
 def check_scope(scope: str, where: str) -> None:

@@ -81,8 +81,8 @@ def events_of(server, prompt):
     """Everything that one prompt's generation says, submitted in the server's event loop."""
 
     async def collect():
-        generation = server.service.submit(
-            Submission("", prompt, CompletionRequest(prompt="", max_tokens=2, cache_prompt=True))
+        (generation,) = server.service.submit(
+            Submission("", (prompt,), CompletionRequest(prompt="", max_tokens=2, cache_prompt=True))
         )
         return await asyncio.wait_for(generation.events.get(), 30)
 

@@ -100,7 +100,7 @@ def test_what_waits_for_a_client_that_does_not_read_is_its_text_and_no_more(narr
     ended = narrow.metric("slotcache_requests_total", end="length")
     held = []
     submit = narrow.service.door.submit
-    narrow.service.door.submit = lambda generation: (held.append(generation), submit(generation))[1]
+    narrow.service.door.submit = lambda generations: (held.extend(generations), submit(generations))[1]
     try:
         with stalled(narrow, return_progress=True):
             until(lambda: narrow.metric("slotcache_requests_total", end="length") == ended + 1)
@@ -172,9 +172,15 @@ def test_what_was_asked_is_not_kept_while_it_is_answered(server, route, stream):
     thread.start()
     with held_up(server):
         until(lambda: server.service.open)
-        until(lambda: not _alive(ChatRequest | CompletionRequest))  # once the call that submitted it has returned
+        until(
+            lambda: not any(map(_texts, _alive(ChatRequest | CompletionRequest)))
+        )  # once the call that submitted it has returned
         assert server.service.open
     thread.join()
+
+
+def _texts(asked):
+    return asked.messages if isinstance(asked, ChatRequest) else asked.prompt
 
 
 def _alive(kind):

@@ -1,0 +1,93 @@
+"""OpenAI's `chat.completion` and its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from ...chat.answer import CallArguments, CallStart, Content, Fragment, Reader, Thought, message
+from ...engine.view import Delta, End, Fields, Progress
+from ...errors import RequestError
+from .reply import DONE, Answer, Envelope, accounts, event
+
+
+class Chat:
+    """Chunks with `delta`, and a message at once. reader: makes the reader of one choice."""
+
+    def __init__(self, envelope: Envelope, reader: Callable[[], Reader]) -> None:
+        self.envelope, self._reader = envelope, reader
+        self._readers = [reader() for _ in range(envelope.num_choices)]
+        self._has_calls = [False] * envelope.num_choices
+
+    def begin(self) -> list[bytes]:
+        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.envelope.num_choices)]
+
+    def progress(self, index: int, progress: Progress) -> list[bytes]:
+        return [
+            event(
+                self._body("chat.completion.chunk", [_choice(index, {"content": ""})])
+                | {"prompt_progress": asdict(progress)}
+            )
+        ]
+
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
+        return self._chunks(index, self._readers[index].push(delta.text))
+
+    def end(self, index: int, end: End) -> list[bytes]:
+        rest = self._chunks(index, self._readers[index].finish())
+        choice = _choice(index, {}, finish_reason(end, self._has_calls[index]))
+        return [*rest, event(self._body("chat.completion.chunk", [choice]) | accounts(end.report))]
+
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        if not self.envelope.include_usage:
+            return [DONE]
+        last = self._body("chat.completion.chunk", []) | {"usage": self.envelope.usage(ends)} | accounts(ends[0].report)
+        return [event(last), DONE]
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [event(error.body()), DONE]
+
+    def whole(self, answers: Sequence[Answer]) -> Fields:
+        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
+        ends = [answer.end for answer in answers]
+        return self._body("chat.completion", choices) | accounts(ends[0].report) | {"usage": self.envelope.usage(ends)}
+
+    def _whole_choice(self, index: int, answer: Answer) -> Fields:
+        reader = self._reader()
+        said = message([*reader.push(answer.text), *reader.finish()])
+        choice: Fields = {"index": index, "message": said | {"refusal": None}, "logprobs": None}
+        choice["finish_reason"] = finish_reason(answer.end, "tool_calls" in said)
+        return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
+
+    def _chunks(self, index: int, fragments: Sequence[Fragment]) -> list[bytes]:
+        self._has_calls[index] |= any(isinstance(fragment, CallStart) for fragment in fragments)
+        return [self._chunk(index, _delta(fragment)) for fragment in fragments]
+
+    def _chunk(self, index: int, delta: Fields) -> bytes:
+        return event(self._body("chat.completion.chunk", [_choice(index, delta)]))
+
+    def _body(self, kind: str, choices: list[Fields]) -> Fields:
+        envelope = self.envelope
+        return {"id": envelope.id, "object": kind, "created": envelope.created, "model": envelope.model, "choices": choices}
+
+
+def finish_reason(end: End, has_calls: bool) -> str:
+    """Return why a chat's answer ended: an answer that calls tools ends for their sake."""
+    return "tool_calls" if has_calls and end.reason == "stop" else end.reason
+
+
+def _choice(index: int, delta: Fields, reason: str | None = None) -> Fields:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _delta(fragment: Fragment) -> Fields:
+    match fragment:
+        case Content(text):
+            return {"content": text}
+        case Thought(text):
+            return {"reasoning_content": text}
+        case CallStart(index, id, name):
+            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

@@ -1,0 +1,133 @@
+"""An answer as bytes: what all APIs have in common, and the stream of server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Protocol
+
+import msgspec
+
+from ...engine.view import Delta, End, Event, Failure, Fields, Progress, Report
+from ...errors import RequestError
+from ...wire.requests import Options
+
+encode = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """The fields that every body of an answer carries. options: the request's, without its texts.
+
+    num_prompts: the answer has `options.n` choices of each.
+    """
+
+    id: str
+    model: str
+    options: Options
+    num_prompts: int = 1
+    created: int = field(default_factory=lambda: int(time()))
+
+    @property
+    def num_each(self) -> int:
+        """The choices of each prompt."""
+        return self.options.n or 1
+
+    @property
+    def num_choices(self) -> int:
+        return self.num_prompts * self.num_each
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk that has the usage."""
+        return self.options.stream_options is not None and self.options.stream_options.include_usage
+
+    def usage(self, ends: Sequence[End]) -> Fields:
+        """Return OpenAI's `usage` over all choices; the choices of one prompt count it once."""
+        prompts, reports = ends[:: self.num_each], [end.report for end in ends]
+        num_prompt, num_generated = sum(end.report.num_prompt for end in prompts), sum(r.num_generated for r in reports)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+            "prompt_tokens_details": {"cached_tokens": sum(end.report.num_cached for end in prompts)},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One choice of an answer that is sent whole."""
+
+    text: str
+    tokens: tuple[int, ...]
+    end: End
+
+
+class Dialect(Protocol):
+    """One API's shape of an answer. Each method but `whole` returns the server-sent events for one event of a choice."""
+
+    envelope: Envelope
+
+    def begin(self) -> list[bytes]:
+        """Called once, before the first text or the first end."""
+        ...
+
+    def progress(self, index: int, progress: Progress) -> list[bytes]: ...
+
+    def delta(self, index: int, delta: Delta) -> list[bytes]: ...
+
+    def end(self, index: int, end: End) -> list[bytes]:
+        """The end of a choice. Its text and tokens have come as a delta before."""
+        ...
+
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        """Called once, after the last end, with all ends in order of the choices."""
+        ...
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        """The answer ends with an error; nothing follows."""
+        ...
+
+    def whole(self, answers: Sequence[Answer]) -> Fields | list[Fields]:
+        """Return the body of an answer that is not streamed."""
+        ...
+
+
+async def stream(dialect: Dialect, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
+    """Yield the server-sent events of an answer. events: with the index of their choice, up to each choice's end."""
+    ends: dict[int, End] = {}
+    begun = False
+    async for index, event in events:
+        sent: list[bytes] = []
+        if not begun and isinstance(event, Delta | End):
+            begun, sent = True, dialect.begin()
+        match event:
+            case Progress():
+                sent += dialect.progress(index, event)
+            case Delta():
+                sent += dialect.delta(index, event)
+            case End(text, tokens=tokens):
+                if text or tokens:
+                    sent += dialect.delta(index, Delta(text, tokens))
+                sent += dialect.end(index, event)
+                ends[index] = event
+            case Failure(error):
+                sent += dialect.fail(error)
+        yield b"".join(sent)
+        if isinstance(event, Failure):
+            return
+    yield b"".join(dialect.close([ends[index] for index in sorted(ends)]))
+
+
+def accounts(report: Report) -> Fields:
+    """Return llama-server's `timings`, and our own `slotcache` beside them."""
+    fields: Fields = {"timings": report.timings(), "slotcache": report.slotcache()}
+    return fields if report.stop is None else fields | {"stopping_word": report.stop}
+
+
+def event(body: Fields, name: str | None = None) -> bytes:
+    """Return a server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + encode(body) + b"\n\n"
