@@ -38,13 +38,14 @@ def test_streamed_choices_are_those_of_the_whole_answer(server):
     whole = server.openai.chat.completions.create(**asked, extra_body=extra)
     texts, ends = ["", "", ""], []
     usage = {"stream": True, "stream_options": {"include_usage": True}}
+    chunk = None
     for chunk in server.openai.chat.completions.create(**asked, **usage, extra_body=extra):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             ends += [choice.index] if choice.finish_reason else []
     assert texts == [choice.message.content for choice in whole.choices]
     assert sorted(ends) == [0, 1, 2]
-    assert chunk.usage.completion_tokens == whole.usage.completion_tokens == 18
+    assert chunk and chunk.usage.completion_tokens == whole.usage.completion_tokens == 18
 
 
 def test_lists_of_prompts_are_answered_in_their_order(server):
