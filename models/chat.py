@@ -77,10 +77,15 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, bos: str, eos: str, controls: Spellings | None = None) -> None:
+        self.source = source
         self._template = Template(source)
         self._controls = controls or Spellings(())
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._dialect = self._learn_arguments(self._learn_contents())
+
+    def knows(self, name: str) -> bool:
+        """Whether the template reads a variable, or a field of a message, of this name: `tools`, `enable_thinking`, ..."""
+        return name in self._template.names
 
     def pieces(
         self,

@@ -28,11 +28,17 @@ class TemplateError(ValueError):
 
 
 class Template:
-    """A compiled template. Raises TemplateError with the line at which the source is not Jinja."""
+    """A compiled template. Raises TemplateError with the line at which the source is not Jinja.
+
+    names: of the variables, fields and keys that the template reads.
+    """
 
     def __init__(self, source: str) -> None:
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            tree = environment.parse(source)
+            self.names = frozenset(_names(tree)) - {_STEP}
+            self._template = environment.from_string(tree)
         except TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the chat template: {error.message}") from None
         except Exception as error:  # nested too deep for Python, a number too long for it, ...
@@ -101,6 +107,14 @@ def _is_too_large(operator: str, left: object, right: object) -> bool:
         if isinstance(value, Sequence) and isinstance(times, int):
             return len(value) * times > MAX_CHARACTERS
     return False
+
+
+def _names(tree: nodes.Template) -> Iterator[str]:
+    """Yield the names of variables and fields; keys stand as constants beside texts that are no names."""
+    for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Const)):
+        match node:
+            case nodes.Name(name=str(name)) | nodes.Getattr(attr=str(name)) | nodes.Const(value=str(name)):
+                yield name
 
 
 class _Generation(Extension):

@@ -337,3 +337,10 @@ def test_a_request_that_is_nested_too_deeply_for_a_template_is_refused() -> None
         deep = [deep]
     with pytest.raises(TemplateError):
         ChatTemplate(EVERYTHING, "<s>", "</s>", CONTROLS).pieces(said("q"), mood=deep)
+
+
+def test_the_names_that_a_template_reads() -> None:
+    template = chat(QWEN + "{% if enable_thinking is defined and messages[0]['thinking'] %}{% endif %}")
+    known = ["messages", "add_generation_prompt", "tool_calls", "arguments", "enable_thinking", "thinking"]
+    assert all(map(template.knows, known))
+    assert not any(map(template.knows, ["tools", "reasoning_content", "bos_token", "_slotcache_step", "nothing"]))
