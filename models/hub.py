@@ -10,8 +10,11 @@ from .errors import ModelError
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
 
 
-def fetch(name: str, offline: bool = False) -> Path:
-    """Return the file of `user/repo[:quant]`, downloaded with a progress bar unless it is cached. Raises ModelError."""
+def fetch(name: str, offline: bool = False, file: str = "") -> Path:
+    """Return the file of `user/repo[:quant]`, downloaded with a progress bar unless it is cached. Raises ModelError.
+
+    file: its path in the repository, instead of a quantisation.
+    """
     try:
         import huggingface_hub as hub
     except ImportError:
@@ -21,7 +24,7 @@ def fetch(name: str, offline: bool = False) -> Path:
         raise ModelError(f"-hf {name}: expected user/repo or user/repo:quant")
     try:
         files = _local_files(hub, repository) if offline else hub.list_repo_files(repository)
-        parts = with_all_parts(files, choose(files, quantisation, name))
+        parts = with_all_parts(files, named(files, file, name) if file else choose(files, quantisation, name))
         paths = [hub.hf_hub_download(repository, part, local_files_only=offline) for part in parts]
         return Path(paths[0])
     except ModelError:
@@ -40,6 +43,13 @@ def choose(files: list[str], quantisation: str, name: str) -> str:
     if models and not quantisation:
         return models[0]
     raise ModelError(f"-hf {name}: no such GGUF file; there are {', '.join(models) or 'none'}")
+
+
+def named(files: list[str], file: str, name: str) -> str:
+    """Return a file that the repository has. Raises ModelError."""
+    if file not in files:
+        raise ModelError(f"-hf {name} has no file {file}; there are {', '.join(sorted(files)) or 'none'}")
+    return file
 
 
 def with_all_parts(files: list[str], first: str) -> list[str]:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .edge.bodies import Bodies
-from .edge.gate import Gate, listed
+from .edge.gate import Gate
+from .edge.keys import Keys
+from .edge.origins import CrossOrigin, Origins
 from .edge.refusal import refusal
 from .errors import RequestError
 from .routes import cache, documents, openapi, speculation, status
@@ -25,8 +26,6 @@ from .routes import slots as lanes
 from .routes import tokenize as texts
 from .service import Service
 from .settings import Settings
-
-METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ def make_app(host: Host) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Farewell), *_cors(host.settings), Middleware(Gate, settings=host.settings)],
+        middleware=_layers(host.settings),
         exception_handlers={RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail},
     )
     app.state.host = host
@@ -110,20 +109,12 @@ class Farewell:
                 await refusal(RequestError("the server is shutting down", status=503))(scope, receive, send)
 
 
-def _cors(settings: Settings) -> list[Middleware]:
-    """Return the middleware for --cors-origins, if set. It stands in front of the gate: a preflight has no key."""
-    if not (origins := listed(settings.cors_origins)):
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=METHODS,
-            allow_headers=["*"],
-            expose_headers=["Retry-After"],
-            allow_private_network=True,
-        )
-    ]
+def _layers(settings: Settings) -> list[Middleware]:
+    """Return the layers around all routes, the outermost first. Raises SettingsError."""
+    origins = Origins(settings)
+    cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
+    gate = Middleware(Gate, settings=settings, keys=Keys.of(settings), origins=origins)
+    return [Middleware(Farewell), *cross_origin, gate]
 
 
 def refuse(request: Request, error: Exception) -> Response:

@@ -7,7 +7,9 @@ import logging
 import sys
 from pathlib import Path
 
-from .settings import Settings, add_arguments
+from .flags.parser import add_arguments, notes_of, settings_of, with_dashes
+
+logger = logging.getLogger("slotcache")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return bench(arguments[1:])
     parser = _parser()
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(with_dashes(arguments))
     _log(getattr(chosen, "verbose", False))
     return chosen.command(chosen)
 
@@ -47,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(chosen: argparse.Namespace) -> int:
     from .serve import serve
 
-    return serve(Settings.of(chosen))
+    for note in notes_of(chosen):
+        logger.warning("%s", note)
+    return serve(settings_of(chosen))
 
 
 def _demo(chosen: argparse.Namespace) -> int:
@@ -59,7 +63,7 @@ def _demo(chosen: argparse.Namespace) -> int:
 def _doctor(chosen: argparse.Namespace) -> int:
     from .doctor import doctor
 
-    return doctor(Settings.of(chosen))
+    return doctor(settings_of(chosen))
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

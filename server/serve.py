@@ -21,7 +21,7 @@ from . import loading
 from .app import Host, make_app
 from .edge.bodies import Bodies
 from .edge.connection import Connection
-from .settings import Settings
+from .settings import Settings, SettingsError
 
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step
@@ -53,7 +53,7 @@ def serve(settings: Settings) -> int:
         if host.failure:
             print(f"slotcache: {host.failure}", file=sys.stderr)
         return 1 if host.failure else 0
-    except (ModelError, FolderError) as error:
+    except (ModelError, FolderError, SettingsError) as error:
         print(f"slotcache: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -65,7 +65,7 @@ def model_path(settings: Settings) -> Path:
     if settings.model:
         return Path(settings.model).expanduser()
     if settings.hf_repo:
-        return fetch(settings.hf_repo, settings.offline)
+        return fetch(settings.hf_repo, settings.offline, settings.hf_file)
     if DEMO_MODEL.is_file():
         logger.info(
             "no -m: serving the tiny built-in model, which copies answers out of short documents, most often the right one"

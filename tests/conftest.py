@@ -19,7 +19,8 @@ from slotcache.server.settings import SETTINGS  # only now can it be found
 # Results must not depend on the shell that starts the tests. Its settings and proxies do not count, and ctrl-C works as
 # usual in the programs that tests start: a background job ignores it, and hands that on.
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-for name in (*(setting.variable for setting in SETTINGS), *PROXIES, *map(str.upper, PROXIES)):
+VARIABLES = [variable for setting in SETTINGS for variable in setting.variables]
+for name in (*VARIABLES, *PROXIES, *map(str.upper, PROXIES)):
     os.environ.pop(name, None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

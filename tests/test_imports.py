@@ -60,6 +60,7 @@ RULES = (
     ),
     Rule("server.engine", never=("server.chat", "server.routes", "server.service")),
     Rule("server.chat", never=("server.engine", "server.routes", "server.service")),
+    Rule("server.flags", only=("server.settings",)),
     Rule("server.edge", only=("server.errors", "server.settings")),
     Rule("bench", never=("slots",), flat=True),
     Rule(
@@ -74,7 +75,7 @@ RULES = (
 FLOORS = (
     ("slots", "ordering"),
     ("models",),
-    ("server.settings", "server.errors"),
+    ("server.settings", "server.errors", "server.flags"),
     ("server.edge", "server.wire", "server.provenance"),
     ("server.chat", "server.engine"),
     ("server.idle", "server.metrics", "server.intake", "server.service"),

@@ -7,7 +7,6 @@ a name of its own that now resolves to this machine (DNS rebinding), which the `
 
 from __future__ import annotations
 
-import secrets
 import socket
 from ipaddress import ip_address
 
@@ -16,20 +15,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import RequestError
 from ..settings import Settings
+from .keys import Keys
+from .origins import ANY, Origins, listed
 from .refusal import refusal
 
 OPEN_PATHS = ("/health", "/v1/health")  # without checks: they reveal nothing, and probes use any address
-ANY, JSON = "*", "application/json"
+JSON = "application/json"
 
 
 class Gate:
     """Answers 401, 403 and 415 in front of all routes except OPEN_PATHS."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._key = app, settings.api_key
+    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
+        self._app, self._keys, self._origins = app, keys, origins
         self._names = names(settings.host) | listed(settings.allowed_hosts)
         self._any_address = _is_wildcard(settings.host)
-        self._origins = listed(settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
@@ -48,9 +48,9 @@ class Gate:
                 f"this server is not called {host[:80]!r}: --allowed-hosts names hosts that it is", status=403
             )
         self._check_page(method, headers, host)
-        if self._key and not secrets.compare_digest(_bearer(headers), self._key.encode()):
+        if not self._keys.admit(headers):
             raise RequestError(
-                "expected `Authorization: Bearer <key>` with the server's --api-key",
+                "expected `Authorization: Bearer <key>` or `X-Api-Key: <key>` with a key of the server's --api-key",
                 status=401,
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -70,7 +70,7 @@ class Gate:
         if origin is None:
             foreign = site == "cross-site" and method not in ("GET", "HEAD")
         else:
-            foreign = not self._may_ask(origin.lower(), host)
+            foreign = not self._may_ask(origin, host)
         if foreign:
             page = "other sites" if origin is None else origin[:80]
             raise RequestError(f"pages of {page} may not ask: --cors-origins names origins that may", status=403)
@@ -81,19 +81,14 @@ class Gate:
             raise RequestError(f"the body is {kind[:80]}: expected {JSON} from a page", status=415)
 
     def _may_ask(self, origin: str, host: str) -> bool:
-        own = bool(host) and origin.partition("://")[2] == host
-        return own or not self._origins.isdisjoint({origin, ANY})
+        own = bool(host) and origin.lower().partition("://")[2] == host
+        return own or self._origins.allow(origin)
 
 
 def names(host: str) -> frozenset[str]:
     """Return the names of a server that listens on `host`."""
     usual = {"localhost", host.strip("[]").lower()}
     return frozenset(usual | {socket.gethostname().lower()} if _is_wildcard(host) else usual)
-
-
-def listed(setting: str) -> frozenset[str]:
-    """Split a setting that holds several values, separated by commas."""
-    return frozenset(filter(None, (value.strip().lower().rstrip("/") for value in setting.split(","))))
 
 
 def _is_wildcard(host: str) -> bool:
@@ -109,9 +104,3 @@ def _name(host: str) -> str:
         return host[1:].partition("]")[0]
     name, _, port = host.rpartition(":")
     return (name if name and port.isdecimal() else host).rstrip(".")
-
-
-def _bearer(headers: Headers) -> bytes:
-    """Return the key that a request carries, as it was sent."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""

@@ -1,22 +1,30 @@
 """The table of settings is the only place they are written; whatever shows them is made from it."""
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
-from slotcache.server.settings import SETTINGS, Settings, add_arguments, as_markdown
+from slotcache.server.flags import llama
+from slotcache.server.flags.llama import FOREIGN
+from slotcache.server.flags.parser import add_arguments, notes_of, settings_of, with_dashes
+from slotcache.server.settings import SETTINGS, as_markdown
 
 PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
 
-def parse(*arguments):
+def parsed(*arguments):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_arguments(parser)
-    return Settings.of(parser.parse_args(arguments))
+    return parser.parse_args(with_dashes(arguments))
 
 
-def test_the_documentation_has_the_table():
-    assert as_markdown() in PAGE.read_text()
+def parse(*arguments):
+    return settings_of(parsed(*arguments))
+
+
+def test_the_documentation_has_the_tables():
+    assert as_markdown() in PAGE.read_text() and llama.as_markdown() in PAGE.read_text()
 
 
 def test_every_flag_is_parsed_into_its_kind():
@@ -48,3 +56,56 @@ def test_a_wrong_environment_is_refused(monkeypatch):
     monkeypatch.setenv("SLOTCACHE_PORT", "many")
     with pytest.raises(SystemExit, match="SLOTCACHE_PORT"):
         parse()
+
+
+def test_llama_server_s_command_line_starts_this_server():
+    words = "--jinja -ngl auto -t -1 -np -1 -ctk F16 -ctv Q8_0 -fa ON -nr --no-cache-prompt --metrics --slots -c 0 -cb"
+    chosen = parse(*words.split(), "--n-gpu-layers", "all", "--hf_file", "a.gguf", "--log-jsonl", "--threads-http", "4")
+    assert chosen == parse("-ctv", "q8_0", "-fa", "on", "--hf-file", "a.gguf", "--log-format", "json")
+    assert parse("-ngl", "7").gpu_layers == 7 and parse("--no-slots").slots is False
+    assert parse("--repack").repack and not parse("--repack", "--no-repack").repack
+
+
+def test_a_flag_without_effect_is_noted():
+    notes = notes_of(parsed("--mlock", "--numa", "distribute", "--jinja", "--warmup"))
+    assert [note.split()[0] for note in notes] == ["--mlock", "--numa"] and all("no effect: " in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "foreign", [foreign for foreign in FOREIGN if foreign.refused], ids=lambda foreign: foreign.flags[0]
+)
+def test_a_flag_that_would_change_answers_is_refused_with_a_line(foreign, capsys):
+    with pytest.raises(SystemExit) as refused:
+        parse(foreign.flags[-1], *["1"] * foreign.num_values)
+    error = capsys.readouterr().err
+    assert refused.value.code == 2 and foreign.flags[-1] in error and foreign.says in error and len(error.splitlines()) == 1
+
+
+def test_llama_server_s_environment_is_read_and_ours_wins(monkeypatch):
+    for name, value in {
+        "LLAMA_ARG_CTX_SIZE": "4096",
+        "LLAMA_ARG_N_PARALLEL": "-1",
+        "LLAMA_ARG_CACHE_PROMPT": "enabled",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LLAMA_API_KEY", "a,b")
+    chosen = parse()
+    assert (chosen.ctx_size, chosen.parallel, chosen.cache_prompt, chosen.api_key) == (4096, 4, True, "a,b")
+    monkeypatch.setenv("SLOTCACHE_CTX_SIZE", "512")
+    assert parse().ctx_size == 512 and parse("-c", "256").ctx_size == 256
+
+
+def test_variables_that_are_not_heeded_are_noted(monkeypatch):
+    for name in ("LLAMA_ARG_MMPROJ", "LLAMA_ARG_NOTHING_KNOWN", "LLAMA_ARG_JINJA", "LLAMA_ARG_PORT"):
+        monkeypatch.setenv(name, "1")
+    assert [note.split()[0] for note in notes_of(parsed())] == ["LLAMA_ARG_MMPROJ", "LLAMA_ARG_NOTHING_KNOWN"]
+
+
+def test_flags_and_variables_have_one_meaning_each():
+    ours = [flag for setting in SETTINGS for flag in (*setting.flags, *setting.fixed)]
+    flags = ours + [flag for foreign in FOREIGN for flag in foreign.flags]
+    assert len(flags) == len(set(flags))
+    variables = [name for setting in SETTINGS for name in setting.variables]
+    variables += [foreign.variable for foreign in FOREIGN if foreign.variable]
+    assert len(variables) == len(set(variables))
+    assert all(re.fullmatch("--?[a-z0-9][a-zA-Z0-9.-]*|-C[a-z]*", flag) for flag in flags)

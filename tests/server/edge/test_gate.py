@@ -2,6 +2,8 @@
 
 import httpx
 import pytest
+from slotcache.server.serve import make_server
+from slotcache.server.settings import Settings, SettingsError
 
 from server.conftest import running
 
@@ -28,10 +30,33 @@ def test_the_scheme_of_a_key_may_be_written_in_any_case(guarded, scheme):
     assert status(guarded, authorization=f"{scheme} sécret") == 200
 
 
-@pytest.mark.parametrize("header", ["", "sécret", "Bearer", "Bearer secret", "Basic sécret", "Bearersécret"])
-def test_a_key_without_its_scheme_and_a_wrong_one_are_refused(guarded, header):
+def test_a_key_comes_as_llama_server_and_anthropic_s_clients_send_it(guarded):
+    assert status(guarded, authorization="sécret") == status(guarded, x_api_key="sécret") == 200
+    assert status(guarded, authorization="Bearer none", x_api_key="sécret") == 200
+    assert status(guarded, x_api_key="secret") == 401
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer secret", "Basic sécret", "Bearersécret"])
+def test_a_wrong_key_and_a_wrong_scheme_are_refused(guarded, header):
     answer = guarded.http.post(TOKENIZE, content=TEXT, headers={b"authorization": header.encode()})
     assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_each_of_several_keys_opens_everything(tiny, tmp_path):
+    (file := tmp_path / "keys").write_text("# of the team\n\nthree \n#four\n")
+    with running(tiny, api_key="one, two", api_key_file=str(file)) as server:
+        assert [status(server, x_api_key=key) for key in ("one", "two", "three")] == [200] * 3
+        assert [status(server, x_api_key=key) for key in ("one, two", "#four", "# of the team", "o", "")] == [401] * 5
+        assert [status(server, "GET", path) for path in ("/health", "/v1/health")] == [200] * 2
+        assert [status(server, "GET", path) for path in ("/v1/models", "/props", "/metrics", "/none")] == [401] * 4
+
+
+@pytest.mark.parametrize("content", [None, "", "# only a comment\n", b"\xff"])
+def test_a_file_without_keys_starts_no_open_server(tiny, tmp_path, content):
+    if content is not None:
+        (tmp_path / "keys").write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(SettingsError, match="--api-key-file"):
+        make_server(Settings(api_key_file=str(tmp_path / "keys")))
 
 
 def test_a_wrong_method_is_told_which_there_are(server):
@@ -70,9 +95,34 @@ def test_other_names_and_origins_can_be_allowed(tiny):
         assert status(server, origin="http://x", content_type="application/json") == 403
 
 
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "Authorization"}
+
+
 def test_any_name_and_any_origin(tiny):
-    with running(tiny, allowed_hosts="*", cors_origins="*") as server:
-        assert status(server, host="any.example", origin="http://x", content_type="application/json") == 200
+    with running(tiny, allowed_hosts="*", cors_origins="*", api_key="secret") as server:
+        asked = {"host": "any.example", "origin": "http://x", "content_type": "application/json"}
+        assert status(server, **asked) == 401 and status(server, **asked, x_api_key="secret") == 200
+        for origin in ("http://x", "localhost", "null"):
+            headers = server.http.options(CHAT, headers=PREFLIGHT | {"Origin": origin}).raise_for_status().headers
+            assert headers["access-control-allow-origin"] == origin and headers["vary"] == "Origin"
+            assert headers["access-control-allow-credentials"] == "true"
+            assert headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
+            assert headers["access-control-allow-headers"] == "*"
+        refused = server.http.get("/v1/models", headers={"Origin": "http://x"})
+        assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "http://x"
+        assert "access-control-allow-origin" not in server.http.get("/health").headers
+
+
+def test_localhost_stands_for_the_pages_of_this_machine(tiny):
+    with running(tiny, cors_origins="localhost") as server:
+        for origin in ("http://localhost", "http://localhost:8080", "https://127.0.0.1:3000", "http://[::1]"):
+            headers = server.http.options(CHAT, headers=PREFLIGHT | {"Origin": origin}).headers
+            assert headers["access-control-allow-origin"] == origin
+            assert status(server, origin=origin, content_type="application/json") == 200
+        for origin in ("http://evil.com", "http://notlocalhost", "http://localhost.evil.com", "http://[", "null", ""):
+            answer = server.http.options(CHAT, headers=PREFLIGHT | {"Origin": origin})
+            assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
+            assert status(server, origin=origin, content_type="application/json") == 403
 
 
 def test_a_server_for_the_network_is_asked_by_its_addresses_and_the_machine_s_name(tiny):
