@@ -183,12 +183,16 @@ class Model:
     def piece_with(self, spellings: frozenset[str]) -> Callable[[int], bytes]:
         """Return a `piece` that spells these control tokens, too."""
         ids = (self.tokenize(spelling, special=True) for spelling in spellings)
-        spelt = {int(found[0]): self._piece(int(found[0]), special=True) for found in ids if len(found) == 1}
+        spelt = {int(found[0]): self.spelling(int(found[0])) for found in ids if len(found) == 1}
         return lambda token: spelt.get(token) or self.piece(token)
 
+    def spelling(self, token: int) -> bytes:
+        """Return a token's bytes in the vocabulary, those of control tokens, too: b"<|im_end|>"."""
+        return self._piece(token, special=True)
+
     def text_of(self, token: int) -> str:
-        """Return a token's spelling in the vocabulary, that of control tokens, too: "<|im_end|>". Empty for -1."""
-        return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+        """Return a token's spelling as text. Empty for -1."""
+        return self.spelling(token).decode("utf-8", "replace") if token >= 0 else ""
 
     def detokenize(self, tokens: np.ndarray, special: bool = False) -> str:
         """Return the text of tokens (int32); control tokens are left out, or spelt with `special`."""

@@ -75,7 +75,7 @@ class Service:
     async def accept_text(self, asked: CompletionRequest, num_bytes: int) -> Submission:
         """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
         asked.check()
-        prompts = await self.builder.threads.run(num_bytes, self.builder.texts, asked.prompt)
+        prompts = await self.builder.threads.run(num_bytes, self.builder.prompts, asked.prompt)
         return Submission(f"cmpl-{_secret()}", prompts, asked)
 
     def submit(self, submission: Submission) -> list[Generation]:

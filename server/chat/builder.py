@@ -6,7 +6,6 @@ import itertools
 import reprlib
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import cast
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from .conversations import Origin
 from .history import Chat, Entry, History, continue_history
 from .parts import DocumentSet, Fixed
 from .prompt import ChatPrompt
+from .texts import Texts, split_prompts, texts_of
 from .threads import PromptThreads
 from .tokens import AnswerMemory, TokenCache
 
@@ -42,41 +42,24 @@ class PromptBuilder:
     ) -> None:
         self._model, self._template, self._answers, self._limit = model, template, answers, limit
         self._settings = settings
-        self._tokens = TokenCache(model.tokenize)
+        self.texts, self._tokens = Texts(model), TokenCache(model.tokenize)
         self.threads, self.text_threads = PromptThreads(room), PromptThreads(room)
 
     def close(self) -> None:
         self.threads.close()
         self.text_threads.close()
 
-    def texts(self, prompt: str | list[object]) -> tuple[ChatPrompt, ...]:
-        """Build prompts from texts, in which control tokens count, and token ids, in llama-server's forms.
-
-        A list of ids, or of ids and texts, is one prompt; a list of texts or lists is several. Raises RequestError.
-        """
-        several = isinstance(prompt, list) and not any(type(item) is int for item in prompt)
-        given = cast("list[object]", prompt) if several else [prompt]
-        if not given:
-            raise RequestError("prompt is empty: expected a text or token ids", param="prompt")
+    def prompts(self, prompt: object) -> tuple[ChatPrompt, ...]:
+        """Build the prompts of a text completion: one, or a list of them. Raises RequestError."""
+        given = list(split_prompts(prompt))
         if len(given) > MAX_PROMPTS:
             raise RequestError(f"prompt has {len(given):,} texts: expected at most {MAX_PROMPTS}", param="prompt")
-        return tuple(self._text(item, f"prompt[{at}]" if several else "prompt") for at, item in enumerate(given))
+        return tuple(self.text(item, where) for where, item in given)
 
-    def _text(self, prompt: object, where: str) -> ChatPrompt:
-        """Build one prompt: a text, or a list of ids and texts."""
-        if not isinstance(prompt, str | list):
-            raise RequestError(f"{where} is {reprlib.repr(prompt)}: expected a text or a list of token ids", param=where)
-        items = prompt if isinstance(prompt, list) else [prompt]
-        runs: list[np.ndarray] = []
-        for is_text, group in itertools.groupby(enumerate(items), lambda item: isinstance(item[1], str)):
-            numbered = list(group)
-            if not is_text:
-                runs.append(self._ids(numbered, where))
-                continue
-            texts = [cast(str, text) for _, text in numbered]
-            self._check_size(texts)
-            runs += [self._model.tokenize(text, special=True, begin=not runs and not at) for at, text in enumerate(texts)]
-        return ChatPrompt([Fixed(np.concatenate([NO_TOKENS, *runs]), "the prompt")])
+    def text(self, prompt: object, where: str = "prompt") -> ChatPrompt:
+        """Build a prompt from a text, in which control tokens count, token ids, or both mixed. Raises RequestError."""
+        self._check_size(texts_of(prompt, where))
+        return ChatPrompt([Fixed(self.texts.tokens(prompt, where), "the prompt")])
 
     def chat(self, request: ChatRequest, origin: Origin | None = None, open_turn: bool = False) -> Chat:
         """Build the prompt of a chat with documents. Raises RequestError.
@@ -150,15 +133,6 @@ class PromptBuilder:
         least = sum(len(text.encode("utf-8", "replace")) for text in texts) // self._model.tokenizer.longest
         if least >= self._limit:
             raise too_long(least, self._limit, at_least=True)
-
-    def _ids(self, prompt: Sequence[tuple[int, object]], where: str) -> np.ndarray:
-        """Return token ids, int32. prompt: with their places in the list `where`."""
-        most = self._model.num_vocab - 1
-        for at, token in prompt:
-            if type(token) is not int or not 0 <= token <= most:
-                place = f"{where}[{at}]"
-                raise RequestError(f"{place} is {reprlib.repr(token)}: expected a token id from 0 to {most}", param=place)
-        return np.array([token for _, token in prompt], np.int32)
 
     def _template_text(self, piece: Piece, scope: str, first: bool) -> Fixed:
         if piece.is_plain:

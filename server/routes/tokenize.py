@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from ..errors import RequestError
 from ..service import Service
 from ..wire.requests import ChatRequest
+from ..wire.requests import Json as AnyJson
 from .chat import while_connected
 from .http import Json, read_body, service_of
 from .replies.reply import encode
@@ -21,9 +23,12 @@ PIECE = 50_000  # tokens
 
 
 class TokenizeRequest(msgspec.Struct):
-    content: str
+    """`POST /tokenize`. content: a text, token ids, or both mixed."""
+
+    content: str | list[AnyJson]
     add_special: bool = False
     parse_special: bool = True
+    with_pieces: bool = False
 
 
 class DetokenizeRequest(msgspec.Struct):
@@ -33,10 +38,9 @@ class DetokenizeRequest(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     service = service_of(request)
     asked = await read_body(request, TokenizeRequest)
-    wanted = (asked.content, asked.parse_special, asked.add_special)
-    work = service.builder.text_threads.run(request.state.num_bytes, service.model.tokenize, *wanted)
+    work = service.builder.text_threads.run(request.state.num_bytes, _tokens, service, asked)
     tokens = await while_connected(request, work)
-    return Json(await asyncio.to_thread(_encode_tokens, tokens))
+    return Json(await asyncio.to_thread(_encode_tokens, tokens, service.model.spelling if asked.with_pieces else None))
 
 
 async def detokenize(request: Request) -> Response:
@@ -59,17 +63,33 @@ async def apply_template(request: Request) -> Response:
 # ---- answers as long as a body, so they are made in a thread ----------------------------------------------------------
 
 
-def _encode_tokens(tokens: np.ndarray) -> bytes:
-    """Encode tokens piece by piece: while one piece is encoded, all other threads wait."""
-    pieces = (encode(tokens[at : at + PIECE].tolist())[1:-1] for at in range(0, len(tokens), PIECE))
+def _tokens(service: Service, asked: TokenizeRequest) -> np.ndarray:
+    return service.builder.texts.tokens(asked.content, "content", special=asked.parse_special, begin=asked.add_special)
+
+
+def _encode_tokens(tokens: np.ndarray, spelling: Callable[[int], bytes] | None) -> bytes:
+    """Encode tokens piece by piece: while one piece is encoded, all other threads wait. spelling: of each, if wanted."""
+    pieces = (encode(_shown(tokens[at : at + PIECE].tolist(), spelling))[1:-1] for at in range(0, len(tokens), PIECE))
     return b'{"tokens":[' + b",".join(pieces) + b"]}"
+
+
+def _shown(tokens: list[int], spelling: Callable[[int], bytes] | None) -> list[object]:
+    return [{"id": token, "piece": _piece(spelling(token))} for token in tokens] if spelling else [*tokens]
+
+
+def _piece(spelling: bytes) -> str | list[int]:
+    """Return a token's text, or its bytes where they are no whole characters."""
+    try:
+        return spelling.decode()
+    except UnicodeDecodeError:
+        return list(spelling)
 
 
 def _encode_text(service: Service, tokens: list[int]) -> bytes:
     """Raises RequestError for a token outside the vocabulary."""
     if unknown := next((token for token in tokens if token >= service.model.num_vocab), None):
         raise RequestError(f"tokens: {unknown} is not below {service.model.num_vocab}", param="tokens")
-    return encode({"content": service.model.detokenize(np.array(tokens, np.int32))})
+    return encode({"content": service.model.detokenize(np.array(tokens, np.int32), special=True)})
 
 
 def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:

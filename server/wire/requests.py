@@ -179,7 +179,7 @@ class SpeculateRequest(ChatRequest, frozen=True, kw_only=True):
 class CompletionRequest(Options, frozen=True, kw_only=True):
     """`POST /v1/completions` and llama-server's `POST /completion`. prompt: a text or token ids."""
 
-    prompt: str | list[Json]
+    prompt: str | list[Json] | dict[str, Json]
 
     def without_texts(self) -> Self:
         return msgspec.structs.replace(self, prompt="")
