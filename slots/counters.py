@@ -12,11 +12,16 @@ class Counters:
     """Totals. cached_tokens: prompt tokens not computed again, by origin (own, fork, host, disk, snapshot)."""
 
     steps: int = 0
+    spans: int = 0  # of all steps: one for each request that a step computes
     prefilled_tokens: int = 0
     idle_tokens: int = 0  # prompt tokens of background requests
     generated_tokens: int = 0
     preemptions: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)
+
+    def count_step(self, num_spans: int) -> None:
+        self.steps += 1
+        self.spans += num_spans
 
     def count_cached(self, request: Request, source: str, tokens: int) -> None:
         """Count prompt tokens that a request need not compute. Only at its first admission, and only if it has a client."""

@@ -55,9 +55,13 @@ class Lanes:
     def any_idle(self) -> bool:
         return any(lane.request is None for lane in self._lanes)
 
+    def may_take(self, request: Request) -> bool:
+        """Return whether the lane that a request wants is idle."""
+        return request.wanted_lane < 0 or self._lanes[request.wanted_lane].request is None
+
     def take(self, request: Request, sequence_id: int) -> None:
-        """Give a request the idle lane of this sequence, else the idle lane that was used least recently."""
-        idle = [lane for lane in self._lanes if lane.request is None]
+        """Give a request its idle lane: the one it wants, else that of this sequence, else the least recently used."""
+        idle = [lane for lane in self._lanes if lane.request is None and request.wanted_lane in (-1, lane.id)]
         own = next((lane for lane in idle if lane.sequence_id == sequence_id), None)
         lane = own or min(idle, key=lambda lane: lane.last_use)
         lane.request, request.lane = request, lane.id

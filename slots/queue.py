@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -31,11 +31,15 @@ class Rejected(Exception):
 class Queue:
     """Waiting requests. window: how many later requests may be admitted before a waiting one.
 
-    Blocked: the next request did not fit, and no cell has been freed since.
+    may_start: whether a request could have a lane now. One that waits for a busy lane holds up no other; when the lane is
+    idle, it counts as overtaken by all that went before it. Blocked: the next request did not fit, and no cell has been
+    freed since.
     """
 
-    def __init__(self, tree: PrefixTree, window: int = 32) -> None:
-        self._tree = tree
+    def __init__(
+        self, tree: PrefixTree, window: int = 32, may_start: Callable[[Request], bool] = lambda request: True
+    ) -> None:
+        self._tree, self._may_start = tree, may_start
         self._window = window
         self._waiting: deque[Request] = deque()
         self._rejected: list[tuple[Request, Exception]] = []
@@ -65,13 +69,13 @@ class Queue:
             self._waiting.remove(request)
 
     def next(self) -> Request | None:
-        """Return the next request to admit, which stays in the queue; None if the queue is empty or blocked.
+        """Return the next request to admit, which stays in the queue; None if none may start or the queue is blocked.
 
         Its prompt is laid out. A request whose prompt fails leaves the queue: see `take_rejected`.
         """
-        while self._waiting and not self._is_blocked:
+        while not self._is_blocked and (ready := [request for request in self._waiting if self._may_start(request)]):
             try:
-                return self._choose()
+                return self._choose(ready)
             except Rejected as rejection:
                 self.reject(rejection.request, rejection.cause)
         return None
@@ -93,14 +97,14 @@ class Queue:
         rejected, self._rejected = self._rejected, []
         return rejected
 
-    def _choose(self) -> Request:
+    def _choose(self, ready: list[Request]) -> Request:
         """Return the request with the best response ratio, its prompt laid out. Of equals the first.
 
         A request that has been paused, or overtaken `window` times, is overtaken no more, but by a higher priority. Each
         candidate takes about 100 us. Raises Rejected for a request whose prompt fails.
         """
-        highest = max(request.priority for request in self._waiting)
-        equals = (request for request in self._waiting if request.priority == highest)
+        highest = max(request.priority for request in ready)
+        equals = (request for request in ready if request.priority == highest)
         candidates = list(itertools.islice(equals, LOOK_AHEAD))
         if candidates[0].num_preempted:
             return candidates[0]

@@ -58,7 +58,8 @@ class Request:
     """One request from submission to its end. priority: those of a higher one go first.
 
     background: prefill while the server is idle, in small steps. guess: a background request for no client in particular;
-    its KV does not count as used. follows: the request whose next turn a background one prefills.
+    its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_lane: the one that
+    it waits for; -1: any.
 
     `tokens[:num_tokens]` are known: the prompt, then sampled tokens. `computed` of them have KV; it chases `num_tokens`,
     and no other state tells prefill from decode. limit: the most tokens to generate.
@@ -73,6 +74,7 @@ class Request:
     background: bool = False
     guess: bool = False
     follows: int | None = None
+    wanted_lane: int = -1
     snapshot_scope: Scope | None = None  # of its snapshots, if its model cannot be cut and may keep them
 
     layout: Layout | None = None

@@ -47,7 +47,7 @@ class Scheduler:
         self.lanes = Lanes(num_lanes)
         self.batch_size = batch_size
         self.budget = PrefillBudget(prefill_budget, tree.costs)
-        self.waiting = Queue(tree, window)
+        self.waiting = Queue(tree, window, self.lanes.may_take)
         self.pins = Pins(tree)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
@@ -106,7 +106,7 @@ class Scheduler:
 
         Returns the requests with a new token, and the token; the caller decides whether a request is finished.
         """
-        self.counters.steps += 1
+        self.counters.count_step(len(plan.spans))
         return self.step.commit(plan, sampled)
 
     def observe(self, plan: Plan, seconds: float) -> None:

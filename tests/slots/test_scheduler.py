@@ -57,6 +57,54 @@ def test_a_plan_names_the_requests_that_it_admitted():
     assert any(request.num_preempted for request in requests)
 
 
+def test_a_request_runs_on_the_lane_that_it_wants_and_waits_for_no_other():
+    world = World(lanes=3)
+    first = world.run(range(20), lane=1)
+    again, elsewhere = world.submit(range(25), lane=2), world.submit(range(900, 930))
+    world.finish()
+    assert (first.lane, again.lane) == (1, 2) and again.cached == 20
+    assert elsewhere.lane == 0, "the lane that was used least recently"
+
+
+def test_a_request_that_waits_for_its_lane_holds_up_no_other():
+    world = World(lanes=2)
+    long = world.submit(range(20), limit=60, lane=1)
+    world.step()
+    waiting = world.submit(range(100, 120), lane=1)
+    others = [world.submit(range(at, at + 20)) for at in range(1000, 2000, 100)]
+    while any(other.num_tokens < 22 for other in others):
+        world.step()
+    assert waiting.sequence is None and long.num_tokens < long.num_prompt + long.limit and waiting.num_overtaken == 10
+    world.finish()
+    assert waiting.lane == 1
+
+
+def test_the_lane_that_a_request_waits_for_is_not_given_away_for_ever():
+    world = World(lanes=2, window=3)
+    world.submit(range(5, 25), limit=200)
+    world.submit(range(20), limit=8, lane=1)
+    world.step()
+    waiting = world.submit(range(100, 120), lane=1)
+    after = 0
+    while waiting.sequence is None:  # short prompts that are cached come before it, as long as they may
+        world.submit([*range(20), after], limit=4)
+        after += 1
+        world.step()
+    assert waiting.num_overtaken <= 4
+    world.finish()
+
+
+def test_a_request_of_a_higher_priority_waits_for_its_lane_and_lets_others_go_meanwhile():
+    world = World(lanes=2)
+    world.submit(range(20), limit=30, lane=0)
+    world.step()
+    urgent, usual = world.submit(range(100, 120), lane=0, priority=5), world.submit(range(200, 220))
+    world.step()
+    assert urgent.sequence is None and usual.lane == 1
+    world.finish()
+    assert urgent.lane == 0
+
+
 def test_without_streams_prefill_fills_the_batch():
     world = World()
     request = world.submit(range(300))

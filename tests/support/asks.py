@@ -22,6 +22,7 @@ class Ask:
     cache: bool
     priority: int
     background: bool
+    lane: int = 0  # the number of the lane that it waits for, from 1 on; 0: any
 
 
 ASKS = st.builds(
@@ -35,4 +36,5 @@ ASKS = st.builds(
     cache=st.sampled_from([True, True, True, False]),
     priority=st.sampled_from([0, 0, 1]),
     background=st.sampled_from([False, False, True]),
+    lane=st.sampled_from([0, 0, 0, 1, 2]),
 )

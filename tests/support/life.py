@@ -31,7 +31,7 @@ EXPECTED = {
     *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load", "set aside"),
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
     *("refused", "interrupted", "abandoned", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
-    *("overtaken", "guess", "private"),
+    *("overtaken", "guess", "private", "its lane"),
 }
 
 
@@ -118,6 +118,7 @@ class Life(RuleBasedStateMachine):
             background=ask.background,
             guess=guess,
             snapshot_scope=kept,
+            wanted_lane=-1 if ask.background else min(ask.lane, self.shape["num_lanes"]) - 1,
         )
         self.scheduler.submit(request)
         self.open.append(request)
@@ -260,10 +261,12 @@ class Life(RuleBasedStateMachine):
         self.scheduler.finish(request)
         result = request.tokens[: request.num_tokens].tolist()
         assert result == greedy(request.layout.tokens.tolist(), request.limit), "reuse changed a result"
+        assert request.wanted_lane in (-1, request.lane), "another lane than the one it waited for"
         if not request.cache and request.snapshot_scope is None:
             assert request.cached == 0 and request.source == "none"
         self.histories.append(result)
         SEEN.update(["finished", request.source, *["overtaken"] * bool(request.num_overtaken)])
+        SEEN["its lane"] += request.wanted_lane >= 0
 
     @invariant()
     def consistent(self):

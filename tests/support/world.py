@@ -31,8 +31,9 @@ class World:
         self.requests = []
         self.plans = []
 
-    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON):
-        request = Request(len(self.requests), Fixed(list(tokens), stops), limit, scope, priority=priority)
+    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, lane=-1):
+        prompt = Fixed(list(tokens), stops)
+        request = Request(len(self.requests), prompt, limit, scope, priority=priority, wanted_lane=lane)
         self.requests.append(request)
         self.scheduler.submit(request)
         return request
