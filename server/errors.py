@@ -11,6 +11,7 @@ RequestError            answered with its status and {"error": {...}}
   415 invalid_request_error       a body from a web page that is not JSON
   429 rate_limit_error            the queue is full; Retry-After says when to try again
   500 server_error                the engine failed
+  501 not_supported_error         a route that a flag turned off
   503 unavailable_error           loading, shutting down, or no room for another large body
 """
 
@@ -28,6 +29,7 @@ TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    501: "not_supported_error",
     503: "unavailable_error",
 }
 

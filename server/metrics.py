@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from math import ceil
+from time import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,6 +17,24 @@ from .idle import IdlePrefill
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SMOOTHING = 0.1  # weight of the newest request in the mean time a request takes
+RECENT = 64  # finished requests that a rate is the mean of
+
+
+@dataclass(slots=True)
+class Rate:
+    """Tokens, and the seconds that they took: in all, and of the requests that finished last."""
+
+    seconds: float = 0.0
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def count(self, tokens: int, seconds: float) -> None:
+        self.seconds += seconds
+        self.recent.append((tokens, seconds))
+
+    def per_second(self) -> float:
+        """Return the tokens a second of the requests that finished last."""
+        tokens, seconds = map(sum, zip(*self.recent, strict=True)) if self.recent else (0, 0.0)
+        return tokens / seconds if seconds else 0.0
 
 
 class Metrics:
@@ -29,6 +50,9 @@ class Metrics:
         self._queue = self._histogram("slotcache_queue_seconds", "From arrival to admission")
         self._itl = self._histogram("slotcache_itl_seconds", "Mean time between two tokens of a request")
         self._mean_seconds = 1.0
+        self._prompts, self._answers = Rate(), Rate()
+        self._longest = 0  # tokens of a prompt and its answer
+        self.started = int(time())
 
     def _histogram(self, name: str, help: str) -> Histogram:
         return Histogram(name, help, buckets=SECONDS, registry=self._registry)
@@ -39,6 +63,9 @@ class Metrics:
         self._queue.observe(report.queue_time)
         if report.num_generated > 1:
             self._itl.observe(report.generation_time / (report.num_generated - 1))
+        self._prompts.count(report.num_prompt - report.num_cached, report.prompt_time)
+        self._answers.count(max(report.num_generated - 1, 0), report.generation_time)
+        self._longest = max(self._longest, report.num_prompt + report.num_generated)
         took = report.prompt_time + report.generation_time
         self._mean_seconds += SMOOTHING * (took - self._mean_seconds)
 
@@ -58,7 +85,35 @@ class Metrics:
     def exposition(self, figures: Figures) -> bytes:
         """Return all metrics in Prometheus' text format."""
         self._figures = figures
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + self._as_llama_server(figures).encode()
+
+    def _as_llama_server(self, figures: Figures) -> str:
+        """Return llama-server's metrics. No draft model runs, so that nothing is drafted."""
+        gauges, counters = figures.gauges, figures.counters
+        of_clients = not gauges["requests_background"][1]  # prompts that are computed ahead give way to all requests
+        running, waiting = (gauges[f"requests_{state}"][1] * of_clients for state in ("running", "waiting"))
+        steps, spans = counters["steps"][1], counters["spans"][1]
+        rows = (
+            ("counter", "prompt_tokens_total", "Prompt tokens computed", counters["prompt_tokens"][1]),
+            ("counter", "prompt_tokens_cached_total", "Prompt tokens reused", sum(figures.cached_tokens.values())),
+            ("counter", "prompt_seconds_total", "Time spent on prompts", self._prompts.seconds),
+            ("counter", "tokens_predicted_total", "Tokens generated", counters["generated_tokens"][1]),
+            ("counter", "tokens_predicted_seconds_total", "Time spent on answers", self._answers.seconds),
+            ("counter", "n_decode_total", "Steps", steps),
+            ("counter", "n_tokens_max", "The longest prompt with its answer", self._longest),
+            ("counter", "spec_decode_num_draft_tokens_total", "Tokens drafted", 0),
+            ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens accepted", 0),
+            ("counter", "spec_decode_num_drafts_total", "Drafts", 0),
+            ("gauge", "prompt_tokens_seconds", "Prompt tokens a second, of late", self._prompts.per_second()),
+            ("gauge", "predicted_tokens_seconds", "Generated tokens a second, of late", self._answers.per_second()),
+            ("gauge", "requests_processing", "Requests on a lane", running),
+            ("gauge", "requests_deferred", "Requests in the queue", waiting),
+            ("gauge", "n_busy_slots_per_decode", "Requests in a step, on average", spans / max(steps, 1)),
+        )
+        return "".join(
+            f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {float(value)!r}\n"
+            for kind, name, help, value in rows
+        )
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures; prometheus_client calls this."""

@@ -56,6 +56,7 @@ def _counters(engine: Engine, disk: DiskTier | None) -> Described:
     scheduler, tree, counters = engine.scheduler, engine.scheduler.tree, engine.scheduler.counters
     return {
         "steps": ("Steps", counters.steps),
+        "spans": ("Requests in steps: one for each request that a step computed", counters.spans),
         "failed_steps": ("Steps that failed", engine.num_failed_steps),
         "prompt_tokens": ("Prompt tokens computed", counters.prefilled_tokens),
         "idle_prompt_tokens": ("Prompt tokens computed in idle time for what may come", counters.idle_tokens),

@@ -66,7 +66,7 @@ def _number(service: Service, text: str) -> int:
 def _path(service: Service, name: str) -> Path:
     """Return the path of a file in --slot-save-path. Raises RequestError."""
     if not service.settings.slot_save_path:
-        raise RequestError("this server was started without --slot-save-path: slots cannot be saved or restored")
+        raise RequestError("this server was started without --slot-save-path: slots cannot be saved or restored", status=501)
     if not name.isprintable() or name != Path(name).name or name.startswith(".") or "\\" in name:
         raise RequestError(f"filename is {name[:80]!r}: expected a file's name, without a path", param="filename")
     if not 0 < len(name.encode()) <= MAX_NAME:

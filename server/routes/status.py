@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.view import Fields, LaneState
+from ..errors import RequestError
 from .http import Json, service_of
 
 
@@ -35,6 +36,7 @@ async def properties(request: Request) -> Response:
 async def slots(request: Request) -> Response:
     """List the lanes, without any text."""
     service = service_of(request)
+    _check_shown(service.settings.slots, "--slots")
     return Json([_slot(lane, service.intake.limit) for lane in await service.view.lanes()])
 
 
@@ -45,5 +47,13 @@ def _slot(lane: LaneState, limit: int) -> Fields:
 
 async def metrics(request: Request) -> Response:
     service = service_of(request)
+    _check_shown(service.settings.metrics, "--metrics")
     written = service.metrics.exposition(await service.view.figures())
-    return Response(written, media_type="text/plain; version=0.0.4")
+    headers = {"Process-Start-Time-Unix": str(service.metrics.started)}
+    return Response(written, media_type="text/plain; version=0.0.4", headers=headers)
+
+
+def _check_shown(shown: bool, flag: str) -> None:
+    """Raise RequestError for a route that a flag turned off."""
+    if not shown:
+        raise RequestError(f"this server was started without {flag}", status=501)

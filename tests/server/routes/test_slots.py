@@ -149,7 +149,7 @@ def test_what_cannot_be_done_is_refused_with_what_would_be_right(tiny, tmp_path,
 def test_without_a_folder_nothing_is_saved(tiny):
     with running(tiny) as up:
         answer = act(up, "save", filename="a")
-        assert answer.status_code == 400 and "--slot-save-path" in answer.json()["error"]["message"]
+        assert answer.status_code == 501 and "--slot-save-path" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
