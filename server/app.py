@@ -67,6 +67,7 @@ def make_app(host: Host) -> Starlette:
         Route("/v1/completions", completions.text, methods=["POST"]),
         Route("/completion", completions.native, methods=["POST"]),
         Route("/completions", completions.native, methods=["POST"]),
+        Route("/infill", completions.infill, methods=["POST"]),
         Route("/v1/cache", cache.holdings, methods=["GET"]),
         Route("/v1/cache", cache.drop, methods=["DELETE"]),
         Route("/v1/cache/warm", cache.warm, methods=["POST"]),

@@ -11,7 +11,7 @@ RequestError            answered with its status and {"error": {...}}
   415 invalid_request_error       a body from a web page that is not JSON
   429 rate_limit_error            the queue is full; Retry-After says when to try again
   500 server_error                the engine failed
-  501 not_supported_error         a route that a flag turned off
+  501 not_supported_error         a route that this model or these settings have not
   503 unavailable_error           loading, shutting down, or no room for another large body
 """
 
@@ -62,9 +62,10 @@ class RequestError(Exception):
 def too_long(num_tokens: int, limit: int, at_least: bool = False) -> RequestError:
     """Make the error of a prompt that leaves no room for an answer. at_least: `num_tokens` is only a lower bound."""
     return RequestError(
-        f"the prompt has {'at least ' if at_least else ''}{num_tokens} tokens and the context {limit}: "
-        f"shorten it to {limit - 1} or start the server with a larger --ctx-size",
+        f"the prompt has {'at least ' if at_least else ''}{num_tokens} tokens, which exceeds the available context size of "
+        f"{limit}: shorten it to {limit - 1} or start the server with a larger --ctx-size",
         code="context_length_exceeded",
+        type="exceed_context_size_error",  # llama-server's; the code is OpenAI's
         n_prompt_tokens=num_tokens,
         n_ctx=limit,
     )

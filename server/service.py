@@ -25,6 +25,7 @@ from .idle import AnsweredChat, IdlePrefill
 from .intake import Intake, Submission
 from .metrics import Metrics
 from .settings import Settings
+from .wire.infill import InfillRequest
 from .wire.requests import ChatRequest, CompletionRequest
 
 logger = logging.getLogger("slotcache")
@@ -72,10 +73,10 @@ class Service:
         turn = await self.builder.threads.run(num_bytes, build)
         return Submission(id, (turn.chat.prompt,), asked, turn)
 
-    async def accept_text(self, asked: CompletionRequest, num_bytes: int) -> Submission:
+    async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Submission:
         """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
         asked.check()
-        prompts = await self.builder.threads.run(num_bytes, self.builder.prompts, asked.prompt)
+        prompts = await self.builder.threads.run(num_bytes, self.builder.prompts, asked)
         return Submission(f"cmpl-{_secret()}", prompts, asked)
 
     def submit(self, submission: Submission) -> list[Generation]:

@@ -10,15 +10,18 @@ from functools import partial
 import numpy as np
 
 from ...models.chat import ChatTemplate, Message, Piece, TemplateError
+from ...models.infill import InfillTokens
 from ...models.model import Model
 from ...ordering.document import Document, DocumentError, parse_documents
 from ...ordering.prompt import document_text, location_hint
 from ...slots.radix import NO_TOKENS
 from ..errors import RequestError, too_long
 from ..settings import Settings
-from ..wire.requests import ChatRequest, Options
+from ..wire.infill import InfillRequest
+from ..wire.requests import ChatRequest, CompletionRequest, Options
 from .conversations import Origin
 from .history import Chat, Entry, History, continue_history
+from .infill import Infill
 from .parts import DocumentSet, Fixed
 from .prompt import ChatPrompt
 from .texts import Texts, split_prompts, texts_of
@@ -43,18 +46,33 @@ class PromptBuilder:
         self._model, self._template, self._answers, self._limit = model, template, answers, limit
         self._settings = settings
         self.texts, self._tokens = Texts(model), TokenCache(model.tokenize)
+        self._infill = self._make_infill(settings.spm_infill)
         self.threads, self.text_threads = PromptThreads(room), PromptThreads(room)
 
     def close(self) -> None:
         self.threads.close()
         self.text_threads.close()
 
-    def prompts(self, prompt: object) -> tuple[ChatPrompt, ...]:
-        """Build the prompts of a text completion: one, or a list of them. Raises RequestError."""
-        given = list(split_prompts(prompt))
+    def prompts(self, request: CompletionRequest | InfillRequest) -> tuple[ChatPrompt, ...]:
+        """Build the prompts of a request that is no chat: one, or a list of them. Raises RequestError."""
+        if isinstance(request, InfillRequest):
+            return (self.infill(request),)
+        given = list(split_prompts(request.prompt))
         if len(given) > MAX_PROMPTS:
             raise RequestError(f"prompt has {len(given):,} texts: expected at most {MAX_PROMPTS}", param="prompt")
         return tuple(self.text(item, where) for where, item in given)
+
+    def infill(self, request: InfillRequest) -> ChatPrompt:
+        """Build the prompt that fills a gap in a text. Raises RequestError 501 for a model that cannot."""
+        if self._infill is None:
+            raise RequestError("this model has no tokens for filling in the middle of a text", status=501)
+        return ChatPrompt(self._infill.parts(request, partial(self._tokens, request.cache_scope)))
+
+    def _make_infill(self, suffix_first: bool) -> Infill | None:
+        special, tokenizer = InfillTokens.of(self._model), self._model.tokenizer
+        if special is None:
+            return None
+        return Infill(special, tokenizer, self.texts, limit=self._limit, suffix_first=suffix_first)
 
     def text(self, prompt: object, where: str = "prompt") -> ChatPrompt:
         """Build a prompt from a text, in which control tokens count, token ids, or both mixed. Raises RequestError."""

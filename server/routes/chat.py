@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ..engine.view import Delta, End, Event, Failure, Generation
 from ..errors import RequestError
 from ..service import Service, Submission
+from ..wire.infill import InfillRequest
 from ..wire.requests import ChatRequest, CompletionRequest
 from .http import Json, read_body, service_of
 from .replies.chat import Chat
@@ -28,11 +29,15 @@ async def chat(request: Request) -> Response:
 
 
 async def text(request: Request) -> Response:
-    return await respond(request, *await _submit_text(request, Text))
+    return await respond(request, *await _submit_text(request, CompletionRequest, Text))
 
 
 async def native(request: Request) -> Response:
-    return await respond(request, *await _submit_text(request, Native))
+    return await respond(request, *await _submit_text(request, CompletionRequest, Native))
+
+
+async def infill(request: Request) -> Response:
+    return await respond(request, *await _submit_text(request, InfillRequest, Native))
 
 
 # A decoded body takes some 20 times its JSON, and an answer may take minutes: these calls free the body when they return.
@@ -46,8 +51,10 @@ async def _submit_chat(request: Request) -> tuple[list[Generation], Dialect]:
     return service.submit(submission), Chat(envelope(service, submission), reader)
 
 
-async def _submit_text(request: Request, dialect: Callable[[Envelope], Dialect]) -> tuple[list[Generation], Dialect]:
-    service, asked = service_of(request), await read_body(request, CompletionRequest)
+async def _submit_text(
+    request: Request, kind: type[CompletionRequest] | type[InfillRequest], dialect: Callable[[Envelope], Dialect]
+) -> tuple[list[Generation], Dialect]:
+    service, asked = service_of(request), await read_body(request, kind)
     submission = await while_connected(request, service.accept_text(asked, request.state.num_bytes))
     return service.submit(submission), dialect(envelope(service, submission))
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..engine.view import Fields
+from ..wire.infill import InfillRequest
 from ..wire.requests import MAX_NAME, ChatRequest, CompletionRequest, OrderRequest, SpeculateRequest, WarmRequest
 from .http import Json
 from .slots import ACTIONS, FileName
@@ -22,6 +23,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionRequest,
     "/completion": CompletionRequest,
     "/completions": CompletionRequest,
+    "/infill": InfillRequest,
     "/v1/cache/warm": WarmRequest,
     "/v1/documents/order": OrderRequest,
     "/v1/speculate": SpeculateRequest,
