@@ -64,7 +64,8 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     context = Context(model, _context_settings(settings, model, num_sequences))
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
-    limit = min(context.num_cells, model.context_train or context.num_cells)
+    most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
+    limit = min(most, model.context_train or most)
     runner = Runner(context)
     host_bytes = _host_bytes(settings)
     host = HostTier(host_bytes // max(token_bytes(settings, model), 1), EvictionPolicy(settings.eviction))

@@ -27,7 +27,6 @@ class Foreign:
 SO_HERE: tuple[Row, ...] = (
     ("--jinja --no-jinja", 0, "JINJA"),
     ("-cb --cont-batching", 0, "CONT_BATCHING"),
-    ("-kvu --kv-unified", 0, "KV_UNIFIED"),
     ("-kvo --kv-offload", 0, "KV_OFFLOAD"),
     ("--op-offload", 0, ""),
     ("--warmup", 0, ""),
@@ -80,7 +79,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
     ),
     "lanes share one pool of cells, and all requests of a step are one batch": (
         ("-nocb --no-cont-batching", 0, ""),
-        ("-no-kvu --no-kv-unified", 0, ""),
         ("--no-cache-idle-slots", 0, ""),
         ("--no-warmup", 0, ""),
         ("-nkvo --no-kv-offload", 0, ""),
