@@ -28,6 +28,8 @@ from ..slots.tiers.tier import LowerTier
 from ..slots.tree import PrefixTree
 from .chat.builder import PromptBuilder
 from .chat.conversations import Conversations
+from .chat.shelf import Shelf
+from .chat.stored import Vocabulary
 from .chat.tokens import AnswerMemory
 from .chat.turn import Turn
 from .edge.bodies import LARGEST
@@ -87,7 +89,9 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
     name = settings.alias or path.stem
-    conversations = Conversations(settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
+    bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
+    conversations = Conversations(*bounds, shelf=_shelf(settings, made_by))
+    conversations.restore(Vocabulary(model.num_vocab, builder.tokens))
     intake = Intake(model, view, limit, settings.cache_prompt)
     idle = IdlePrefill(door, view, builder, intake, next_turns=settings.idle_prefill, num_sets=settings.idle_sets)
     running: dict[Generation, Turn | None] = {}
@@ -169,6 +173,13 @@ def lower_tiers(settings: Settings, made_by: Provenance | None) -> list[LowerTie
     if not settings.cache_dir or made_by is None:
         return []
     return [DiskTier(Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, made_by)]
+
+
+def _shelf(settings: Settings, made_by: Provenance | None) -> Shelf | None:
+    """Make the folder of stored conversations, one for each model: the tokens in them are the model's."""
+    if not settings.cache_dir or made_by is None:
+        return None
+    return Shelf(Path(settings.cache_dir).expanduser() / f"conversations-{made_by.model[:16]}")
 
 
 def _free_memory() -> int:

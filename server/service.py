@@ -166,6 +166,7 @@ class Service:
         self.builder.close()
         for tier in self.tiers:
             tier.close()
+        self.conversations.close()
         self.context.close()
         self.model.close()
 

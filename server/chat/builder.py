@@ -19,7 +19,7 @@ from ..errors import RequestError, too_long
 from ..settings import Settings
 from ..wire.infill import InfillRequest
 from ..wire.requests import ChatRequest, CompletionRequest, Options
-from .conversations import Origin
+from .conversation import Origin
 from .history import Chat, Entry, History, continue_history
 from .infill import Infill
 from .parts import DocumentSet, Fixed
@@ -45,7 +45,7 @@ class PromptBuilder:
     ) -> None:
         self._model, self._template, self._answers, self._limit = model, template, answers, limit
         self._settings = settings
-        self.texts, self._tokens = Texts(model), TokenCache(model.tokenize)
+        self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
         self.threads, self.text_threads = PromptThreads(room), PromptThreads(room)
 
@@ -154,7 +154,7 @@ class PromptBuilder:
 
     def _template_text(self, piece: Piece, scope: str, first: bool) -> Fixed:
         if piece.is_plain:
-            return Fixed(self._tokens(scope, piece.text), "the chat template", ends=False)
+            return Fixed(self.tokens(scope, piece.text), "the chat template", ends=False)
         begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
         return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
 
@@ -166,7 +166,7 @@ class PromptBuilder:
             is_whole = sampled is not None and piece.text == message["content"]
             tokens = sampled if is_whole else self._answers.recall(scope, piece.text)
         assert piece.message is not None
-        return Fixed(self._tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, message))
+        return Fixed(self.tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, message))
 
     def _document_sets(self, history: History, options: Options) -> dict[int, DocumentSet]:
         """Return the documents of each message that has some: of kept messages as they stood, of new ones made here."""
@@ -180,7 +180,7 @@ class PromptBuilder:
     def _document_set(self, given: tuple[Document, ...], options: Options, held: set[str] | None) -> DocumentSet:
         """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 5.4); None: show all."""
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
-        tokenize = partial(self._tokens, options.cache_scope)
+        tokenize = partial(self.tokens, options.cache_scope)
         repeated = tuple(document.id for document in given if held and document.key in held)
         documents = tuple(document for document in given if not held or document.key not in held)
         if held is not None:

@@ -10,86 +10,38 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from sys import getsizeof
+from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary
 
 from ...slots.scope import MAX_NAME
 from ..errors import RequestError
 from ..wire.requests import ChatRequest, ConversationReference, HistoryKind
+from .conversation import Conversation, Origin
 from .history import Entry
+from .shelf import Shelf, seconds_since
+from .stored import StoredAnswer, Vocabulary, file_name
 
 logger = logging.getLogger("slotcache.conversations")
-OVERHEAD = 1000  # bytes that a conversation takes beside its answers, about
-ANSWER = 300  # and an answer, beside its history
-SHARE = 50  # and an entry, beside itself: its place in the set of entries
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Conversation:
-    """One conversation, from its first request on.
-
-    answers: by id, the history up to and including each answer; empty before the first answer ends and after the store
-    has dropped the conversation. head: the answer that requests which name only the conversation continue. used: the
-    time of its last use on the store's clock. num_bytes: of memory.
-    """
-
-    scope: str
-    id: str
-    created: float = field(default_factory=time.time)
-    used: float = 0.0
-    answers: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
-    head: str = ""
-    num_bytes: int = 0
-    forgotten: bool = False
-    _entries: set[Entry] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.clear()
-
-    def add(self, answer: str, entries: tuple[Entry, ...], is_head: bool) -> None:
-        """Store a finished answer."""
-        new = [entry for entry in entries if entry not in self._entries]
-        self._entries.update(new)
-        self.num_bytes += ANSWER + getsizeof(entries) + sum(SHARE + entry.num_bytes for entry in new)
-        self.answers[answer] = entries
-        if is_head or not self.head:
-            self.head = answer
-
-    def clear(self) -> None:
-        """Drop all answers."""
-        self.answers, self._entries, self.head = {}, set(), ""
-        self.num_bytes = OVERHEAD + getsizeof(self.scope) + getsizeof(self.id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The point of a conversation that a request continues, as it was when the request came.
-
-    answer: the id of the answer before it, empty for a new conversation. branches: the request named that answer and not
-    the conversation. stores: whether the new answer is to be stored.
-    """
-
-    conversation: Conversation
-    kind: HistoryKind = "auto"
-    answer: str = ""
-    entries: tuple[Entry, ...] = ()
-    branches: bool = False
-    stores: bool = False
-
-    @property
-    def id(self) -> str:
-        """The conversation's id."""
-        return self.conversation.id
 
 
 class Conversations:
-    """The store. Not thread-safe: the event loop's. max_age: seconds since the last use; 0: no limit. clock: in seconds."""
+    """The store. Not thread-safe: the event loop's. max_age: seconds since the last use; 0: no limit. clock: in seconds.
 
-    def __init__(self, max_number: int, max_bytes: int, max_age: float, clock: Callable[[], float] = time.monotonic) -> None:
+    shelf: the answers' files; None: they are held in memory only.
+    """
+
+    def __init__(
+        self,
+        max_number: int,
+        max_bytes: int,
+        max_age: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        shelf: Shelf | None = None,
+    ) -> None:
         self.num_bytes = 0
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
+        self._shelf = shelf
         # `held` are stored, the least recently used first. `known` are also those that only unfinished requests refer to.
         self._held: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Conversation] = WeakValueDictionary()
@@ -104,6 +56,11 @@ class Conversations:
         """Return a stored conversation by its id."""
         self._expire()
         return self._held.get((scope, id))
+
+    def find_answer(self, scope: str, answer: str) -> Conversation | None:
+        """Return the conversation of a stored answer."""
+        self._expire()
+        return self._by_answer.get((scope, answer))
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
@@ -130,6 +87,36 @@ class Conversations:
         entries = conversation.answers[head]
         return Origin(conversation=conversation, kind=kind, answer=head, entries=entries, stores=stores)
 
+    def restore(self, vocabulary: Vocabulary) -> None:
+        """Take back the conversations of the shelf. Called once, before any other method."""
+        if self._shelf is None:
+            return
+        groups: dict[tuple[str, str], list[tuple[StoredAnswer, float]]] = {}
+        for stored, written in self._shelf.load(vocabulary, self._max_bytes):
+            groups.setdefault((stored.scope, stored.conversation), []).append((stored, written))
+        for key, found in sorted(groups.items(), key=lambda group: max(written for _, written in group[1])):
+            conversation = self._known[key] = self._held[key] = Conversation(*key)
+            conversation.used = self._clock() - seconds_since(max(written for _, written in found))
+            changed, lost = conversation.restore(stored for stored, _ in found)
+            self._by_answer |= {(key[0], answer): conversation for answer in conversation.answers}
+            self.num_bytes += conversation.num_bytes
+            self._write(conversation, changed)
+            self._unwrite(key[0], lost)
+            if not conversation.answers:
+                self._leave(conversation, "its files are not whole")
+        self._make_room()
+        logger.info("%d conversations are back, with %d answers", len(self._held), len(self._by_answer))
+
+    def close(self) -> None:
+        """Write what waits for it."""
+        if self._shelf is not None:
+            self._shelf.close()
+
+    def settle(self) -> None:
+        """Wait until the files are as the store is. From any thread but the event loop's."""
+        if self._shelf is not None:
+            self._shelf.settle()
+
     def remember(self, origin: Origin, answer: str, entries: tuple[Entry, ...]) -> bool:
         """Store a complete answer; whether it is stored now.
 
@@ -148,12 +135,36 @@ class Conversations:
         self._use(conversation)
         follows, size = origin.answer or "nothing", f"{len(entries)} messages, {conversation.num_bytes} bytes"
         logger.debug("conversation %r: %s, %s", conversation.id, f"{answer} continues {follows}", size)
+        self._write(conversation, [answer])
         self._expire()
-        if conversation.num_bytes > self._max_bytes:
-            self._leave(conversation, "alone it takes more than there is room for")
-        while self._held and (len(self._held) > self._max_number or self.num_bytes > self._max_bytes):
-            self._leave(next(iter(self._held.values())), "there is no room")
+        self._make_room(conversation)
         return key in self._held
+
+    def attach(self, scope: str, answer: str, record: bytes) -> None:
+        """Store a stored answer's own object, if the answer is still stored."""
+        conversation = self._by_answer.get((scope, answer))
+        if conversation is None:
+            return
+        self.num_bytes -= conversation.num_bytes
+        conversation.attach(answer, record)
+        self.num_bytes += conversation.num_bytes
+        self._write(conversation, [answer])
+        self._make_room(conversation)
+
+    def forget_answer(self, scope: str, answer: str) -> bool:
+        """Drop one answer; whether it was stored. Answers that continue it keep their whole history."""
+        conversation = self.find_answer(scope, answer)
+        if conversation is None:
+            return False
+        if len(conversation.answers) == 1:
+            self._leave(conversation, "its last answer was deleted")
+            return True
+        self.num_bytes -= conversation.num_bytes
+        self._write(conversation, conversation.remove(answer))
+        self.num_bytes += conversation.num_bytes
+        del self._by_answer[scope, answer]
+        self._unwrite(scope, [answer])
+        return True
 
     def forget(self, scope: str, id: str) -> Conversation | None:
         """Drop a conversation with all its answers and return it, if it exists. Unfinished answers will not be stored."""
@@ -173,8 +184,7 @@ class Conversations:
         return begun
 
     def _after_answer(self, scope: str, answer: str, stores: bool) -> Origin:
-        self._expire()
-        conversation = self._by_answer.get((scope, answer))
+        conversation = self.find_answer(scope, answer)
         if conversation is None:
             raise RequestError(
                 f"no answer {answer[:MAX_NAME]!r} is remembered in this cache_scope: send the whole history without "
@@ -197,10 +207,27 @@ class Conversations:
         while self._max_age and self._held and (first := next(iter(self._held.values()))).used < oldest:
             self._leave(first, "it is too old")
 
+    def _make_room(self, newest: Conversation | None = None) -> None:
+        """Let the least recently used leave. newest: leaves first if it alone takes more than there is room for."""
+        if newest is not None and newest.num_bytes > self._max_bytes:
+            self._leave(newest, "alone it takes more than there is room for")
+        while self._held and (len(self._held) > self._max_number or self.num_bytes > self._max_bytes):
+            self._leave(next(iter(self._held.values())), "there is no room")
+
+    def _write(self, conversation: Conversation, answers: Iterable[str]) -> None:
+        if self._shelf is not None:
+            for answer in answers:
+                self._shelf.put(conversation.stored(answer))
+
+    def _unwrite(self, scope: str, answers: Iterable[str]) -> None:
+        if self._shelf is not None:
+            self._shelf.drop(file_name(scope, answer) for answer in answers)
+
     def _leave(self, conversation: Conversation, why: str) -> None:
         del self._held[conversation.scope, conversation.id]
         for answer in conversation.answers:
             del self._by_answer[conversation.scope, answer]
+        self._unwrite(conversation.scope, conversation.answers)
         self.num_bytes -= conversation.num_bytes
         logger.info("conversation %r leaves with %d answers: %s", conversation.id, len(conversation.answers), why)
         conversation.clear()

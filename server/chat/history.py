@@ -29,7 +29,8 @@ class Entry:
 
     said: the message as the client sent it, without documents, as JSON: decoded it takes up to 20 times as much memory.
     keys: of all its documents, in retrieval rank. shown: the documents that stood in the prompt, with their hints.
-    sampled: the ids (int32) of an answer, if they spell exactly its text. num_bytes: of memory, for all of these.
+    sampled: the ids (int32) of an answer, if they spell exactly its text. one_turn: these are instructions that later turns
+    do not keep. num_bytes: of memory, for all of these.
     """
 
     role: str
@@ -37,6 +38,7 @@ class Entry:
     keys: tuple[str, ...] = ()
     shown: DocumentSet | None = None
     sampled: np.ndarray | None = None
+    one_turn: bool = False
     num_bytes: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -49,10 +51,11 @@ class Entry:
         keys: tuple[str, ...] = (),
         shown: DocumentSet | None = None,
         sampled: np.ndarray | None = None,
+        one_turn: bool = False,
     ) -> Self:
         """Make an entry of a decoded message."""
         role = intern(str(message["role"]))
-        return cls(role, msgspec.json.encode(message), keys, shown=shown, sampled=sampled)
+        return cls(role, msgspec.json.encode(message), keys, shown=shown, sampled=sampled, one_turn=one_turn)
 
     @property
     def message(self) -> dict[str, object]:

@@ -11,7 +11,7 @@ import numpy as np
 from ...slots.request import Layout
 from ..wire.requests import ChatRequest
 from .answer import message
-from .conversations import Origin
+from .conversation import Origin
 from .history import Chat, Entry
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,8 +36,10 @@ async def show(request: Request) -> Response:
 async def forget(request: Request) -> Response:
     """Forget a conversation with all its answers."""
     id, scope = request.path_params["id"], scope_of(request)
-    if service_of(request).conversations.forget(scope, id) is None:
+    conversations = service_of(request).conversations
+    if conversations.forget(scope, id) is None:
         raise _unknown(id)
+    await asyncio.to_thread(conversations.settle)
     return Json({"id": id, "object": "conversation.deleted", "deleted": True, "scope": scope})
 
 

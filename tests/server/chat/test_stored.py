@@ -1,0 +1,274 @@
+"""Stored conversations over a restart: their files, and what a server makes of them."""
+
+import os
+import time
+
+import numpy as np
+import openai
+import pytest
+from slotcache.ordering.document import Document
+from slotcache.server.chat.conversations import Conversations
+from slotcache.server.chat.history import Entry
+from slotcache.server.chat.parts import DocumentSet
+from slotcache.server.chat.shelf import Shelf
+from slotcache.server.chat.stored import SUFFIX, StoredAnswer, Torn, Vocabulary, decode, encode
+from slotcache.server.wire.requests import ChatRequest
+
+from server.chat.test_conversations import ask, documents, rendered, shown, text, told, used, user
+from server.conftest import running
+
+VOCABULARY = Vocabulary(100, lambda scope, text: np.arange(len(text), dtype=np.int32) % 100)
+
+
+def files(folder):
+    return sorted(folder.rglob(f"*{SUFFIX}"))
+
+
+class Server:
+    """A store with a shelf, which may be opened again."""
+
+    def __init__(self, folder, **changed):
+        self.folder, self.changed = folder, {"number": 1000, "size": 1 << 20, "age": 1000} | changed
+        self.open()
+
+    def open(self):
+        bounds = (self.changed["number"], self.changed["size"], self.changed["age"])
+        self.held = Conversations(*bounds, shelf=Shelf(self.folder))
+        self.held.restore(VOCABULARY)
+
+    def restart(self, **changed):
+        self.held.close()
+        self.changed |= changed
+        self.open()
+
+    def turn(self, id, content, scope="", after=None):
+        named = {"conversation": id} if after is None else {"previous_response_id": after}
+        origin = self.held.origin(ChatRequest(messages=[], cache_scope=scope, **named), caches=True)
+        assert origin is not None
+        entries = (*origin.entries, Entry.of(user(content)))
+        answer = f"{id}/{content[:20]}"
+        assert self.held.remember(origin, answer, entries)
+        return answer
+
+    def said(self, id, scope=""):
+        conversation = self.held.find(scope, id)
+        assert conversation is not None
+        return {answer: [entry.message["content"] for entry in history] for answer, history in conversation.answers.items()}
+
+
+@pytest.fixture
+def store(tmp_path):
+    server = Server(tmp_path / "shelf")
+    yield server
+    server.held.close()
+
+
+def test_a_restarted_server_goes_on_as_if_it_had_not_stopped(tiny, tmp_path):
+    """The order of documents, the sampled ids and the head come back, and the KV of the disk fits them."""
+    fields = {"scope": "mine", "conversation": "c", "temperature": 2.0, "max_tokens": 24}
+    goes_on = {"scope": "mine", "documents": documents(3, 0), "max_tokens": 24}
+    found, prompt = {}, ""
+    for restarts in (False, True):
+        folder = tmp_path / str(restarts)
+        with running(tiny, cache_dir=str(folder)) as server:
+            ask(server, "What?", "mine", documents=documents(2, 1, 0))
+            first = ask(server, "What is it?", documents=documents(0, 1, 2), seed=1, **fields)
+            second = ask(server, "And now?", documents=documents(1, 3), seed=2, **fields)
+            branch = ask(server, "Or then?", "mine", previous_response_id=first.id, seed=3, max_tokens=24)
+            before = shown(server, "c", "mine").json()
+            if not restarts:
+                found[False] = ask(server, "At last?", conversation="c", **goes_on)
+                prompt = rendered(server, [user("?")], "mine", previous_response_id=branch.id)
+        assert used(first) == ["d2", "d1", "d0"], "the order is not the retrieval's, or this test shows nothing"
+        if restarts:
+            with running(tiny, cache_dir=str(folder)) as server:
+                assert shown(server, "c", "mine").json() == before
+                assert shown(server, "c").status_code == 404
+                found[True] = ask(server, "At last?", conversation="c", **goes_on)
+                again = rendered(server, [user("?")], "mine", previous_response_id=branch.id)
+            assert again == prompt and found[True].slotcache["source"] == "disk"
+            assert found[True].slotcache["cached_tokens"] >= second.usage.total_tokens - 1
+    assert text(found[True]) == text(found[False]) and used(found[True]) == used(found[False])
+    assert told(found[True]) | {"previous": ""} == told(found[False]) | {"previous": ""}
+
+
+def test_deleted_conversations_leave_no_file(tiny, tmp_path):
+    with running(tiny, cache_dir=str(tmp_path)) as server:
+        answer = ask(server, "My secret is violet.", conversation="c")
+        ask(server, "Mine is, too.", conversation="other")
+        server.service.conversations.settle()
+        assert len(files(tmp_path)) == 2 and any(b"violet" in file.read_bytes() for file in files(tmp_path))
+        assert server.http.delete("/v1/conversations/c").status_code == 200
+        assert len(files(tmp_path)) == 1 and not any(b"violet" in file.read_bytes() for file in files(tmp_path))
+    modes = {path.stat().st_mode & 0o777 for path in [files(tmp_path)[0], files(tmp_path)[0].parent]}
+    assert modes == {0o600, 0o700}
+    with running(tiny, cache_dir=str(tmp_path)) as server:
+        assert shown(server, "other").status_code == 200 and shown(server, "c").status_code == 404
+        with pytest.raises(openai.NotFoundError):
+            ask(server, "And?", previous_response_id=answer.id)
+
+
+def test_a_file_has_every_part_of_an_answer():
+    tokens = np.array([5, 99, 0], np.int32)
+    shown = DocumentSet(
+        (Document("a", "A text.", "Title"), Document("b", "B text.")),
+        (tokens, tokens[:1]),
+        policy="auto",
+        hint=lambda text: tokens,
+        repeated=("z",),
+        location=tokens[1:],
+        order=(1, 0),
+        keep_first=1,
+        keep_last=0,
+        longest_hint=7,
+    )
+    entries = {
+        3: Entry.of({"role": "system", "content": "Sing."}, one_turn=True),
+        4: Entry.of(user("What?"), ("k", *shown.keys), shown),
+        9: Entry.of({"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}, sampled=tokens),
+    }
+    stored = StoredAnswer(
+        scope="s", conversation="c", created=12.5, id="a", number=10, is_head=True, history=(0, 3, 4, 9),
+        entries=entries, record=b'{"id": "a"}',
+    )  # fmt: skip
+    back = decode(b"".join(encode(stored)), VOCABULARY)
+    assert (back.scope, back.conversation, back.created, back.id, back.number) == ("s", "c", 12.5, "a", 10)
+    assert (back.is_head, back.history, back.record) == (True, (0, 3, 4, 9), b'{"id": "a"}')
+    for number, entry in back.entries.items():
+        given = entries[number]
+        assert (entry.role, entry.said, entry.keys, entry.one_turn) == (given.role, given.said, given.keys, given.one_turn)
+    assert back.entries[9].sampled is not None and back.entries[9].sampled.tolist() == [5, 99, 0]
+    other = back.entries[4].shown
+    assert other is not None and other.documents == shown.documents and other.hint is not None
+    assert [one.tolist() for one in (*other.tokens, other.location)] == [[5, 99, 0], [5], [99, 0]]
+    for name in ("policy", "repeated", "order", "keep_first", "keep_last", "longest_hint", "keys"):
+        assert getattr(other, name) == getattr(shown, name)
+    assert other.hint("abc").tolist() == [0, 1, 2]
+    with pytest.raises(Torn, match="tokens"):
+        decode(b"".join(encode(stored)), Vocabulary(99, VOCABULARY.tokenize))
+
+
+def test_every_changed_byte_is_noticed(store):
+    store.turn("c", "One?")
+    store.held.settle()
+    (file,) = files(store.folder)
+    whole = file.read_bytes()
+    for data in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))):
+        with pytest.raises(Torn):
+            decode(data, VOCABULARY)
+    for length in range(len(whole)):
+        with pytest.raises(Torn):
+            decode(whole[:length], VOCABULARY)
+
+
+@pytest.mark.parametrize("damage", ["damaged", "foreign name", "empty", "a folder"])
+def test_a_damaged_file_is_left_out_with_one_warning(store, caplog, damage):
+    store.turn("c", "One?")
+    for content in ("Two?", "Three?"):
+        store.turn("d", content)
+    store.held.close()
+    folder, (of_c, *_) = store.folder, sorted(files(store.folder), key=lambda file: file.stat().st_mtime_ns)
+    if damage == "damaged":
+        of_c.write_bytes(of_c.read_bytes()[:-1])
+    elif damage == "foreign name":
+        of_c.rename(folder / f"{'0' * 32}{SUFFIX}")
+    elif damage == "empty":
+        of_c.write_bytes(b"")
+    else:
+        of_c.unlink()
+        of_c.mkdir()
+    store.open()
+    assert store.held.find("", "c") is None and store.said("d") == {"d/Two?": ["Two?"], "d/Three?": ["Two?", "Three?"]}
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == (damage != "a folder")
+    store.held.settle()
+    assert len([file for file in files(folder) if file.is_file()]) == 2
+
+
+def test_an_answer_without_its_history_is_left_out_and_a_branch_beside_it_stays(store):
+    first = store.turn("c", "One?")
+    second = store.turn("c", "Two?", after=first)
+    store.turn("c", "Three?", after=second)
+    store.turn("c", "Else?", after=first)
+    store.held.settle()
+    by_age = {answer: store.folder / store.held.find("", "c").stored(answer).file_name for answer in store.said("c")}
+    by_age[second].unlink()
+    store.restart()
+    assert store.said("c") == {"c/One?": ["One?"], "c/Else?": ["One?", "Else?"]}
+    by_age[first].unlink()
+    store.restart()
+    assert store.held.find("", "c") is None and store.held.num_bytes == 0
+    store.held.settle()
+    assert files(store.folder) == []
+
+
+def test_one_answer_may_be_deleted_and_the_others_keep_their_history(store):
+    first = store.turn("c", "One?")
+    second = store.turn("c", "Two?", after=first)
+    third = store.turn("c", "Three?", after=second)
+    for deleted, left in ((first, {second, third}), (third, {second})):
+        assert store.held.forget_answer("other", deleted) is False
+        assert store.held.forget_answer("", deleted) is True and store.held.forget_answer("", deleted) is False
+        for _ in range(2):
+            assert set(store.said("c")) == left and store.said("c")[second] == ["One?", "Two?"]
+            counted = store.held.num_bytes
+            store.restart()
+            assert store.held.num_bytes == counted
+        assert len(files(store.folder)) == len(left)
+    assert b"Three?" not in b"".join(file.read_bytes() for file in files(store.folder))
+    assert store.held.forget_answer("", second) and store.held.num_bytes == 0
+    store.restart()
+    assert files(store.folder) == [] and len(store.held) == 0
+
+
+def test_bounds_hold_over_a_restart_and_age_goes_on(store):
+    for id in "abcd":
+        store.turn(id, "x" * 10_000)
+    store.restart(number=2)
+    assert [store.held.find("", id) is not None for id in "abcd"] == [False, False, True, True]
+    store.held.settle()
+    assert len(files(store.folder)) == 2
+    of_c, of_d = (store.folder / store.held.find("", id).stored(f"{id}/{'x' * 20}").file_name for id in "cd")
+    os.utime(of_c, (time.time() - 5000, time.time() - 5000))
+    store.restart()
+    assert store.held.find("", "c") is None and store.held.find("", "d") is not None
+    store.restart(size=9000)
+    assert store.held.find("", "d") is None
+    store.held.settle()
+    assert not of_c.exists() and not of_d.exists()
+
+
+def test_scopes_do_not_meet_in_files(store):
+    store.turn("c", "Mine.", scope="mine")
+    store.turn("c", "Yours.", scope="yours")
+    store.restart()
+    assert store.said("c", "mine") == {"c/Mine.": ["Mine."]} and store.said("c", "yours") == {"c/Yours.": ["Yours."]}
+    assert not any("mine" in file.name or "Mine" in file.name for file in files(store.folder))
+
+
+def test_a_record_is_written_with_its_answer(store):
+    answer = store.turn("c", "One?")
+    store.held.settle()
+    store.held.attach("", answer, b'{"id": 1}')
+    store.held.attach("", "unknown", b"{}")
+    before = store.held.num_bytes
+    store.restart()
+    assert store.held.find_answer("", answer).records == {answer: b'{"id": 1}'} and store.held.num_bytes == before
+
+
+def test_a_folder_that_cannot_be_written_to_costs_nothing_but_the_files(store, caplog):
+    store.folder.chmod(0o500)
+    if os.access(store.folder, os.W_OK):
+        store.folder.rename(store.folder.with_name("moved"))
+    for content in ("One?", "Two?"):
+        store.turn("c", content)
+    store.held.settle()
+    assert len([record for record in caplog.records if "cannot write" in record.message]) == 1
+    assert store.said("c")["c/Two?"] == ["One?", "Two?"]
+    moved = store.folder.with_name("moved")
+    if moved.exists():
+        moved.rename(store.folder)
+    store.folder.chmod(0o700)
+    store.turn("c", "Three?")
+    store.held.settle()
+    assert any("can write" in record.message for record in caplog.records) and len(files(store.folder)) == 1
