@@ -1,0 +1,80 @@
+"""How a family of models writes its answers, and the reader of one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from ..answer import Plain, Reader
+from .calls import Calls, Shape, Types, plain_id
+from .channels import ChannelAnswer, Channels
+from .reader import SteppedReader, TaggedAnswer, Thinking
+from .text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One row of the table of families.
+
+    signs: texts that all stand in the templates of the family. shapes: how it writes calls. noise: tags around content.
+    calls_end_thoughts: a call may begin in a thought, which it ends.
+    """
+
+    name: str
+    signs: tuple[str, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    thinking: Thinking | None = None
+    channels: Channels | None = None
+    noise: tuple[str, ...] = ()
+    calls_end_thoughts: bool = False
+    new_id: Callable[[], str] = plain_id
+
+    def fits(self, source: str) -> bool:
+        return all(sign in source for sign in self.signs)
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """All tags that readers look for."""
+        thinking, channels = self.thinking.tags if self.thinking else (), self.channels.tags if self.channels else ()
+        return frozenset((*thinking, *channels, *self.noise, *(tag for shape in self.shapes for tag in shape.tags)))
+
+    def spelled(self, controls: Iterable[str]) -> frozenset[str]:
+        """Return the control tokens, of those spelt so, that readers need to see: those that a tag is made of."""
+        tags = self.tags
+        return frozenset(control for control in controls if control and any(control in tag for tag in tags))
+
+    def reader(
+        self, tools: Mapping[str, Types], *, thinks: bool = True, opened: str = "", controls: Collection[str] = ()
+    ) -> Reader:
+        """Return the reader of one answer.
+
+        tools: those that may be called. thinks: thoughts are told from content. opened: what of the answer stands in the
+        prompt. controls: the control tokens that are `spelled` in its text: they never become content.
+        """
+        text, calls, shapes = Text(), Calls(tools, self.new_id), self.shapes if tools else ()
+        if self.channels:
+            messages = ChannelAnswer(text, self.channels, calls, thinks=thinks)
+            reader = SteppedReader(text, messages.read())
+            reader.push(opened)
+            messages.drop_space()
+            return reader
+        if not shapes and not self.thinking and not self.noise:
+            return Plain()
+        shown = self.thinking.tags if self.thinking and not thinks else ()
+        answer = TaggedAnswer(
+            text,
+            shapes,
+            calls,
+            thinking=self.thinking if thinks else None,
+            calls_end=self.calls_end_thoughts,
+            opened=self._opened(opened),
+            dropped={*self.noise, *controls}.difference(shown),
+        )
+        return SteppedReader(text, answer.read())
+
+    def _opened(self, prompt: str) -> str:
+        """Return the open thought with which a prompt ends, with its tag; empty if none is open."""
+        if self.thinking is None:
+            return ""
+        start = max(prompt.rfind(tag) for tag in self.thinking.starts)
+        return prompt[start:] if start > max(prompt.rfind(tag) for tag in self.thinking.ends) else ""
