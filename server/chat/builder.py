@@ -66,7 +66,7 @@ class PromptBuilder:
         """Build the prompt that fills a gap in a text. Raises RequestError 501 for a model that cannot."""
         if self._infill is None:
             raise RequestError("this model has no tokens for filling in the middle of a text", status=501)
-        return ChatPrompt(self._infill.parts(request, partial(self._tokens, request.cache_scope)))
+        return ChatPrompt(self._infill.parts(request, partial(self.tokens, request.cache_scope)))
 
     def _make_infill(self, suffix_first: bool) -> Infill | None:
         special, tokenizer = InfillTokens.of(self._model), self._model.tokenizer

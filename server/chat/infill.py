@@ -26,9 +26,7 @@ class Infill:
     limit: tokens that a prompt and its answer may have. suffix_first: the order that some models were trained with.
     """
 
-    def __init__(
-        self, special: InfillTokens, tokenizer: Tokenizer, texts: Texts, *, limit: int, suffix_first: bool
-    ) -> None:
+    def __init__(self, special: InfillTokens, tokenizer: Tokenizer, texts: Texts, *, limit: int, suffix_first: bool) -> None:
         self._special, self._texts, self._suffix_first = special, texts, suffix_first
         self._begin, self._longest = tokenizer.begin, tokenizer.longest
         self._limit, self._window = limit, min(WINDOW, limit // 2)
