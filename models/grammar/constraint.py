@@ -1,0 +1,109 @@
+"""One answer's place in its grammar: the tokens that may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+
+import numpy as np
+from llguidance import LLMatcher
+
+from .tokens import Tokens
+
+MOST_FORCED = 256  # tokens at once: more only come a step later
+PATIENCE = 1.0  # seconds that steps may wait for the masks of one answer, in sum
+
+
+class Constraint:
+    """Belongs to the thread that chooses tokens; only `compute` runs in another one, and the next call waits for it.
+
+    error: why the answer cannot go on; empty as long as it can. fast_forward: let `take_forced` find tokens.
+    """
+
+    def __init__(self, matcher: LLMatcher, tokens: Tokens, *, fast_forward: bool) -> None:
+        self.error = ""
+        self._matcher, self._tokens, self._fast_forward = matcher, tokens, fast_forward
+        self._mask = np.zeros((tokens.num_vocab + 31) // 32, np.int32)  # a bit for each token
+        self._is_computed = False
+        self._computing: Future[None] | None = None
+        self._waited = 0.0
+
+    def compute(self) -> None:
+        """Compute the mask of the next token, without the interpreter's lock."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._is_computed = True
+
+    def apply(self, logits: np.ndarray) -> None:
+        """Set the logits (vocabulary,), float32, of all tokens that do not fit to minus infinity."""
+        self._settle()
+        if not self._is_computed:
+            self.compute()
+        self._check()
+        forbidden = np.unpackbits(np.invert(self._mask).view(np.uint8), count=len(logits), bitorder="little")
+        np.copyto(logits, -np.inf, where=forbidden.view(bool))
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether no thread has computed the mask of the next token, nor is about to."""
+        return not self._is_computed and self._computing is None
+
+    def await_mask(self, computing: Future[None]) -> None:
+        """Note the work that computes the mask."""
+        self._computing = computing
+
+    @property
+    def allows_end(self) -> bool:
+        """Whether the answer may end here, as its mask says."""
+        ends = self._tokens.ends
+        return bool((self._mask[ends >> 5] >> (ends & 31) & 1).any())
+
+    def accept(self, token: int) -> None:
+        """Go on behind a token."""
+        self._settle()
+        self._is_computed = False
+        if not self.error and not self._matcher.consume_token(token):
+            self._check()
+
+    def take_forced(self) -> list[int]:
+        """Go on as far as only one text fits, and return its tokens; where no more fits, a token that ends the answer."""
+        self._settle()
+        if not self._fast_forward or self.error:
+            return []
+        forced = [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()[:MOST_FORCED]
+        if forced:
+            self._is_computed = False
+            forced = forced[: self._matcher.try_consume_tokens(forced)]
+        self._check()
+        if self._matcher.is_stopped() and not self.error:
+            forced.append(int(self._tokens.ends[0]))
+        return forced
+
+    def _settle(self) -> None:
+        """Wait for the other thread."""
+        if self._computing is None:
+            return
+        began = perf_counter()
+        self._computing.result()
+        self._computing = None
+        self._waited += perf_counter() - began
+
+    def _check(self) -> None:
+        if self._waited > PATIENCE:
+            self.error = "the grammar takes too long at each token: make it simpler"
+        elif self._matcher.is_error():
+            dead = "NoExtension" in self._matcher.get_error()
+            self.error = "no token of this model fits the grammar here" if dead else "the grammar became too complex"
+
+
+def compute_masks(constraints: Sequence[Constraint], executor: ThreadPoolExecutor) -> None:
+    """Let another thread compute the masks that are not computed yet, one after the other."""
+    if missing := [one for one in constraints if one.needs_mask]:
+        computing = executor.submit(_compute_all, missing)
+        for constraint in missing:
+            constraint.await_mask(computing)
+
+
+def _compute_all(constraints: Sequence[Constraint]) -> None:
+    for constraint in constraints:
+        constraint.compute()
