@@ -61,8 +61,8 @@ class Request:
     its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_lane: the one that
     it waits for; -1: any.
 
-    `tokens[:num_tokens]` are known: the prompt, then sampled tokens. `computed` of them have KV; it chases `num_tokens`,
-    and no other state tells prefill from decode. limit: the most tokens to generate.
+    `tokens[:num_tokens]` are known: the prompt, then generated tokens: sampled ones, and those that a grammar forces.
+    `computed` of them have KV; it chases `num_tokens`, and no other state tells prefill from decode. limit: the most tokens to generate.
     """
 
     id: int
@@ -113,10 +113,13 @@ class Request:
         self.num_tokens += 1
 
     def waits_for(self, leader: Request, min_shared: int) -> bool:
-        """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start."""
+        """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start.
+
+        Only tokens in the tree count: a tail is private, even where two requests generate the same one.
+        """
         if leader.scope != self.scope or leader.computed != self.computed:
             return False
-        shared = common_prefix(leader.tokens[: leader.num_tokens], self.tokens[: self.num_tokens])
+        shared = common_prefix(leader.tokens[: leader.claimed], self.tokens[: self.claimed])
         shared = min(shared, self.num_tokens - self.rest)
         return shared > self.computed and shared - self.started_at >= min_shared
 
@@ -128,7 +131,7 @@ class Request:
 
     @property
     def decoding(self) -> bool:
-        """Whether its next span is a single token that was just sampled."""
+        """Whether its next span is a single generated token. Several that a grammar forced at once are prefill."""
         return self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
 
     @property

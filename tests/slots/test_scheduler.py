@@ -217,6 +217,22 @@ def test_fewer_than_32_shared_tokens_are_not_waited_for():
     world.finish()
 
 
+def test_tokens_that_a_grammar_forces_on_two_requests_are_computed_for_both_at_once():
+    world = World()
+    first, second = both = [world.submit(range(60), limit=80) for _ in range(2)]
+    while second.num_tokens == second.num_prompt:
+        world.step()
+    second.append(int(first.tokens[second.num_tokens]))  # it waited for the first one's prompt: now it catches up
+    world.step()
+    assert first.computed == second.computed
+    for request in both:
+        for token in range(40):  # the same ones, but in tails that are private
+            request.append(token)
+    plan = world.step()
+    assert [computed(plan, request) for request in both] == [41, 41]
+    world.finish()
+
+
 def test_a_lane_that_holds_the_whole_history_is_continued_and_others_are_forked():
     world = World(lanes=3)
     first = world.run(range(50))

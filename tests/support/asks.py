@@ -11,7 +11,10 @@ SCOPES = st.sampled_from([Scope.shared(name) for name in ("", "", "", "x")])
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A request to come. of: the history that it continues, counted from the latest; share: how much of that it repeats."""
+    """A request to come. of: the history that it continues, counted from the latest; share: how much of that it repeats.
+
+    forced: tokens that follow each sampled one at once, as a grammar forces them.
+    """
 
     of: int
     share: float
@@ -23,6 +26,7 @@ class Ask:
     priority: int
     background: bool
     lane: int = 0  # the number of the lane that it waits for, from 1 on; 0: any
+    forced: int = 0
 
 
 ASKS = st.builds(
@@ -37,4 +41,5 @@ ASKS = st.builds(
     priority=st.sampled_from([0, 0, 1]),
     background=st.sampled_from([False, False, True]),
     lane=st.sampled_from([0, 0, 0, 1, 2]),
+    forced=st.sampled_from([0, 0, 0, 1, 4]),
 )

@@ -69,6 +69,7 @@ ASKED = st.builds(
     priority=st.sampled_from([0, 0, 1]),
     background=st.sampled_from([False, False, False, True]),
     lane=st.sampled_from([0, 0, 1]),
+    forced=st.sampled_from([0, 0, 2]),
 )
 
 

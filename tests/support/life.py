@@ -32,6 +32,7 @@ EXPECTED = {
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
     *("refused", "interrupted", "abandoned", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
     *("overtaken", "guess", "private", "its lane"),
+    *("forced", "forced and paused"),
 }
 
 
@@ -74,6 +75,7 @@ class Life(RuleBasedStateMachine):
         self.now = 0
         self.ids = itertools.count()
         self.open: list[Request] = []
+        self.forced: dict[int, int] = {}  # by request, the tokens that follow each sampled one at once
         self.histories: list[list[int]] = list(OPENINGS)
         self.build(CONTEXT + extra, host, states)
 
@@ -120,6 +122,7 @@ class Life(RuleBasedStateMachine):
             snapshot_scope=kept,
             wanted_lane=-1 if ask.background else min(ask.lane, self.shape["num_lanes"]) - 1,
         )
+        self.forced[number] = ask.forced
         self.scheduler.submit(request)
         self.open.append(request)
         return request
@@ -227,11 +230,13 @@ class Life(RuleBasedStateMachine):
         SEEN["guess"] += any(request.guess for request in self.scheduler.running)
         SEEN["private"] += any(not request.cache and request.snapshot_scope is None for request in self.scheduler.running)
         SEEN["paused"] += any(request.num_preempted for request in self.scheduler.waiting)
+        SEEN["forced and paused"] += any(one.num_preempted and self.forced[one.id] for one in self.scheduler.waiting)
         SEEN["set aside"] += bool(plan.afterwards)
         SEEN["resumed"] += any(request.num_preempted for request in self.scheduler.running)
         sampled = self.memory.run(plan)
         self.ran()
         for request, _ in self.scheduler.commit(plan, sampled):
+            self.force(request)
             if request.num_tokens == request.num_prompt + request.limit:
                 self.end(request)
         check(self.scheduler)
@@ -239,6 +244,13 @@ class Life(RuleBasedStateMachine):
             assert request.sequence is not None
             held = self.memory.cells.get(request.sequence.id, {})
             assert request.computed == 0 or held[request.computed - 1] == tuple(request.tokens[: request.computed].tolist())
+
+    def force(self, request):
+        """Append several tokens at once, as a grammar does: those that would be sampled one after the other."""
+        most = min(self.forced[request.id], request.num_prompt + request.limit - request.num_tokens)
+        for _ in range(most):
+            request.append(next_token(tuple(request.tokens[: request.num_tokens].tolist())))
+        SEEN["forced"] += most > 1
 
     def check_rest(self, plan):
         """A prompt that is computed alone is never computed in pieces that are smaller than the rest, nor leaves any."""
