@@ -1,108 +1,118 @@
-"""Chooses the next token: with a sampler chain of llama.cpp for each request that does not simply take the best one."""
+"""Chooses the next token: llama-server's samplers in its order, for each request that does not simply take the best one."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from typing import Self
+from collections.abc import Callable
 
 import llama_cpp
 import numpy as np
 
 from .model import Model
+from .samplers.candidates import Candidates, Row
+from .samplers.chain import Link, chain_of, choice, links_of, mirostat
+from .samplers.chances import Chances
+from .samplers.parameters import GREEDY, Sampling
+from .samplers.repetition import Dry, Penalties
 
-MIN_KEEP = 1
+__all__ = ["GREEDY", "Chances", "Sampler", "Sampling"]
 
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """The parameters of one request; the defaults are llama-server's. temperature 0: the best token. seed -1: random."""
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = -1
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    banned: frozenset[int] = frozenset()  # tokens that are never chosen: the ends, with `ignore_eos`
-
-    def varied(self, choice: int) -> Self:
-        """Return the parameters of one of several answers to a prompt: a fixed seed would make all of them equal."""
-        return self if self.seed < 0 or not choice else replace(self, seed=self.seed + choice)
-
-    @property
-    def penalises(self) -> bool:
-        return self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the answer is simply the best token, so that no chain is needed."""
-        return self.temperature <= 0 and not self.logit_bias and not self.penalises
-
-
-GREEDY = Sampling(temperature=0.0)
+Repetition = Penalties | Dry
+REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
+    "penalties": lambda model, sampling: Penalties(sampling) if sampling.repeat_window else None,
+    "dry": lambda model, sampling: Dry(sampling, model.piece) if sampling.dry_window else None,
+}
+"""The samplers that are not llama.cpp's: its own look at the whole vocabulary, or scan it when they are made."""
 
 
 class Sampler:
-    """Chooses the tokens of one request. Call `close` when the request ends."""
+    """Chooses the tokens of one request. Call `close` when the request ends.
+
+    chances: of the last token, where the request asked for them.
+    """
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
-        self._banned = np.array(sorted(sampling.banned), np.intp)
-        self._window = sampling.repeat_last_n if sampling.penalises else 0
-        self._chain: llama_cpp.llama_sampler_p | None = None
-        if not sampling.greedy:
-            self._chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-            for link in self._links(model, sampling):
-                llama_cpp.llama_sampler_chain_add(self._chain, link)
+        self.chances: Chances | None = None
+        self._most, self._after = sampling.n_probs, sampling.post_sampling_probs
+        self._biases = _biases(sampling)
+        self._first: list[Repetition] = []  # before all chains, so that they need no list of candidates
+        self._between: list[tuple[Link, Repetition]] = []  # a chain, and what comes after it
+        self._last: Link | None = None  # the chain that chooses; None: the best token is chosen
+        self._make(model, sampling)
+        self._repetitions = [*self._first, *(step for _, step in self._between)]
+        asks = self._most is not None and self._after
+        self._needs_list = bool(self._between) or asks or sampling.typical_p < 1  # which fails on infinite logits
+
+    def _make(self, model: Model, sampling: Sampling) -> None:
+        """Make the steps in the order that the request asks for."""
+        if sampling.mirostat:
+            self._last = chain_of(mirostat(model, sampling))
+            return
+        names: list[str] = []  # of samplers that share a chain
+        for name in sampling.samplers:
+            if name not in REPETITION:
+                names.append(name)
+            elif step := REPETITION[name](model, sampling):
+                if not names and not self._between:
+                    self._first.append(step)
+                else:
+                    self._between.append((chain_of(links_of(model, sampling, names)), step))
+                    names = []
+        if self._between or not sampling.keeps_best:
+            self._last = chain_of([*links_of(model, sampling, names), choice(sampling)])
 
     def choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
         """Return the next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
-        if self._chain is not None:
-            return llama_cpp.llama_sampler_sample(self._chain, context, index)  # counts it for the penalties, too
-        if len(self._banned):
-            logits[self._banned] = -np.inf
-        return int(logits.argmax())
+        given = logits.copy() if self._most is not None and not self._after else None
+        if self._biases is not None:
+            tokens, values = self._biases
+            logits[tokens] += values
+        for step in self._first:
+            step.apply(Row(logits))
+        token = self._choose(logits, context, index)
+        if given is not None and self._most is not None:
+            self.chances = Chances.of_model(given, token, self._most)
+        if self._repetitions:
+            self._count(np.array([token], np.int32))
+        return token
+
+    def _choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
+        if self._last is None:
+            token = int(logits.argmax())
+            self.chances = Chances.certain(token) if self._most is not None else None
+            return token
+        if not self._needs_list:
+            return llama_cpp.llama_sampler_sample(self._last, context, index)
+        candidates = Candidates(logits)
+        for chain, step in self._between:
+            candidates.apply(chain)
+            if step.apply(candidates):
+                candidates.unsort()
+        candidates.apply(self._last)
+        token = candidates.chosen
+        llama_cpp.llama_sampler_accept(self._last, token)
+        if self._most is not None:
+            self.chances = Chances.of_samplers(candidates.left, token, self._most)
+        return token
 
     def prime(self, prompt: np.ndarray) -> None:
-        """Count a prompt's last tokens (int32) for the penalties, as llama-server does."""
-        if self._chain is not None and self._window:
-            for token in prompt[-self._window :].tolist():
-                llama_cpp.llama_sampler_accept(self._chain, token)
+        """Count a prompt's last tokens (int32) as used, as llama-server does."""
+        self._count(prompt)
+
+    def _count(self, tokens: np.ndarray) -> None:
+        for step in self._repetitions:
+            step.extend(tokens)
 
     def close(self) -> None:
-        """Free the chain."""
-        if self._chain is not None:
-            llama_cpp.llama_sampler_free(self._chain)
-            self._chain = None
+        """Free the chains."""
+        chains = [chain for chain, _ in self._between]
+        for chain in chains if self._last is None else [*chains, self._last]:
+            llama_cpp.llama_sampler_free(chain)
+        self._between, self._last = [], None
 
-    def _links(self, model: Model, sampling: Sampling) -> list[llama_cpp.llama_sampler_p]:
-        links = []
-        biases = sampling.logit_bias | dict.fromkeys(sampling.banned, -math.inf)
-        if biases:
-            bias = (llama_cpp.llama_logit_bias * len(biases))(*biases.items())
-            links.append(llama_cpp.llama_sampler_init_logit_bias(model.num_vocab, len(bias), bias))
-        if sampling.penalises:
-            links.append(
-                llama_cpp.llama_sampler_init_penalties(
-                    model.num_vocab,
-                    sampling.repeat_last_n,
-                    sampling.repeat_penalty,
-                    sampling.frequency_penalty,
-                    sampling.presence_penalty,
-                )
-            )
-        if sampling.temperature <= 0:
-            return [*links, llama_cpp.llama_sampler_init_greedy()]
-        if sampling.top_k > 0:
-            links.append(llama_cpp.llama_sampler_init_top_k(sampling.top_k))
-        if sampling.top_p < 1:
-            links.append(llama_cpp.llama_sampler_init_top_p(sampling.top_p, MIN_KEEP))
-        if sampling.min_p > 0:
-            links.append(llama_cpp.llama_sampler_init_min_p(sampling.min_p, MIN_KEEP))
-        links.append(llama_cpp.llama_sampler_init_temp(sampling.temperature))
-        seed = llama_cpp.LLAMA_DEFAULT_SEED if sampling.seed < 0 else sampling.seed & 0xFFFFFFFF
-        return [*links, llama_cpp.llama_sampler_init_dist(seed)]
+
+def _biases(sampling: Sampling) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the tokens whose logits are changed, and by how much."""
+    biases = sampling.logit_bias | dict.fromkeys(sampling.banned, -np.inf)
+    if not biases:
+        return None
+    return np.array(list(biases), np.intp), np.array(list(biases.values()), np.float32)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..models.model import Model
-from ..models.sampling import GREEDY
+from ..models.sampling import GREEDY, Sampling
 from ..models.text import TextStream
 from ..slots.request import Request
 from ..slots.scope import Scope
@@ -15,6 +15,7 @@ from .chat.prompt import ChatPrompt
 from .chat.turn import Turn
 from .engine.view import Generation, View
 from .errors import RequestError, too_long
+from .wire.defaults import Defaults
 from .wire.requests import Options
 
 
@@ -25,6 +26,7 @@ class Submission:
     id: str
     prompts: tuple[ChatPrompt, ...]
     options: Options
+    sampling: Sampling
     turn: Turn | None = None
 
     @property
@@ -42,17 +44,21 @@ class Submission:
 class Intake:
     """Makes generations. It belongs to the event loop.
 
-    limit: tokens that a prompt and its answer may have together. caches: `cache_prompt` of a request without it.
+    limit: tokens that a prompt and its answer may have together. defaults: of requests.
     """
 
-    def __init__(self, model: Model, view: View, limit: int, caches: bool) -> None:
-        self.limit = limit
-        self._model, self._view, self._caches = model, view, caches
+    def __init__(self, model: Model, view: View, limit: int, defaults: Defaults) -> None:
+        self.limit, self.defaults = limit, defaults
+        self._model, self._view = model, view
         self._ids = itertools.count(1)
 
     def caches(self, options: Options) -> bool:
         """Return whether a request may read and fill the cache."""
-        return self._caches if options.cache_prompt is None else options.cache_prompt
+        return self.defaults.caches if options.cache_prompt is None else options.cache_prompt
+
+    def sampling(self, options: Options) -> Sampling:
+        """Return a request's sampling parameters. It may tokenise, so it runs in a prompt thread. Raises RequestError."""
+        return options.sampling(self._model, self.defaults.sampling).seeded()
 
     def _check_length(self, prompt: ChatPrompt) -> None:
         """Raise RequestError for a prompt that is empty or leaves no room for an answer."""
@@ -79,7 +85,7 @@ class Intake:
     ) -> Generation:
         """Return one generation. place: the number of its prompt's first choice, and its own choice."""
         options, (first, choice) = submission.options, place
-        wanted, room = options.limit(), self.limit - prompt.num_tokens
+        wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
         shared, caches = Scope.shared(options.cache_scope), self.caches(options)
         cache = caches and self._model.can_trim
@@ -96,7 +102,7 @@ class Intake:
         return Generation(
             id=submission.id,
             request=request,
-            sampling=options.sampling(self._model.ends, self._model.num_vocab).varied(choice),
+            sampling=submission.sampling.varied(choice),
             text=TextStream(options.stops(), self._pieces(submission)),
             limit=limit,
             scope=options.cache_scope,

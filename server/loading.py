@@ -43,6 +43,7 @@ from .metrics import Metrics
 from .provenance import provenance_of
 from .service import Service
 from .settings import Settings
+from .wire.defaults import Defaults
 
 logger = logging.getLogger("slotcache")
 DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
@@ -92,7 +93,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     conversations = Conversations(*bounds, shelf=_shelf(settings, made_by))
     conversations.restore(Vocabulary(model.num_vocab, builder.tokens))
-    intake = Intake(model, view, limit, settings.cache_prompt)
+    intake = Intake(model, view, limit, Defaults.of(settings, model))
     idle = IdlePrefill(door, view, builder, intake, next_turns=settings.idle_prefill, num_sets=settings.idle_sets)
     running: dict[Generation, Turn | None] = {}
     metrics = Metrics(conversations, running, idle)

@@ -67,17 +67,21 @@ class Service:
         origin = self.conversations.origin(asked, self.intake.caches(asked))
         id = f"chatcmpl-{_secret()}"
 
-        def build() -> Turn:
-            return Turn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)
+        def build() -> Submission:
+            turn = Turn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)
+            return Submission(id, (turn.chat.prompt,), asked, self.intake.sampling(asked), turn=turn)
 
-        turn = await self.builder.threads.run(num_bytes, build)
-        return Submission(id, (turn.chat.prompt,), asked, turn)
+        return await self.builder.threads.run(num_bytes, build)
 
     async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Submission:
         """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
         asked.check()
-        prompts = await self.builder.threads.run(num_bytes, self.builder.prompts, asked)
-        return Submission(f"cmpl-{_secret()}", prompts, asked)
+        id = f"cmpl-{_secret()}"
+
+        def build() -> Submission:
+            return Submission(id, self.builder.prompts(asked), asked, self.intake.sampling(asked))
+
+        return await self.builder.threads.run(num_bytes, build)
 
     def submit(self, submission: Submission) -> list[Generation]:
         """Hand a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""

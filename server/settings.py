@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Literal, TypeVar, get_args, get_type_hints
+from math import isfinite
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
+from ..models.samplers.parameters import NUMBER, NUMBERS, ORDER, SAMPLERS, Numbers
 from ..slots.eviction import POLICIES
 
-Value = str | int | bool
+Value = str | int | float | bool
 T = TypeVar("T")
 Order = Literal["auto", "retrieval", "sorted", "greedy"]  # the other policies are for benches, and some cost too much
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
@@ -16,6 +18,8 @@ FlashAttention = Literal["on", "off", "auto"]
 Dedup = Literal["auto", "off"]
 LogFormat = Literal["text", "json"]
 ORDERS: tuple[Order, ...] = get_args(Order)
+OF_LLAMA = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+"""The parameters of sampling that llama-server reads from its variables, too."""
 
 
 class SettingsError(Exception):
@@ -32,21 +36,24 @@ def row(
     most: int = 1 << 31,
     words: Mapping[str, int] | None = None,
     fixed: Mapping[str, str] | None = None,
+    separator: str = "",
     llama: str = "",
 ) -> T:
     """Declare a field of `Settings`.
 
     choices: where they are not in its type. least, most: of a number. words: more texts that stand for a number. fixed: flags
-    without a value, each with the value that it stands for. llama: llama-server's variable of the environment.
+    without a value, each with the value that it stands for. separator: of the values of a flag that is given several times.
+    llama: llama-server's variable of the environment.
     """
-    about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most}
-    return field(default=default, metadata=about | {"words": words or {}, "fixed": fixed or {}, "llama": llama})
+    about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
+    about |= {"words": words or {}, "fixed": fixed or {}, "separator": separator, "llama": llama}
+    return field(default=default, metadata=about)
 
 
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The settings of a server. A `Literal` lists the values that a setting may have."""
+class Settings(Numbers):
+    """The settings of a server. A `Literal` lists the values that a setting may have. The base's are defaults of requests."""
 
     model: str = row("", ("-m", "--model"), "the GGUF file to serve; without one, a small built-in model", llama="LLAMA_ARG_MODEL")
     hf_repo: str = row("", ("-hf", "-hfr", "--hf-repo"), "a Hugging Face repository, user/repo[:quant], to fetch the model from", llama="LLAMA_ARG_HF_REPO")
@@ -81,6 +88,12 @@ class Settings:
     cache_type_v: KvType = row("f16", ("-ctv", "--cache-type-v"), "data type of values, likewise (quantised: flash attention only)", llama="LLAMA_ARG_CACHE_TYPE_V")
     repack: bool = row(False, ("--repack",), "let the CPU repack weights (AMX and the like): faster prefill, not exact to the bit", fixed={"-nr": "off"}, llama="LLAMA_ARG_REPACK")
     cache_prompt: bool = row(False, ("--cache-prompt",), "default of a request's `cache_prompt`", llama="LLAMA_ARG_CACHE_PROMPT")
+    predict: int = row(-1, ("-n", "--predict", "--n-predict"), "default of a request's `max_tokens`; -1: no limit", least=-1, llama="LLAMA_ARG_N_PREDICT")
+    samplers: str = row(";".join(ORDER), ("--samplers",), "default of a request's `samplers`: names, separated by semicolons")
+    sampling_seq: str = row("", ("--sampling-seq", "--sampler-seq"), f"the same in letters: {', '.join(f'{letter} {name}' for name, letter in SAMPLERS.items())}")
+    dry_sequence_breaker: str = row("", ("--dry-sequence-breaker",), "a text that ends a repeated sequence for --dry-multiplier, in place of the four that llama-server has; may be given several times; none: no text does", separator="\n")
+    ignore_eos: bool = row(False, ("--ignore-eos",), "default of a request's `ignore_eos`")
+    logit_bias: str = row("", ("-l", "--logit-bias"), "default of a request's `logit_bias`: a token's id and its bias, such as 15043+1 or 15043-inf; may be given several times", separator=",")
     document_order: Order = row("auto", ("--document-order",), "default of a request's `document_order`")
     dedup: Dedup = row("auto", ("--dedup",), "default of a request's `dedup`; auto: a document that an earlier turn of the conversation holds is not shown again but referred to")
     order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the retrieval ranking after reordered documents")
@@ -111,7 +124,8 @@ class Settings:
 class Setting:
     """One row of the table. The environment may hold a flag's value, as SLOTCACHE_<NAME>; the command line wins.
 
-    words, fixed, llama: as in `row`; fixed holds the flags that turn a switch off, too.
+    words, fixed, separator, llama: as in `row`; fixed holds the flags that turn a switch off, too. clamps: a number outside
+    the range becomes the nearest one in it.
     """
 
     name: str
@@ -119,10 +133,12 @@ class Setting:
     flags: tuple[str, ...]
     help: str
     choices: tuple[str, ...]
-    least: int
-    most: int
+    least: int | float
+    most: int | float
+    clamps: bool
     words: Mapping[str, int]
     fixed: Mapping[str, str]
+    separator: str
     llama: str
 
     @property
@@ -146,10 +162,11 @@ class Setting:
             return self._choose(text)
         if isinstance(self.default, str):
             return text
-        number = self.words[text] if text in self.words else int(text)
-        if not self.least <= number <= self.most:
+        number = self.words[text] if text in self.words else type(self.default)(text)
+        nearest = min(max(number, self.least), self.most)
+        if not isfinite(number) or (nearest != number and not self.clamps):
             raise ValueError(f"expected {self.least} to {self.most}")
-        return number
+        return nearest
 
     def _choose(self, text: str) -> str:
         found = next((choice for choice in self.choices if choice.lower() == text.lower()), None)
@@ -174,14 +191,32 @@ def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
 
 def _table() -> tuple[Setting, ...]:
     kinds, unset = get_type_hints(Settings), Settings()
-    return tuple(_setting(declared, getattr(unset, declared.name), kinds[declared.name]) for declared in fields(Settings))
+    rows = [_setting(declared, getattr(unset, declared.name), kinds[declared.name]) for declared in fields(Settings)]
+    return tuple(sorted(rows, key=lambda setting: setting.name in NUMBERS))
 
 
 def _setting(declared: Field[Value], default: Value, kind: type) -> Setting:
-    about = dict(declared.metadata)
+    about = _about_number(declared.name) if NUMBER in declared.metadata else dict(declared.metadata)
     about["choices"] = about["choices"] or get_args(kind)
     about["fixed"] = about["fixed"] | _negations(default, about["flags"])
     return Setting(name=declared.name, default=default, **about)
+
+
+def _about_number(name: str) -> dict[str, Any]:
+    """Return the row of a parameter of sampling."""
+    number = NUMBERS[name]
+    return {
+        "flags": number.flags,
+        "help": f"default of a request's `{name}`: {number.help}",
+        "choices": (),
+        "least": number.least,
+        "most": number.most,
+        "clamps": not number.is_strict,
+        "words": {},
+        "fixed": {},
+        "separator": "",
+        "llama": f"LLAMA_ARG_{name.upper()}" if name in OF_LLAMA else "",
+    }
 
 
 SETTINGS = _table()

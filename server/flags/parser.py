@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="on|off" if setting.is_switch else "|".join(setting.choices) or type(setting.default).__name__,
             nargs="?" if setting.is_switch else None,
             const=True if setting.is_switch else None,
+            **({"action": _Several, "separator": setting.separator} if setting.separator else {}),
         )
         for flag, text in setting.fixed.items():
             value = setting.parse(text)
@@ -58,6 +59,24 @@ def with_dashes(arguments: Sequence[str]) -> list[str]:
 def _with_dashes(argument: str) -> str:
     name, separator, value = argument.partition("=")
     return name.replace("_", "-") + separator + value
+
+
+class _Several(argparse.Action):
+    """A flag whose values are joined when it is given several times."""
+
+    def __init__(self, *, separator: str, dest: str, **options: object) -> None:
+        super().__init__(dest=dest, **options)  # type: ignore[arg-type]
+        self._separator = separator
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, str(values) if before == self.default else f"{before}{self._separator}{values}")
 
 
 class _Foreign(argparse.Action):

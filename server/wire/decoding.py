@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import gc
 import re
+from functools import cache
 from threading import Lock
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.inspect import Field, FloatType, StructType, Type, UnionType, type_info
 
 from ..errors import RequestError
+from .sampling import Json
 
 LARGE = 64 << 10  # bytes of a body that takes long to decode: not in the event loop
 MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a large body: decoding stops all other threads, at this size for 0.1 s
 COLLECTOR = Lock()  # held while the garbage collector is off: two decoders must not turn it on for each other
+LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes where msgspec does not
 R = TypeVar("R", bound=Struct)
+T = TypeVar("T")
+A = TypeVar("A", bound=Type)
 
 
 def decode(body: bytes, kind: type[R]) -> R:
     """Decode a body. Raises RequestError that names the wrong field and the expected type."""
     _check_elements(body)
     try:
-        return _decode(body, kind)
+        try:
+            return _decode(body, kind)
+        except msgspec.ValidationError as error:
+            if LOOSE.search(str(error)) is None:
+                raise
+            return msgspec.convert(tightened(_decode(body, dict[str, Json]), kind), kind)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         where = path.rstrip("`").lstrip(".") or _field_named(message)
@@ -33,7 +44,7 @@ def decode(body: bytes, kind: type[R]) -> R:
         raise RequestError("the body is nested too deeply: expected fewer levels", code="malformed_json") from None
 
 
-def _decode(body: bytes, kind: type[R]) -> R:
+def _decode(body: bytes, kind: type[T]) -> T:
     """Decode with the garbage collector off: it would scan all objects each time that their number grows by a quarter."""
     with COLLECTOR:
         enabled = gc.isenabled()
@@ -43,6 +54,37 @@ def _decode(body: bytes, kind: type[R]) -> R:
         finally:
             if enabled:
                 gc.enable()
+
+
+def tightened(values: dict[str, Json], kind: type) -> dict[str, Json]:
+    """Return the fields of a body as msgspec takes them, where llama-server takes more.
+
+    null is a field that is not set, and 4.0 is the integer 4. So it is in the body itself and in its objects of known
+    fields; lists are left as they are.
+    """
+    for name, field in _fields_of(kind).items():
+        value = values.get(name)
+        if value is None and not field.required:
+            values.pop(name, None)
+        elif isinstance(value, float) and value.is_integer() and not _takes(field.type, FloatType):
+            values[name] = int(value)
+        elif isinstance(value, dict) and (inner := _takes(field.type, StructType)):
+            values[name] = tightened(value, inner.cls)
+    return values
+
+
+@cache
+def _fields_of(kind: type) -> dict[str, Field]:
+    about = type_info(kind)
+    assert isinstance(about, StructType)
+    return {field.encode_name: field for field in about.fields}
+
+
+def _takes(about: Type, wanted: type[A]) -> A | None:
+    """Return the type among those of a field that is of the wanted kind, if any."""
+    if isinstance(about, UnionType):
+        return next((each for each in about.types if isinstance(each, wanted)), None)
+    return about if isinstance(about, wanted) else None
 
 
 def _check_elements(body: bytes) -> None:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import reprlib
-from dataclasses import fields
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 from msgspec import Meta, Struct
 
-from ...models.sampling import Sampling
 from ...slots.scope import MAX_NAME
 from ..errors import RequestError
 from ..settings import ORDERS
+from .sampling import Json, SamplingOptions
 
-Json = Any  # a decoded value whose type is not checked here: msgspec knows no `object`
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 HistoryKind = Literal["auto", "whole", "new"]
-Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
-MAX_BIASES = 1 << 15  # tokens of a logit_bias: they are made into a sampler in the event loop
 
 
 class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
-class Options(Struct, frozen=True):
+class Options(SamplingOptions, Struct, frozen=True):
     """The common fields of chat and text completions: OpenAI's, then llama-server's, then our own."""
 
     model: str | None = None
@@ -36,23 +29,11 @@ class Options(Struct, frozen=True):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: Annotated[float, Meta(ge=0.0)] | None = None
-    top_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
-    logit_bias: dict[str, float] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    logprobs: bool | int | None = None
     response_format: dict[str, Json] | None = None
 
     n_predict: int | None = None
-    top_k: Int32 | None = None
-    min_p: Share | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0.0)] | None = None
-    repeat_last_n: Annotated[int, Meta(ge=0, le=65536)] | None = None
-    ignore_eos: bool = False
     return_progress: bool = False
     cache_prompt: bool | None = None
 
@@ -66,8 +47,6 @@ class Options(Struct, frozen=True):
 
     def check(self) -> None:
         """Refuse options that the server would ignore although they change the answer. Raises RequestError."""
-        if self.logprobs:
-            raise RequestError("logprobs are not supported: leave them out", param="logprobs")
         if (self.response_format or {}).get("type", "text") != "text":
             raise RequestError("only response_format {'type': 'text'} is supported", param="response_format")
         if self.document_order is not None and self.document_order not in ORDERS:
@@ -77,48 +56,25 @@ class Options(Struct, frozen=True):
         if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops):
             raise RequestError(f"stop: expected at most {MAX_STOPS} texts of at most {MAX_STOP:,} characters", param="stop")
         check_scope(self.cache_scope, "cache_scope")
+        self.check_sampling()
 
     def without_texts(self) -> Self:
         """Return the options without the texts that they belong to, which may take much memory."""
         raise NotImplementedError
 
-    def limit(self) -> int:
-        """Return the most tokens to generate; -1 if the request sets no limit, as in llama-server."""
+    def limit(self, default: int = -1) -> int:
+        """Return the most tokens to generate: the default, if the request sets no limit; -1: no limit."""
         for name in ("max_completion_tokens", "max_tokens", "n_predict"):
             if (value := getattr(self, name)) is not None:
                 if value < -1:
                     raise RequestError(
                         f"{name} is {reprlib.repr(value)}: expected 0 or more, or -1 for no limit", param=name
                     )
-                return value
-        return -1
+                return default if value == -1 else value
+        return default
 
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    def sampling(self, ends: frozenset[int], num_vocab: int) -> Sampling:
-        """Return the sampling parameters: the request's fields of the same names, and llama-server's defaults."""
-        names = [field.name for field in fields(Sampling) if field.name not in ("logit_bias", "banned")]
-        return Sampling(
-            **{name: value for name in names if (value := getattr(self, name)) is not None},
-            logit_bias=self._biases(num_vocab),
-            banned=ends if self.ignore_eos else frozenset(),
-        )
-
-    def _biases(self, num_vocab: int) -> dict[int, float]:
-        given, biases = self.logit_bias or {}, {}
-        if len(given) > MAX_BIASES:
-            raise RequestError(
-                f"logit_bias names {len(given):,} tokens: expected at most {MAX_BIASES:,}", param="logit_bias"
-            )
-        for token, bias in given.items():
-            if not re.fullmatch("[0-9]{1,9}", token) or int(token) >= num_vocab:
-                raise RequestError(
-                    f"logit_bias names token {reprlib.repr(token)}: expected an id from 0 to {num_vocab - 1}",
-                    param="logit_bias",
-                )
-            biases[int(token)] = bias
-        return biases
 
 
 class ConversationReference(Struct, frozen=True):

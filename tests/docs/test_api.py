@@ -1,10 +1,11 @@
 """docs/api.md and docs/metrics.md against the server: routes, fields, defaults, errors, metrics, the report."""
 
 import ast
+import json
 import re
 from dataclasses import fields
 
-from slotcache.models.sampling import Sampling
+from slotcache.models.samplers.parameters import NUMBERS, Sampling
 from slotcache.server.errors import TYPES
 from slotcache.server.routes.openapi import BODIES
 
@@ -43,10 +44,11 @@ def test_every_field_of_a_body_is_described():
 def test_the_defaults_of_sampling_are_as_described():
     real = {field.name: field.default for field in fields(Sampling)}
     described = {name: cells[0] for name, cells in first_codes(section(API, "## Fields of a completion")) if name in real}
-    assert len(described) >= 9
-    for name, default in described.items():
-        if name != "logit_bias":
-            assert float(default) == real[name], name
+    numbers = {name: default for name, default in described.items() if name in NUMBERS and "," not in default}
+    assert len(numbers) >= 22
+    for name, default in numbers.items():
+        assert float(default) == real[name], name
+    assert json.loads(described["dry_sequence_breakers"].strip("`")) == list(real["dry_sequence_breakers"])
 
 
 def test_every_status_and_code_of_an_error_is_described():

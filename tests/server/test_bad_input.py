@@ -39,12 +39,26 @@ def refused(server, path, content):
         ({"n_predict": 1.5}, "n_predict", "got `float`"),
         ({"top_k": 2**32 + 1}, "top_k", "<= 2147483647"),
         ({"top_k": 10**30}, "top_k", "<= 2147483647"),
-        ({"temperature": -1}, "temperature", ">= 0.0"),
+        ({"temperature": "hot"}, "temperature", "got `str`"),
         ({"repeat_penalty": 0}, "repeat_penalty", "> 0.0"),
-        ({"repeat_last_n": 10**30}, "repeat_last_n", "<= 65536"),
+        ({"repeat_last_n": 10**30}, "repeat_last_n", "<= 2147483647"),
+        ({"repeat_last_n": -2}, "repeat_last_n", ">= -1"),
+        ({"adaptive_decay": 1}, "adaptive_decay", "<= 0.99"),
+        ({"dry_allowed_length": -1}, "dry_allowed_length", ">= 0"),
+        ({"dry_sequence_breakers": []}, "dry_sequence_breakers", "length >= 1"),
+        ({"dry_sequence_breakers": ["x" * 300]}, "dry_sequence_breakers", "at most 256"),
+        ({"samplers": ["top_k", "best"]}, "samplers", "'best'"),
+        ({"samplers": "k?"}, "samplers", "'?'"),
+        ({"samplers": ["top_k"] * 100}, "samplers", "at most 32"),
+        ({"n_probs": 10**6}, "n_probs", "<= 100"),
+        ({"top_logprobs": 5}, "top_logprobs", "logprobs"),
         ({"priority": 10**30}, "priority", "<= 100"),
         ({"n": -1}, "n", ">= 1"),
-        ({"logit_bias": {"\u00b2": 1}}, "logit_bias", "expected an id"),
+        ({"logit_bias": [[999_999, 1]]}, "logit_bias", "expected an id"),
+        ({"logit_bias": [[10**400, 1]]}, "logit_bias", "expected an id"),
+        ({"logit_bias": [[1, True]]}, "logit_bias", "or false for never"),
+        ({"logit_bias": [[1, 2, 3]]}, "logit_bias", "a token and its bias"),
+        ({"logit_bias": [[None, 2]]}, "logit_bias", "an id or a text"),
         ({"logit_bias": {"1" * 5000: 1}}, "logit_bias", "expected an id"),
         ({"logit_bias": {f"{token:09}": 1 for token in range(40_000)}}, "logit_bias", "at most 32,768"),
         ({"stop": ["x"] * 100}, "stop", "at most 64"),
@@ -60,6 +74,12 @@ def refused(server, path, content):
 def test_absurd_values(server, fields, param, says):
     error = refused(server, NATIVE, json.dumps({"prompt": "Hello", "n_predict": 2} | fields))
     assert error["param"] == param and says in error["message"]
+
+
+def test_biases_that_forbid_every_token(server):
+    biases = [[token, False] for token in range(server.service.model.num_vocab)]
+    error = refused(server, NATIVE, json.dumps({"prompt": "Hello", "n_predict": 2, "logit_bias": biases}))
+    assert error["param"] == "logit_bias" and "forbids every token" in error["message"]
 
 
 @pytest.mark.parametrize("fields", [{"messages": [USER[0] | {"x": [0] * 100_000}]}, {"tools": [{"x": [0] * 100_000}]}])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from slotcache.models.errors import RunnerError
 from slotcache.models.runner import Runner
+from slotcache.models.sampling import Sampling
 from slotcache.ordering import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import ChatPrompt
@@ -82,7 +83,7 @@ def events_of(server, prompt):
 
     async def collect():
         (generation,) = server.service.submit(
-            Submission("", (prompt,), CompletionRequest(prompt="", max_tokens=2, cache_prompt=True))
+            Submission("", (prompt,), CompletionRequest(prompt="", max_tokens=2, cache_prompt=True), Sampling())
         )
         return await asyncio.wait_for(generation.events.get(), 30)
 
