@@ -21,6 +21,11 @@ TYPE_BYTES = {  # of one number, scales included
     "iq4_nl": 18 / 32,
 }  # fmt: skip
 GGUF_MAGIC = b"GGUF"
+NO_KV = frozenset({  # architectures for which llama.cpp keeps no KV
+    "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
+    "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
+})  # fmt: skip
+POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 CLOSED = llama_cpp.llama_model_p(0)
 
 
@@ -143,8 +148,17 @@ class Model:
 
     @property
     def can_chat(self) -> bool:
-        """Whether it is a causal decoder: the server serves no other kind."""
-        return llama_cpp.llama_model_has_decoder(self.handle) and not llama_cpp.llama_model_has_encoder(self.handle)
+        """Whether it is a causal decoder, which can generate text. Encoders only make vectors."""
+        architecture = self.metadata("general.architecture")
+        is_causal = architecture not in NO_KV and self.metadata(f"{architecture}.attention.causal") != "false"
+        has_encoder = llama_cpp.llama_model_has_encoder(self.handle)
+        return is_causal and llama_cpp.llama_model_has_decoder(self.handle) and not has_encoder
+
+    @property
+    def pooling(self) -> str:
+        """How the vectors of a text's tokens become one, as its file says; empty: it does not say."""
+        number = self.metadata(f"{self.metadata('general.architecture')}.pooling_type") or "-1"
+        return next((name for name, value in POOLINGS.items() if str(value) == number), "")
 
     def metadata(self, key: str) -> str | None:
         """Return a metadata value as text; None: the file does not have the key."""

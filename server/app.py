@@ -19,35 +19,61 @@ from .edge.keys import Keys
 from .edge.origins import CrossOrigin, Origins
 from .edge.refusal import refusal
 from .errors import RequestError
-from .routes import cache, documents, openapi, speculation, status
+from .routes import cache, documents, embeddings, openapi, rerank, speculation, status
 from .routes import chat as completions
 from .routes import conversations as remembered
 from .routes import slots as lanes
 from .routes import tokenize as texts
 from .service import Service
 from .settings import Settings
+from .vectors.vectors import Vectors
 
 
 @dataclass(slots=True)
 class Host:
-    """Holds the service while the server is up. service: None while the model loads."""
+    """Holds all that serves while the server is up.
+
+    vectors: None while the model loads. service: likewise, and with an encoder, which generates no text.
+    """
 
     settings: Settings
     bodies: Bodies
     service: Service | None = None
+    vectors: Vectors | None = None
 
     @property
     def failure(self) -> str | None:
         """Why the engine has ended for good, if it has."""
         return self.service.engine.failure if self.service else None
 
-    def ready(self) -> Service:
-        """Return the service. Raises RequestError 503 while the model loads, and once the engine has ended."""
-        if self.service is None:
+    def loaded(self) -> Vectors:
+        """Return the models. Raises RequestError 503 while they load, and once the engine has ended."""
+        if self.vectors is None:
             raise RequestError("the model is loading", status=503, code="loading_model", retry_after=1)
         if self.failure:
             raise RequestError(self.failure, status=503, code="engine_failed")
+        return self.vectors
+
+    def ready(self) -> Service:
+        """Return the service. Raises RequestError as `loaded`, and 501 for an encoder."""
+        vectors = self.loaded()
+        if self.service is None:
+            raise RequestError(f"{vectors.name} generates no text: it is served for vectors or scores only", status=501)
         return self.service
+
+    def stop(self) -> None:
+        """End all requests with an error; the server shuts down."""
+        if self.service is not None:
+            self.service.engine.stop()
+        if self.vectors is not None:
+            self.vectors.stop()
+
+    def close(self) -> None:
+        """Free the models."""
+        if self.vectors is not None:
+            self.vectors.close()
+        if self.service is not None:
+            self.service.close()
 
 
 def make_app(host: Host) -> Starlette:
@@ -68,6 +94,13 @@ def make_app(host: Host) -> Starlette:
         Route("/completion", completions.native, methods=["POST"]),
         Route("/completions", completions.native, methods=["POST"]),
         Route("/infill", completions.infill, methods=["POST"]),
+        Route("/v1/embeddings", embeddings.openai, methods=["POST"]),
+        Route("/embedding", embeddings.native, methods=["POST"]),
+        Route("/embeddings", embeddings.native, methods=["POST"]),
+        Route("/v1/rerank", rerank.rerank, methods=["POST"]),
+        Route("/v1/reranking", rerank.rerank, methods=["POST"]),
+        Route("/rerank", rerank.rerank, methods=["POST"]),
+        Route("/reranking", rerank.rerank, methods=["POST"]),
         Route("/v1/cache", cache.holdings, methods=["GET"]),
         Route("/v1/cache", cache.drop, methods=["DELETE"]),
         Route("/v1/cache/warm", cache.warm, methods=["POST"]),

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
@@ -43,21 +44,53 @@ from .metrics import Metrics
 from .provenance import provenance_of
 from .service import Service
 from .settings import Settings
+from .vectors.loading import load_vectors
+from .vectors.vectors import Vectors
 from .wire.defaults import Defaults
 
 logger = logging.getLogger("slotcache")
 DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything that serves requests. service: None for an encoder, which generates no text."""
+
+    service: Service | None
+    vectors: Vectors
+
+
+def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Loaded:
+    """Load the served model and those beside it. Raises ModelError and FolderError. progress: as in `Model`."""
+    model = _open(settings, path, progress)
+    service = _serve(settings, model) if model.can_chat else None
+    name = service.name if service else settings.alias or path.stem
+    vectors = load_vectors(settings, model, name, is_busy=lambda: service is not None and bool(service.open))
+    if service is None:
+        vectors.beside.append(model)  # no service closes it
+    return Loaded(service, vectors)
+
+
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
     """Load a model and make everything around it, the engine not yet started. Raises ModelError and FolderError."""
+    return _serve(settings, _open(settings, path, progress))
+
+
+def _open(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Model:
     return_large_blocks()
     for folder, flag in ((settings.cache_dir, "--cache-dir"), (settings.slot_save_path, "--slot-save-path")):
         if folder:
             own_folder(Path(folder).expanduser(), flag)
     model = Model(path, settings.gpu_layers, progress, repack=settings.repack)
-    if not model.can_chat:
-        raise ModelError(f"{path} is not a text generation model: {model.description}")
+    if not model.can_chat and not (settings.embeddings or settings.reranking):
+        raise ModelError(
+            f"{path} is not a text generation model: {model.description}; serve an encoder with --embeddings or "
+            "--reranking, or beside a text generation model with --embedding-model or --rerank-model"
+        )
+    return model
+
+
+def _serve(settings: Settings, model: Model) -> Service:
     source = _template_source(settings, model)
     try:
         template = ChatTemplate(source, model.bos, model.eos, model.tokenizer.controls)
@@ -89,7 +122,7 @@ def load(settings: Settings, path: Path, progress: Callable[[float], bool] | Non
     door, view = Door(engine, model), View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
-    name = settings.alias or path.stem
+    name = settings.alias or model.path.stem
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     conversations = Conversations(*bounds, shelf=_shelf(settings, made_by))
     conversations.restore(Vocabulary(model.num_vocab, builder.tokens))

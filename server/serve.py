@@ -36,8 +36,7 @@ class Server(uvicorn.Server):
         self._host = host
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._host.service is not None:
-            await asyncio.to_thread(self._host.service.engine.stop)
+        await asyncio.to_thread(self._host.stop)
         await super().shutdown(sockets)
 
 
@@ -97,7 +96,7 @@ async def run(server: Server, host: Host, path: Path) -> None:
     await load
     if host.service is not None:
         host.service.idle.stop()
-        await asyncio.to_thread(host.service.close)
+    await asyncio.to_thread(host.close)
 
 
 async def _load(host: Host, path: Path, server: Server) -> None:
@@ -110,11 +109,12 @@ async def _load(host: Host, path: Path, server: Server) -> None:
         return not server.should_exit
 
     try:
-        service = await asyncio.to_thread(loading.load, host.settings, path, progress)
+        loaded = await asyncio.to_thread(loading.load_all, host.settings, path, progress)
     except BaseException:
         server.should_exit = True
         raise
-    loading.start(service, lambda: setattr(server, "should_exit", True))
-    host.service = service
+    if loaded.service is not None:
+        loading.start(loaded.service, lambda: setattr(server, "should_exit", True))
+    host.service, host.vectors = loaded.service, loaded.vectors
     address = f"http://{host.settings.host}:{host.settings.port}"
     logger.info("ready on %s after %.1f s", address, time.perf_counter() - began)

@@ -17,6 +17,7 @@ KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0",
 FlashAttention = Literal["on", "off", "auto"]
 Dedup = Literal["auto", "off"]
 LogFormat = Literal["text", "json"]
+Pooling = Literal["", "none", "mean", "cls", "last", "rank"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 OF_LLAMA = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 """The parameters of sampling that llama-server reads from its variables, too."""
@@ -104,6 +105,12 @@ class Settings(Numbers):
     idle_sets: int = row(0, ("--idle-sets",), "after a chat's first answer, while the server is idle, prefill this many sets of its documents at the front of a prompt, where other chats can reuse them: each document alone, then pairs, and so on")
     chat_template_file: str = row("", ("--chat-template-file",), "a Jinja chat template to use instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
     spm_infill: bool = row(False, ("--spm-infill",), "`/infill` shows the text behind the gap first, as some models were trained")
+    embedding_model: str = row("", ("--embedding-model",), "a GGUF file beside -m whose vectors `POST /v1/embeddings` answers with")
+    rerank_model: str = row("", ("--rerank-model",), "a GGUF file beside -m, a reranker, for `POST /v1/rerank`")
+    embeddings: bool = row(False, ("--embeddings", "--embedding"), "answer `POST /v1/embeddings` with vectors of -m itself, which may be an encoder: such a model generates no text", llama="LLAMA_ARG_EMBEDDINGS")
+    reranking: bool = row(False, ("--reranking", "--rerank"), "answer `POST /v1/rerank` with scores of -m itself", llama="LLAMA_ARG_RERANKING")
+    pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one, for embeddings; without it, as the model's file says; rank: the same as --reranking", llama="LLAMA_ARG_POOLING")
+    embd_normalize: int = row(2, ("--embd-normalize",), "the norm that embeddings are divided by: 0: of the largest number, to 32,760; 1: taxicab; 2: Euclidean; n: the n-norm; -1: none", least=-1, most=100)
     max_body: int = row(32, ("--max-body",), "largest request body, MiB")
     strict: bool = row(False, ("--strict",), "refuse requests with a field that this server does not know; off: such a field becomes a warning in the answer and in the log")
     metrics: bool = row(True, ("--metrics",), "show `GET /metrics`", llama="LLAMA_ARG_ENDPOINT_METRICS")

@@ -36,8 +36,8 @@ NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next m
 class PromptBuilder:
     """Renders, cuts and tokenises. Safe from several threads: callers run it in `threads`.
 
-    text_threads: for texts that are tokenised without becoming a prompt. limit: tokens that a prompt and its answer may
-    have. settings: the defaults of a request's options. room: bytes of requests that may wait for each pair of threads.
+    limit: tokens that a prompt and its answer may have. settings: the defaults of a request's options. room: bytes of
+    requests that may wait for its threads.
     """
 
     def __init__(
@@ -47,11 +47,10 @@ class PromptBuilder:
         self._settings = settings
         self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
-        self.threads, self.text_threads = PromptThreads(room), PromptThreads(room)
+        self.threads = PromptThreads(room)
 
     def close(self) -> None:
         self.threads.close()
-        self.text_threads.close()
 
     def prompts(self, request: CompletionRequest | InfillRequest) -> tuple[ChatPrompt, ...]:
         """Build the prompts of a request that is no chat: one, or a list of them. Raises RequestError."""

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..service import Service
+from ..vectors.vectors import Vectors
 from ..wire.decoding import LARGE, R, decode
 from ..wire.requests import check_scope
 from .replies.reply import encode
@@ -37,6 +38,11 @@ def scope_of(request: Request) -> str:
     return scope
 
 
+def vectors_of(request: Request) -> Vectors:
+    """Return the models for vectors, which are there for every model. Raises RequestError 503 while the model loads."""
+    return request.app.state.host.loaded()
+
+
 def service_of(request: Request) -> Service:
-    """Return the service. Raises RequestError 503 while the model loads."""
+    """Return the service. Raises RequestError: 503 while the model loads, 501 for an encoder."""
     return request.app.state.host.ready()

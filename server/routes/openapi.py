@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..engine.view import Fields
+from ..wire.embedding import EmbeddingRequest, RerankRequest
 from ..wire.infill import InfillRequest
 from ..wire.requests import MAX_NAME, ChatRequest, CompletionRequest, OrderRequest, SpeculateRequest, WarmRequest
 from .http import Json
@@ -24,6 +25,13 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/completion": CompletionRequest,
     "/completions": CompletionRequest,
     "/infill": InfillRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/embedding": EmbeddingRequest,
+    "/embeddings": EmbeddingRequest,
+    "/v1/rerank": RerankRequest,
+    "/v1/reranking": RerankRequest,
+    "/rerank": RerankRequest,
+    "/reranking": RerankRequest,
     "/v1/cache/warm": WarmRequest,
     "/v1/documents/order": OrderRequest,
     "/v1/speculate": SpeculateRequest,

@@ -7,30 +7,39 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...models.model import Model
 from ..engine.view import Fields, LaneState
 from ..errors import RequestError
-from .http import Json, service_of
+from .http import Json, service_of, vectors_of
 
 
 async def health(request: Request) -> Response:
-    service_of(request)
+    vectors_of(request)
     return Json({"status": "ok"})
 
 
 async def models(request: Request) -> Response:
-    service = service_of(request)
+    """List the served model, and those beside it for vectors and scores."""
+    vectors = vectors_of(request)
+    served = {vectors.name: vectors.model}
+    beside = {computer.name: computer.embedder.model for computer in vectors.computers}
+    return Json({"object": "list", "data": [_entry(name, model) for name, model in (served | beside).items()]})
+
+
+def _entry(name: str, model: Model) -> Fields:
     about = {
-        "n_vocab": service.model.num_vocab,
-        "n_ctx_train": service.model.context_train,
-        "n_params": service.model.num_parameters,
-        "size": service.model.size,
+        "n_vocab": model.num_vocab,
+        "n_ctx_train": model.context_train,
+        "n_params": model.num_parameters,
+        "size": model.size,
     }
-    entry = {"id": service.name, "object": "model", "created": 0, "owned_by": "slotcache", "meta": about}
-    return Json({"object": "list", "data": [entry]})
+    return {"id": name, "object": "model", "created": 0, "owned_by": "slotcache", "meta": about}
 
 
 async def properties(request: Request) -> Response:
-    return Json(service_of(request).properties())
+    """Show llama-server's properties and every setting; of an encoder, those that it has."""
+    vectors, service = vectors_of(request), request.app.state.host.service
+    return Json((service.properties() if service else {}) | vectors.properties())
 
 
 async def slots(request: Request) -> Response:

@@ -11,12 +11,14 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...models.model import Model
 from ..errors import RequestError
 from ..service import Service
+from ..vectors.vectors import Vectors
 from ..wire.requests import ChatRequest
 from ..wire.requests import Json as AnyJson
 from .chat import while_connected
-from .http import Json, read_body, service_of
+from .http import Json, read_body, service_of, vectors_of
 from .replies.reply import encode
 
 PIECE = 50_000  # tokens
@@ -36,17 +38,16 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 async def tokenize(request: Request) -> Response:
-    service = service_of(request)
+    vectors = vectors_of(request)
     asked = await read_body(request, TokenizeRequest)
-    work = service.builder.text_threads.run(request.state.num_bytes, _tokens, service, asked)
-    tokens = await while_connected(request, work)
-    return Json(await asyncio.to_thread(_encode_tokens, tokens, service.model.spelling if asked.with_pieces else None))
+    tokens = await while_connected(request, vectors.threads.run(request.state.num_bytes, _tokens, vectors, asked))
+    return Json(await asyncio.to_thread(_encode_tokens, tokens, vectors.model.spelling if asked.with_pieces else None))
 
 
 async def detokenize(request: Request) -> Response:
-    service = service_of(request)
+    vectors = vectors_of(request)
     asked = await read_body(request, DetokenizeRequest)
-    work = service.builder.text_threads.run(request.state.num_bytes, _encode_text, service, asked.tokens)
+    work = vectors.threads.run(request.state.num_bytes, _encode_text, vectors.model, asked.tokens)
     return Json(await while_connected(request, work))
 
 
@@ -63,8 +64,8 @@ async def apply_template(request: Request) -> Response:
 # ---- answers as long as a body, so they are made in a thread ----------------------------------------------------------
 
 
-def _tokens(service: Service, asked: TokenizeRequest) -> np.ndarray:
-    return service.builder.texts.tokens(asked.content, "content", special=asked.parse_special, begin=asked.add_special)
+def _tokens(vectors: Vectors, asked: TokenizeRequest) -> np.ndarray:
+    return vectors.texts.tokens(asked.content, "content", special=asked.parse_special, begin=asked.add_special)
 
 
 def _encode_tokens(tokens: np.ndarray, spelling: Callable[[int], bytes] | None) -> bytes:
@@ -85,11 +86,11 @@ def _piece(spelling: bytes) -> str | list[int]:
         return list(spelling)
 
 
-def _encode_text(service: Service, tokens: list[int]) -> bytes:
+def _encode_text(model: Model, tokens: list[int]) -> bytes:
     """Raises RequestError for a token outside the vocabulary."""
-    if unknown := next((token for token in tokens if token >= service.model.num_vocab), None):
-        raise RequestError(f"tokens: {unknown} is not below {service.model.num_vocab}", param="tokens")
-    return encode({"content": service.model.detokenize(np.array(tokens, np.int32), special=True)})
+    if unknown := next((token for token in tokens if token >= model.num_vocab), None):
+        raise RequestError(f"tokens: {unknown} is not below {model.num_vocab}", param="tokens")
+    return encode({"content": model.detokenize(np.array(tokens, np.int32), special=True)})
 
 
 def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:

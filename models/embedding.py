@@ -1,0 +1,142 @@
+"""Texts as vectors: a llama.cpp context of its own over an embedding model or a reranker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import llama_cpp
+import numpy as np
+
+from ..slots.plan import Span
+from . import log
+from .context import CLOSED, FLASH_ATTENTION
+from .errors import ModelError, RunnerError
+from .model import POOLINGS, Model
+from .runner import Batch
+
+UNSPECIFIED = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedderSettings:
+    """pooling: how the vectors of a text's tokens become one; empty: as the model's file says.
+
+    max_tokens: of a text; the model's own limit counts, too. threads: most of the CPU's. most_texts: of a call.
+    """
+
+    pooling: str = ""
+    max_tokens: int = 512
+    flash_attention: str = "auto"
+    threads: int = 1
+    most_texts: int = 1
+
+
+class Embedder:
+    """Turns tokens into vectors. One thread at a time may use it; `tokens` is safe from several.
+
+    On a CPU a text's vectors are the same bit for bit each time if it is alone in its call. The bits of a result depend on
+    all texts of the call (by 0.003 of a unit vector with Q8_0 weights). Several texts in a call are no faster there, since
+    attention pays for every pair of tokens in it.
+
+    pooling: none, mean, cls, last or rank. limit: most tokens of a call. most_texts: of a call. width: numbers of a vector;
+    of a reranker, scores.
+    """
+
+    def __init__(self, model: Model, settings: EmbedderSettings) -> None:
+        self.model = model
+        self.limit = min(settings.max_tokens, model.context_train or settings.max_tokens)
+        self.most_texts = settings.most_texts
+        params = llama_cpp.llama_context_default_params()
+        # Every token of an encoder attends to every other one, so all of a text has to be in one kernel.
+        params.n_ctx = params.n_batch = params.n_ubatch = max(self.limit, self.most_texts)
+        params.n_seq_max = self.most_texts
+        params.kv_unified = params.embeddings = True
+        params.pooling_type = POOLINGS.get(settings.pooling, UNSPECIFIED)
+        params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
+        params.n_threads = params.n_threads_batch = settings.threads
+        handle = llama_cpp.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise ModelError(f"cannot make a context for the vectors of {model.path}: {log.last_complaint()}")
+        self.handle = handle
+        self.threads = settings.threads
+        number = llama_cpp.llama_pooling_type(handle)
+        self.pooling = next(name for name, value in POOLINGS.items() if value == number)
+        self.is_ranker = self.pooling == "rank"
+        sizes = llama_cpp.llama_model_n_cls_out if self.is_ranker else llama_cpp.llama_model_n_embd_out
+        self.width: int = sizes(model.handle)
+        self._memory = llama_cpp.llama_get_memory(handle)  # an encoder has none
+        self._batch = Batch(max(self.limit, self.most_texts))
+        self._begin, self._end = _frame(model)
+
+    def close(self) -> None:
+        if self.handle:
+            llama_cpp.llama_free(self.handle)
+            self.handle = CLOSED
+
+    def tokens(self, text: str) -> np.ndarray:
+        """Return the tokens of a text, int32, in the frame that the model expects, such as [CLS] and [SEP].
+
+        The text stays text: nothing in it becomes a control token.
+        """
+        return np.concatenate(
+            [self._begin, self.model.tokenize(text, begin=True)[len(self.model.tokenizer.begin) :], self._end]
+        )
+
+    def shortened(self, tokens: np.ndarray, from_start: bool = False) -> np.ndarray:
+        """Return the tokens of a framed text without those beyond the limit, at its end or its start; the frame stays."""
+        if len(tokens) <= self.limit:
+            return tokens
+        head, tail = len(self._begin), len(self._end)
+        body = tokens[head : len(tokens) - tail]
+        room = self.limit - head - tail
+        kept = body[len(body) - room :] if from_start else body[:room]
+        return np.concatenate([self._begin, kept, self._end])
+
+    def vectors(self, texts: Sequence[np.ndarray], threads: int = 0) -> list[np.ndarray]:
+        """Compute texts (int32 each) in one call; return (width,) float32 for each, and (tokens, width) without pooling.
+
+        At most `most_texts`, none empty, together no longer than `limit`.
+        threads: of the CPU; 0: all that the settings allow. Raises RunnerError.
+        """
+        number = threads or self.threads
+        llama_cpp.llama_set_n_threads(self.handle, number, number)
+        if self._memory:
+            llama_cpp.llama_memory_clear(self._memory, False)
+        self._batch.fill(tuple(Span(0, at, 0, tokens, logits=True) for at, tokens in enumerate(texts)))
+        num_tokens = sum(map(len, texts))
+        self._batch.wants_logits[:num_tokens] = 1  # a vector of each token, for the pooling
+        result = llama_cpp.llama_decode(self.handle, self._batch.struct)
+        if result != 0:
+            raise RunnerError(f"llama_decode returned {result} for {len(texts)} texts of {num_tokens} tokens")
+        if self.pooling != "none":
+            return [self._pooled(at) for at in range(len(texts))]
+        pointer = llama_cpp.llama_get_embeddings(self.handle)
+        rows = np.ctypeslib.as_array(pointer, (num_tokens, self.width)).copy()
+        return np.split(rows, np.cumsum([len(tokens) for tokens in texts])[:-1])
+
+    def _pooled(self, sequence: int) -> np.ndarray:
+        pointer = llama_cpp.llama_get_embeddings_seq(self.handle, llama_cpp.llama_seq_id(sequence))
+        if not pointer:
+            raise RunnerError(f"llama.cpp has no vector of text {sequence}")
+        return np.ctypeslib.as_array(pointer, (self.width,)).copy()
+
+
+def normalised(vectors: np.ndarray, norm: int) -> np.ndarray:
+    """Scale vectors (..., width) as llama-server does: -1: not at all, 0: to 32,760 at most, 1: taxicab, n: the n-norm."""
+    if norm < 0:
+        return vectors
+    size = np.abs(vectors).astype(np.float64)
+    most, total = size.max(-1, keepdims=True), (size**norm).sum(-1, keepdims=True)
+    lengths = most / 32760.0 if norm == 0 else total ** (1 / norm)
+    factors = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return vectors * factors.astype(np.float32)
+
+
+def _frame(model: Model) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens that llama.cpp puts in front of a text and behind it."""
+    frame = (llama_cpp.llama_token * 4)()
+    size = llama_cpp.llama_tokenize(model.vocab, b"", 0, frame, len(frame), True, False)
+    tokens = np.array(frame[:size], np.int32)
+    begin = size == 2 or (size == 1 and len(model.tokenizer.begin) == 1)
+    return tokens[:begin], tokens[begin:]

@@ -1,0 +1,128 @@
+"""Texts that wait to become vectors, and the thread that computes them while any wait."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Lock, Thread
+
+import numpy as np
+
+from ...models.embedding import Embedder
+from ..errors import RequestError
+
+logger = logging.getLogger("slotcache.vectors")
+NICENESS = 10  # the engine's threads come first where both want a core
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The texts of one request. vectors: of its first texts, so far."""
+
+    texts: Sequence[np.ndarray]
+    vectors: list[np.ndarray] = field(default_factory=list)
+    num_taken: int = 0
+    future: Future[list[np.ndarray]] = field(default_factory=Future)
+
+
+Batch = list[tuple[Job, np.ndarray]]
+
+
+class VectorQueue:
+    """Computes texts of several requests in turn, a call of the embedder at a time. Safe from any thread.
+
+    A request of one text waits for at most one call, however many texts wait in front of it. The thread lives only while
+    texts wait: the workers that OpenMP keeps for a thread would slow the engine's own down as long as it lives. While the
+    engine generates, it computes on one core.
+
+    is_busy: whether the engine generates; called in the queue's thread.
+    """
+
+    def __init__(self, embedder: Embedder, is_busy: Callable[[], bool]) -> None:
+        self._embedder, self._is_busy = embedder, is_busy
+        self._lock = Lock()
+        self._jobs: deque[Job] = deque()
+        self._thread: Thread | None = None
+        self._closed = False
+
+    def submit(self, texts: Sequence[np.ndarray]) -> Future[list[np.ndarray]]:
+        """Queue texts (int32 each, at least one); the future's result is as of `Embedder.vectors`. Cancel it to drop them.
+
+        Raises RequestError once the queue is closed.
+        """
+        job = Job(texts)
+        with self._lock:
+            if self._closed:
+                raise RequestError("the server is shutting down", status=503)
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = Thread(target=self._work, name="vectors", daemon=True)
+                self._thread.start()
+        return job.future
+
+    def close(self) -> None:
+        """Fail the texts that wait, and return when the thread has ended."""
+        with self._lock:
+            self._closed, thread = True, self._thread
+            waiting, self._jobs = self._jobs, deque()
+        for job in waiting:
+            _fail(job, RequestError("the server is shutting down", status=503))
+        if thread:
+            thread.join()
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # Linux alone has a niceness of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while batch := self._take():
+            try:
+                vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self._is_busy() else 0)
+            except Exception:
+                logger.exception("texts could not be computed")
+                self._drop({job for job, _ in batch})
+                continue
+            for (job, _), vector in zip(batch, vectors, strict=True):
+                job.vectors.append(vector)
+                if len(job.vectors) == len(job.texts) and job.future.set_running_or_notify_cancel():
+                    job.future.set_result(job.vectors)
+
+    def _take(self) -> Batch:
+        """Take one text of each job in turn, as many as a call holds. An empty batch ends the thread."""
+        batch: Batch = []
+        room = self._embedder.limit
+        with self._lock:
+            while self._jobs and len(batch) < self._embedder.most_texts:
+                job = self._jobs[0]
+                if job.future.cancelled():
+                    self._jobs.popleft()
+                    continue
+                text = job.texts[job.num_taken]
+                if len(text) > room:
+                    break
+                batch.append((job, text))
+                room -= len(text)
+                job.num_taken += 1
+                self._jobs.rotate(-1)
+                if job.num_taken == len(job.texts):
+                    self._jobs.pop()
+            if not batch:
+                self._thread = None
+        return batch
+
+    def _drop(self, jobs: set[Job]) -> None:
+        with self._lock:
+            self._jobs = deque(job for job in self._jobs if job not in jobs)
+        for job in jobs:
+            _fail(job, RequestError("the model failed while computing this", status=500))
+
+
+def _fail(job: Job, error: RequestError) -> None:
+    if not job.future.done() and job.future.set_running_or_notify_cancel():
+        job.future.set_exception(error)
