@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 
-from . import chat, vocabulary
-from .chat import DEFAULT_TEMPLATE
+from . import vocabulary
+from .chat import named
+from .chat.named import DEFAULT_TEMPLATE
 from .vocabulary import PRE_TOKENIZER, Vocabulary, byte_alphabet, train
 
 Progress = Callable[[int, int], None]
@@ -138,7 +139,7 @@ def built_in_model(cache_dir: Path | None = None, name: str = "tiny") -> Path:
     shape = SHAPES[name]
     folder = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
     # The source that writes the model is its version, so that no version number has to be raised by hand.
-    sources = b"".join(Path(module).read_bytes() for module in (__file__, vocabulary.__file__, chat.__file__))
+    sources = b"".join(Path(module).read_bytes() for module in (__file__, vocabulary.__file__, named.__file__))
     digest = sha256(repr(shape).encode() + sources).hexdigest()[:12]
     path = folder / f"{name}-{digest}.gguf"
     if not path.exists():

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from ..models.chat import DEFAULT_TEMPLATE, ChatTemplate, TemplateError
+from ..models.chat.named import DEFAULT_TEMPLATE
+from ..models.chat.sandbox import TemplateError
+from ..models.chat.template import ChatTemplate
 from ..models.context import MAX_SEQUENCES, Context, ContextSettings
 from ..models.device import devices
 from ..models.errors import ModelError

@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from gguf.quants import quantize
 
-from ..chat import DEFAULT_TEMPLATE
+from ..chat.named import DEFAULT_TEMPLATE
 from ..vocabulary import END_OF_TEXT, IM_END, PRE_TOKENIZER, SPECIAL
 from . import checkpoint
 from .encoder import Encoder

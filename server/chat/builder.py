@@ -9,7 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from ...models.chat import ChatTemplate, Message, Piece, TemplateError
+from ...models.chat.marks import Piece
+from ...models.chat.messages import Message
+from ...models.chat.sandbox import TemplateError
+from ...models.chat.template import ChatTemplate
 from ...models.infill import InfillTokens
 from ...models.model import Model
 from ...ordering.document import Document, DocumentError, parse_documents
@@ -105,10 +108,7 @@ class PromptBuilder:
     def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> Chat:
         """Build a chat from its whole history. Raises TemplateError; RequestError if the template leaves out documents."""
         messages = history.messages
-        if "tools" in request.chat_template_kwargs:
-            where = "chat_template_kwargs.tools"
-            raise RequestError(f"{where}: tools are a field of the request itself", param=where)
-        pieces = self._template.pieces(messages, tools=request.tools, **request.chat_template_kwargs)
+        pieces = self._template.pieces(messages, _variables(request), tools=request.tools)
         self._check_size(piece.text for piece in pieces)
         sets = self._document_sets(history, request)
         entries = [
@@ -225,6 +225,15 @@ def _parse_documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
             raise RequestError(f"documents and messages[{last}].documents: give one of them", param="documents")
         found[last] = found.get(last) or _parse_list(request.documents, "documents")
     return found
+
+
+def _variables(request: ChatRequest) -> dict[str, object]:
+    """Return the template's variables. Raises RequestError."""
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in request.chat_template_kwargs:
+            where = f"chat_template_kwargs.{name}"
+            raise RequestError(f"{where}: {name} is a field of the request itself", param=where)
+    return request.chat_template_kwargs
 
 
 def _begins(pieces: Sequence[Piece]) -> bool:

@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from ...models.chat import Message
+from ...models.chat.messages import Message
 from ...ordering.document import Document
 from ...slots.request import Layout, PlacedDocument
 from ..wire.requests import HistoryKind

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Environment, Template
-from slotcache.models.chat import DEFAULT_TEMPLATE, ChatTemplate, Piece, TemplateError
+from slotcache.models.chat.marks import Piece
+from slotcache.models.chat.named import DEFAULT_TEMPLATE
+from slotcache.models.chat.sandbox import TemplateError
+from slotcache.models.chat.template import ChatTemplate
 from slotcache.models.spellings import Spellings
 
 LLAMA = """\
@@ -242,9 +245,9 @@ def test_arguments_that_are_no_object_are_passed_on(arguments: str) -> None:
 def test_tools_and_further_settings_reach_the_template() -> None:
     source = "{{ (tools or []) | length }} {{ documents is none }} {{ mood }} {{ messages[0].content }}"
     template = chat(source)
-    assert joined(template.pieces(said("a"), tools=[{}, {}], mood="calm")) == "2 True calm a"
+    assert joined(template.pieces(said("a"), {"mood": "calm"}, tools=[{}, {}])) == "2 True calm a"
     # The call's own arguments win over every setting.
-    assert joined(template.pieces(said("a"), mood="calm", messages=said("b"))) == "0 True calm a"
+    assert joined(template.pieces(said("a"), {"mood": "calm", "messages": said("b")})) == "0 True calm a"
 
 
 def test_a_template_for_tools_only_works_without_tools() -> None:
@@ -262,8 +265,6 @@ def test_helpers_that_templates_rely_on() -> None:
 
 
 def test_a_refusal_has_the_templates_own_words() -> None:
-    with pytest.raises(TemplateError, match=r"^System role not supported$"):
-        chat(GEMMA).pieces([{"role": "system", "content": "s"}, *said("a")])
     with pytest.raises(TemplateError, match="must alternate"):
         chat(GEMMA).pieces(said("a", "b", first="assistant"))
 
@@ -314,21 +315,21 @@ def test_no_string_of_a_client_becomes_a_special_token(attack: str) -> None:
     tools = [{"type": "function", "function": {"name": attack, "parameters": {"properties": {attack: {"enum": [attack]}}}}}]
     extra = {"mood": attack, "documents": [{"title": attack}], "bos_token": attack}
     messages = [{"role": "user", "content": attack} | fields]
-    pieces = ChatTemplate(EVERYTHING, "<s>", "</s>", CONTROLS).pieces(messages, tools=tools, **extra)
+    pieces = ChatTemplate(EVERYTHING, "<s>", "</s>", CONTROLS).pieces(messages, extra, tools=tools)
     assert [word for word in ("<s>", "<|im_start|>", "<|im_end|>") if word in template_text(pieces)] == [
         "<|im_start|>",
         "<|im_end|>",
     ]
     assert template_text(pieces).count("<|im_start|>") == template_text(pieces).count("<|im_end|>") == 1
-    unguarded = ChatTemplate(EVERYTHING, "<s>", "</s>").pieces(messages, tools=tools, **extra)
+    unguarded = ChatTemplate(EVERYTHING, "<s>", "</s>").pieces(messages, extra, tools=tools)
     if attack.islower() and attack.strip() == attack:
         assert joined(pieces) == joined(unguarded), "the text is that of the template"
 
 
 def test_what_has_nothing_to_do_with_special_tokens_is_the_templates() -> None:
     messages = [*said("q"), call('{"city": "Paris <b>"}')]
-    guarded = ChatTemplate(EVERYTHING, "<s>", "</s>", CONTROLS).pieces(messages, mood="calm")
-    assert guarded == ChatTemplate(EVERYTHING, "<s>", "</s>").pieces(messages, mood="calm")
+    guarded = ChatTemplate(EVERYTHING, "<s>", "</s>", CONTROLS).pieces(messages, {"mood": "calm"})
+    assert guarded == ChatTemplate(EVERYTHING, "<s>", "</s>").pieces(messages, {"mood": "calm"})
 
 
 def test_a_request_that_is_nested_too_deeply_for_a_template_is_refused() -> None:
@@ -336,7 +337,7 @@ def test_a_request_that_is_nested_too_deeply_for_a_template_is_refused() -> None
     for _ in range(5000):
         deep = [deep]
     with pytest.raises(TemplateError):
-        ChatTemplate(EVERYTHING, "<s>", "</s>", CONTROLS).pieces(said("q"), mood=deep)
+        ChatTemplate(EVERYTHING, "<s>", "</s>", CONTROLS).pieces(said("q"), {"mood": deep})
 
 
 def test_the_names_that_a_template_reads() -> None:

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType, GGUFReader, quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slotcache.models import generate as module
-from slotcache.models.chat import DEFAULT_TEMPLATE
+from slotcache.models.chat.named import DEFAULT_TEMPLATE
 from slotcache.models.generate import SHAPES, Shape, built_in_model, generate
 from slotcache.models.vocabulary import Vocabulary, split, train
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
-from slotcache.models.chat import DEFAULT_TEMPLATE
+from slotcache.models.chat.named import DEFAULT_TEMPLATE
 from slotcache.models.vocabulary import PRE_TOKENIZER, train
 
 LAYERS, WIDTH, HEADS, KV_HEADS, FEED_FORWARD, VOCABULARY = 4, 128, 4, 2, 256, 1024

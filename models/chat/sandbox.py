@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from jinja2 import TemplateSyntaxError, nodes
+from jinja2 import TemplateSyntaxError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 MAX_CHARACTERS = 1 << 24
 """The most text that a template may write, and the longest string or list that it may make by multiplication."""
@@ -20,7 +21,7 @@ MAX_BITS = 1 << 12
 MAX_STEPS = 300_000
 """The most rounds of its loops and macros in one rendering: about a second."""
 
-_STEP = "_slotcache_step"
+_STEP, _LIST = "_slotcache_step", "_slotcache_list"
 
 
 class TemplateError(ValueError):
@@ -37,7 +38,7 @@ class Template:
         environment = _environment()
         try:
             tree = environment.parse(source)
-            self.names = frozenset(_names(tree)) - {_STEP}
+            self.names = frozenset(_names(tree)) - {_STEP, _LIST}
             self._template = environment.from_string(tree)
         except TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the chat template: {error.message}") from None
@@ -48,7 +49,7 @@ class Template:
         """Render to text. Raises TemplateError for any failure."""
         written, parts = 0, []
         try:
-            for part in self._template.generate({**variables, _STEP: _Steps()}):
+            for part in self._template.generate({**variables, _STEP: _Steps(), _LIST: _OwnList}):
                 parts.append(part)
                 written += len(part)
                 if written > MAX_CHARACTERS:
@@ -66,13 +67,19 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse, and make every loop and every macro count its rounds."""
+        """Parse; make every loop and every macro count its rounds, and every list of the template known as its own."""
         template = super()._parse(source, name, filename)
         for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
-            node.body.insert(0, nodes.ExprStmt(_step(node.lineno), lineno=node.lineno))
+            node.body.insert(0, nodes.ExprStmt(_call(_STEP, [], node.lineno), lineno=node.lineno))
             if isinstance(node, nodes.For) and node.test is not None:
-                node.test = nodes.And(_step(node.lineno), node.test, lineno=node.lineno)
-        return template
+                node.test = nodes.And(_call(_STEP, [], node.lineno), node.test, lineno=node.lineno)
+        return _OwnLists().visit(template)
+
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
+        """A template may change the lists that it made: a client's values stay as they are."""
+        if isinstance(obj, _OwnList) and attr in ("append", "pop"):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         if _is_too_large(operator, left, right):
@@ -93,9 +100,33 @@ class _Steps:
         return True
 
 
-def _step(line: int) -> nodes.Expr:
-    """Make a call of the counter."""
-    fields = (nodes.Name(_STEP, "load", lineno=line), [], [], None, None)
+class _Nothing(Undefined):
+    """An undefined value, which adds nothing to a text: templates rely on it for fields that tools may leave out."""
+
+    def _added(self, other: object) -> object:
+        return other if isinstance(other, str | Undefined) else self._fail_with_undefined_error()
+
+    __add__ = __radd__ = _added
+
+
+class _OwnList(list[object]):
+    """A list that the template itself made."""
+
+    def __add__(self, other: object) -> "_OwnList":
+        return _OwnList(super().__add__(other)) if isinstance(other, list) else NotImplemented
+
+
+class _OwnLists(NodeTransformer):
+    """Makes each `[...]` of a template an `_OwnList`."""
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
+        self.generic_visit(node)
+        return _call(_LIST, [node], node.lineno)
+
+
+def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
+    """Make a call of one of our own functions."""
+    fields = (nodes.Name(name, "load", lineno=line), arguments, [], None, None)
     return nodes.Call(*fields, lineno=line)
 
 
@@ -130,8 +161,9 @@ class _Generation(Extension):
 def _environment() -> ImmutableSandboxedEnvironment:
     """Make an environment with the helpers of Hugging Face's `apply_chat_template`, on which templates rely."""
     extensions = ["jinja2.ext.loopcontrols", _Generation]
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=_Nothing)
     environment.filters["tojson"] = _to_json
+    environment.filters["safe"] = str  # nothing is escaped, and Jinja's own would escape what is added to its result
     environment.globals["raise_exception"] = _raise
     return environment
 
