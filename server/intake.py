@@ -108,6 +108,7 @@ class Intake:
             scope=options.cache_scope,
             wants_progress=options.return_progress,
             no_cache_reason=self._no_cache_reason(caches, cache),
+            detokenize=self._model.detokenize,
             spells=self._model.spells if request.cache or request.snapshot_scope is not None else None,
         )
 

@@ -97,6 +97,7 @@ class Settings(Numbers):
     logit_bias: str = row("", ("-l", "--logit-bias"), "default of a request's `logit_bias`: a token's id and its bias, such as 15043+1 or 15043-inf; may be given several times", separator=",")
     document_order: Order = row("auto", ("--document-order",), "default of a request's `document_order`")
     dedup: Dedup = row("auto", ("--dedup",), "default of a request's `dedup`; auto: a document that an earlier turn of the conversation holds is not shown again but referred to")
+    tool_documents: Dedup = row("off", ("--tool-documents",), "default of a request's `tool_documents`; auto: lists of documents in tool results are ordered, and lines that an earlier result shows are not shown again")
     order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the retrieval ranking after reordered documents")
     conversations: int = row(1000, ("--conversations",), "conversations that are stored; the least recently used leaves first; 0: none")
     conversation_ram: int = row(256, ("--conversation-ram",), "MiB that stored conversations may take")

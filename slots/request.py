@@ -38,6 +38,10 @@ class Layout:
     segments: tuple[tuple[int, str], ...] = ()
     repeated: tuple[str, ...] = ()
 
+    def splits(self, position: int) -> bool:
+        """Whether a segment begins before `position` and ends behind it."""
+        return 0 < position < len(self.tokens) and all(stop != position for stop, _ in self.segments)
+
     def segment_at(self, position: int) -> str:
         """Return the label of the segment at `position`."""
         return next((label for stop, label in self.segments if position < stop), "the prompt")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import reprlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ from ...models.chat.sandbox import TemplateError
 from ...models.chat.template import ChatTemplate
 from ...models.infill import InfillTokens
 from ...models.model import Model
-from ...ordering.document import Document, DocumentError, parse_documents
+from ...ordering.document import Document
 from ...ordering.prompt import document_text, location_hint
 from ...slots.radix import NO_TOKENS
 from ..errors import RequestError, too_long
@@ -23,15 +23,17 @@ from ..settings import Settings
 from ..wire.infill import InfillRequest
 from ..wire.requests import ChatRequest, CompletionRequest, Options
 from .conversation import Origin
+from .given import parse_documents_of
 from .history import Chat, Entry, History, continue_history
 from .infill import Infill
 from .parts import DocumentSet, Fixed
 from .prompt import ChatPrompt
+from .results import make_places
+from .results import rewrite as rewrite_results
 from .texts import Texts, split_prompts, texts_of
 from .threads import PromptThreads
 from .tokens import AnswerMemory, TokenCache
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_PROMPTS = 128  # of one request
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
 
@@ -88,7 +90,8 @@ class PromptBuilder:
         are still to come, so the prompt ends with its documents.
         """
         remembered, kind = (origin.entries, origin.kind) if origin else ((), "whole")
-        history = continue_history(request.messages, _parse_documents(request), remembered, kind)
+        given = parse_documents_of(request, auto=self._takes_tool_documents(request))
+        history = continue_history(request.messages, given, remembered, kind)
         try:
             return self._chat(history, request, open_turn)
         except TemplateError as error:
@@ -105,17 +108,24 @@ class PromptBuilder:
         known = list(itertools.takewhile(lambda part: not isinstance(part, Fixed) or part.label != next_turn, parts))
         return ChatPrompt(known) if len(known) < len(parts) else None
 
+    def _takes_tool_documents(self, request: ChatRequest) -> bool:
+        return (request.tool_documents or self._settings.tool_documents) == "auto"
+
     def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> Chat:
         """Build a chat from its whole history. Raises TemplateError; RequestError if the template leaves out documents."""
-        messages = history.messages
+        numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
+        numbers |= {at: len(given) for at, given in history.documents.items()}
+        messages, repeated = make_places(history.messages, numbers), {}
+        if self._takes_tool_documents(request):
+            messages, repeated = rewrite_results(messages)
         pieces = self._template.pieces(messages, _variables(request), tools=request.tools)
         self._check_size(piece.text for piece in pieces)
         sets = self._document_sets(history, request)
         entries = [
             *history.kept,
             *(
-                Entry.of(messages[at], tuple(document.key for document in history.documents.get(at, ())), sets.get(at))
-                for at in range(len(history.kept), len(messages))
+                Entry.of(message, tuple(document.key for document in history.documents.get(at, ())), sets.get(at))
+                for at, message in enumerate(history.messages[len(history.kept) :], len(history.kept))
             ),
         ]
         parts: list[Fixed | DocumentSet] = []
@@ -130,7 +140,8 @@ class PromptBuilder:
                 continue
             if shown := sets.pop(piece.message, None):
                 parts.append(shown)
-            parts.append(self._content(piece, messages[piece.message], entries[piece.message].sampled, request.cache_scope))
+            content = self._content(piece, messages[piece.message], entries[piece.message].sampled, request.cache_scope)
+            parts.append(replace(content, repeated=repeated.get(piece.message, ())))
         if sets:
             at = next(iter(sets)) - history.shift
             raise RequestError(
@@ -198,35 +209,6 @@ class PromptBuilder:
         )
 
 
-def _parse_documents(request: ChatRequest) -> dict[int, tuple[Document, ...]]:
-    """Return the documents of each message with a `documents` field; check the messages, too. Raises RequestError."""
-    if not request.messages:
-        raise RequestError("messages is empty: expected at least one", param="messages")
-    found: dict[int, tuple[Document, ...]] = {}
-    for at, message in enumerate(request.messages):
-        where = f"messages[{at}]"
-        if message.get("role") not in ROLES:
-            expected, got = ", ".join(ROLES), reprlib.repr(message.get("role"))
-            raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
-        if not isinstance(message.get("content"), str | list | None):
-            raise RequestError(f"{where}.content: expected a text or a list of parts", param=f"{where}.content")
-        given = message.get("documents")
-        if given and message["role"] != "user":
-            raise RequestError(f"{where}.documents: only user messages have documents", param=f"{where}.documents")
-        if given is not None:
-            found[at] = _parse_list(given, f"{where}.documents")
-    if request.documents is None:
-        return found
-    last = max((at for at, message in enumerate(request.messages) if message["role"] == "user"), default=None)
-    if last is None and request.documents:
-        raise RequestError("documents belong to the last user message, and there is none", param="documents")
-    if last is not None:
-        if found.get(last) and request.documents:
-            raise RequestError(f"documents and messages[{last}].documents: give one of them", param="documents")
-        found[last] = found.get(last) or _parse_list(request.documents, "documents")
-    return found
-
-
 def _variables(request: ChatRequest) -> dict[str, object]:
     """Return the template's variables. Raises RequestError."""
     for name in ("messages", "tools", "add_generation_prompt"):
@@ -243,12 +225,3 @@ def _begins(pieces: Sequence[Piece]) -> bool:
 
 def _label(at: int, message: Message) -> str:
     return f"message {at} ({message['role']})"
-
-
-def _parse_list(values: object, where: str) -> tuple[Document, ...]:
-    if not isinstance(values, list):
-        raise RequestError(f"{where}: expected a list", param=where)
-    try:
-        return parse_documents(values, where)
-    except DocumentError as error:
-        raise RequestError(str(error), param=error.where) from None

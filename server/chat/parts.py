@@ -16,11 +16,15 @@ Tokenize = Callable[[str], np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed:
-    """Tokens (int32) in a fixed place. label: their origin, in words. ends: whether a node of the prefix tree ends here."""
+    """Tokens (int32) in a fixed place. label: their origin, in words. ends: whether a node of the prefix tree ends here.
+
+    repeated: names of earlier texts to which these refer, instead of showing them again.
+    """
 
     tokens: np.ndarray
     label: str
     ends: bool = True
+    repeated: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:

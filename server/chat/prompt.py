@@ -37,6 +37,7 @@ class ChatPrompt:
         for index, part in enumerate(self.parts):
             if isinstance(part, Fixed):
                 layout.add(part.tokens, part.label, part.ends)
+                layout.repeat(part.repeated)
                 before.append(part.tokens)
                 continue
             if node and previous is not None:

@@ -17,6 +17,9 @@ from ...models.text import TextStream
 from ...slots.request import Request
 from .events import Delta, End, Event, Failure, Final, Progress, Unread
 from .report import Miss, Report, document_reuse
+from .volatile import volatile_span
+
+AROUND = 32  # tokens on either side of a miss that are searched for volatile text
 
 OnEnd = Callable[["Generation", Final], Final]
 """Accounts for a generation's end; returns the final event for its client."""
@@ -45,6 +48,7 @@ class Generation:
     wants_progress: bool = False
     no_cache_reason: str | None = None
     spells: Callable[[np.ndarray, str], bool] | None = None
+    detokenize: Callable[[np.ndarray], str] = lambda tokens: ""
     on_end: OnEnd = _pass_on
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
@@ -131,5 +135,14 @@ class Generation:
         assert request.layout is not None
         if request.cached >= request.num_prompt - request.rest:
             return None
-        why = self.no_cache_reason or f"{request.layout.segment_at(request.cached)} is not cached here"
-        return {"at": request.cached, "why": why}
+        if self.no_cache_reason:
+            return {"at": request.cached, "why": self.no_cache_reason}
+        why = f"{request.layout.segment_at(request.cached)} is not cached here"
+        volatile = self._volatile(request.cached) if request.layout.splits(request.cached) else None
+        return {"at": request.cached, "why": f"{why}: {volatile} differs" if volatile else why}
+
+    def _volatile(self, at: int) -> str | None:
+        """Return the text at a token's place in the prompt, if it is of a kind that changes with each request."""
+        tokens = self.request.tokens[: self.request.num_prompt]
+        before = self.detokenize(tokens[max(at - AROUND, 0) : at])
+        return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))

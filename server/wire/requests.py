@@ -96,6 +96,7 @@ class ChatRequest(Options, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     store: bool | None = None
     tools: list[dict[str, Json]] | None = None
+    tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, Json] = {}
 
     def prefill_only(self) -> Self:
