@@ -19,9 +19,9 @@ class Spellings:
     """
 
     def __init__(self, words: Collection[str]) -> None:
-        self._words = frozenset(filter(None, words))
-        self._longest = max(map(len, self._words), default=0)
-        self._pattern = _compiled(self._words)
+        self.words = frozenset(filter(None, words))
+        self._longest = max(map(len, self.words), default=0)
+        self._pattern = _compiled(self.words)
         self._cross = self._may_cross()
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
@@ -51,25 +51,25 @@ class Spellings:
 
     @cached_property
     def _lower(self) -> re.Pattern[str]:
-        return _compiled({word.lower() for word in self._words})
+        return _compiled({word.lower() for word in self.words})
 
     @cached_property
     def _beginnings(self) -> frozenset[str]:
-        return frozenset(word[:length].lower() for word in self._words for length in range(1, len(word)))
+        return frozenset(word[:length].lower() for word in self.words for length in range(1, len(word)))
 
     @cached_property
     def _ends(self) -> frozenset[str]:
-        return frozenset(word[length:].lower() for word in self._words for length in range(1, len(word)))
+        return frozenset(word[length:].lower() for word in self.words for length in range(1, len(word)))
 
     def _may_cross(self) -> bool:
         """Whether a word, no shorter than another, can begin inside the other, where a scan takes the other."""
         begins: dict[str, list[str]] = {}
-        for word in self._words:
+        for word in self.words:
             for length in range(1, len(word)):
                 begins.setdefault(word[:length], []).append(word)
         return any(
             other != word and len(other.encode()) >= len(word.encode()) and self._takes(word, word[:at] + other)
-            for word in self._words
+            for word in self.words
             for at in range(1, len(word))
             for other in begins.get(word[at:], ())
         )

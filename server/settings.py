@@ -18,6 +18,7 @@ FlashAttention = Literal["on", "off", "auto"]
 Dedup = Literal["auto", "off"]
 LogFormat = Literal["text", "json"]
 Pooling = Literal["", "none", "mean", "cls", "last", "rank"]
+ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 OF_LLAMA = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 """The parameters of sampling that llama-server reads from its variables, too."""
@@ -112,6 +113,7 @@ class Settings(Numbers):
     reranking: bool = row(False, ("--reranking", "--rerank"), "answer `POST /v1/rerank` with scores of -m itself", llama="LLAMA_ARG_RERANKING")
     pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one, for embeddings; without it, as the model's file says; rank: the same as --reranking", llama="LLAMA_ARG_POOLING")
     embd_normalize: int = row(2, ("--embd-normalize",), "the norm that embeddings are divided by: 0: of the largest number, to 32,760; 1: taxicab; 2: Euclidean; n: the n-norm; -1: none", least=-1, most=100)
+    reasoning_format: ReasoningFormat = row("auto", ("--reasoning-format",), "thoughts of a model: none leaves them in the content, all others put them into `reasoning_content`", llama="LLAMA_ARG_THINK")
     max_body: int = row(32, ("--max-body",), "largest request body, MiB")
     strict: bool = row(False, ("--strict",), "refuse requests with a field that this server does not know; off: such a field becomes a warning in the answer and in the log")
     metrics: bool = row(True, ("--metrics",), "show `GET /metrics`", llama="LLAMA_ARG_ENDPOINT_METRICS")

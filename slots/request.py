@@ -66,7 +66,8 @@ class Request:
     it waits for; -1: any.
 
     `tokens[:num_tokens]` are known: the prompt, then generated tokens: sampled ones, and those that a grammar forces.
-    `computed` of them have KV; it chases `num_tokens`, and no other state tells prefill from decode. limit: the most tokens to generate.
+    `computed` of them have KV; it chases `num_tokens`, and no other state tells prefill from decode. limit: the most
+    tokens to generate.
     """
 
     id: int

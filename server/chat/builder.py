@@ -28,11 +28,13 @@ from .history import Chat, Entry, History, continue_history
 from .infill import Infill
 from .parts import DocumentSet, Fixed
 from .prompt import ChatPrompt
+from .reading import Readers
 from .results import make_places
 from .results import rewrite as rewrite_results
 from .texts import Texts, split_prompts, texts_of
 from .threads import PromptThreads
 from .tokens import AnswerMemory, TokenCache
+from .tools import read_tools, with_definitions
 
 MAX_PROMPTS = 128  # of one request
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
@@ -52,6 +54,8 @@ class PromptBuilder:
         self._settings = settings
         self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
+        self._readers = Readers(template.source, model.tokenizer.controls.words)
+        self._shows_tools = _shows_tools(template)
         self.threads = PromptThreads(room)
 
     def close(self) -> None:
@@ -115,10 +119,10 @@ class PromptBuilder:
         """Build a chat from its whole history. Raises TemplateError; RequestError if the template leaves out documents."""
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
-        messages, repeated = make_places(history.messages, numbers), {}
+        messages, repeated, use = make_places(history.messages, numbers), {}, read_tools(request)
         if self._takes_tool_documents(request):
             messages, repeated = rewrite_results(messages)
-        pieces = self._template.pieces(messages, _variables(request), tools=request.tools)
+        pieces = self._pieces(messages, request)
         self._check_size(piece.text for piece in pieces)
         sets = self._document_sets(history, request)
         entries = [
@@ -147,7 +151,21 @@ class PromptBuilder:
             raise RequestError(
                 f"the chat template leaves out messages[{at}], which has documents", param=f"messages[{at}].documents"
             )
-        return Chat(self._fitting(parts), tuple(entries), len(history.kept))
+        reader = self._readers.reader(use, self._reasoning_format(request) != "none", pieces)
+        prompt, spelt = self._fitting(parts), self._readers.spelt
+        return Chat(prompt, tuple(entries), len(history.kept), reader=reader, spelt=spelt)
+
+    def _reasoning_format(self, request: ChatRequest) -> str:
+        return request.reasoning_format or self._settings.reasoning_format
+
+    def _pieces(self, messages: Sequence[Message], request: ChatRequest) -> list[Piece]:
+        """Render a chat. Tools that the template does not show stand in its system message."""
+        variables = _variables(request)
+        if not request.tools or self._shows_tools:
+            return self._template.pieces(messages, variables, tools=request.tools)
+        defined, is_longer = with_definitions(messages, request.tools)
+        pieces = self._template.pieces(defined, variables)
+        return [_moved(piece) for piece in pieces] if is_longer else pieces
 
     def _fitting(self, parts: Sequence[Fixed | DocumentSet]) -> ChatPrompt:
         """Make the prompt, without hints of the ranking if it is too long with them."""
@@ -216,6 +234,23 @@ def _variables(request: ChatRequest) -> dict[str, object]:
             where = f"chat_template_kwargs.{name}"
             raise RequestError(f"{where}: {name} is a field of the request itself", param=where)
     return request.chat_template_kwargs
+
+
+def _shows_tools(template: ChatTemplate) -> bool:
+    """Whether a chat template shows the tools of a request."""
+    tool = {"type": "function", "function": {"name": "trial_tool", "description": "", "parameters": {"type": "object"}}}
+    try:
+        pieces = template.pieces([NEXT_TURN], tools=[tool])
+    except TemplateError:
+        return template.knows("tools")
+    return any("trial_tool" in piece.text for piece in pieces)
+
+
+def _moved(piece: Piece) -> Piece:
+    """Return a piece of messages behind a new first one, which no client wrote, as a piece of the messages alone."""
+    if piece.message is None:
+        return piece
+    return replace(piece, message=piece.message - 1) if piece.message else Piece(piece.text, None, is_plain=True)
 
 
 def _begins(pieces: Sequence[Piece]) -> bool:

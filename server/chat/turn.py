@@ -36,7 +36,8 @@ class Turn:
         """Return the conversation with its answer. sampled: the answer's ids (int32) if they spell exactly `text`."""
         reader = self.chat.reader()
         answer = message([*reader.push(text), *reader.finish()])
-        return (*self.chat.place_entries(layout), Entry.of(answer, sampled=sampled))
+        is_content = answer == {"role": "assistant", "content": text}
+        return (*self.chat.place_entries(layout), Entry.of(answer, sampled=sampled if is_content else None))
 
     def report(self, remembered: bool) -> dict[str, object] | None:
         """Return the answer's `conversation` field. messages: in the prompt; messages_kept: of these, from the store."""

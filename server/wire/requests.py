@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from ...slots.scope import MAX_NAME
 from ..errors import RequestError
-from ..settings import ORDERS
+from ..settings import ORDERS, ReasoningFormat
 from .sampling import Json, SamplingOptions
 
 HistoryKind = Literal["auto", "whole", "new"]
@@ -97,6 +97,10 @@ class ChatRequest(Options, frozen=True, kw_only=True):
     store: bool | None = None
     tools: list[dict[str, Json]] | None = None
     tool_documents: Literal["auto", "off"] | None = None
+    tool_choice: Json = None
+    parallel_tool_calls: bool | None = None
+    parse_tool_calls: bool | None = None
+    reasoning_format: ReasoningFormat | None = None
     chat_template_kwargs: dict[str, Json] = {}
 
     def prefill_only(self) -> Self:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from typing import Protocol
 
 from ..answer import CallArguments, CallStart
@@ -14,26 +14,30 @@ Types = Mapping[str, frozenset[str]]
 """The JSON types of each parameter of a tool."""
 
 
-def plain_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def plain_id(digest: str) -> str:
+    return f"call_{digest[:24]}"
 
 
-def short_id() -> str:
+def short_id(digest: str) -> str:
     """Return an id as Mistral's templates demand it: nine letters or digits."""
-    return secrets.token_hex(5)[:9]
+    return digest[:9]
 
 
 class Calls:
-    """The calls of one answer so far. tools: those that may be called, with their parameters."""
+    """The calls of one answer so far. tools: those that may be called, with their parameters.
 
-    def __init__(self, tools: Mapping[str, Types], new_id: Callable[[], str]) -> None:
+    new_id: makes an id of a hexadecimal digest. seed: of the ids; every reading of an answer finds the same ones.
+    """
+
+    def __init__(self, tools: Mapping[str, Types], new_id: Callable[[str], str], seed: str) -> None:
         self.tools = tools
         self.number = 0
-        self._new_id = new_id
+        self._new_id, self._seed = new_id, seed
 
     def start(self, name: str, id: str = "") -> CallStart:
+        id = id or self._new_id(sha256(f"{self._seed} {self.number}".encode()).hexdigest())
         self.number += 1
-        return CallStart(self.number - 1, id or self._new_id(), name)
+        return CallStart(self.number - 1, id, name)
 
     def arguments(self, text: str) -> CallArguments:
         """Return more of the arguments of the newest call."""

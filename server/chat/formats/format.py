@@ -27,7 +27,7 @@ class Format:
     channels: Channels | None = None
     noise: tuple[str, ...] = ()
     calls_end_thoughts: bool = False
-    new_id: Callable[[], str] = plain_id
+    new_id: Callable[[str], str] = plain_id
 
     def fits(self, source: str) -> bool:
         return all(sign in source for sign in self.signs)
@@ -44,21 +44,28 @@ class Format:
         return frozenset(control for control in controls if control and any(control in tag for tag in tags))
 
     def reader(
-        self, tools: Mapping[str, Types], *, thinks: bool = True, opened: str = "", controls: Collection[str] = ()
+        self,
+        tools: Mapping[str, Types],
+        *,
+        seed: str,
+        thinks: bool = True,
+        opened: str = "",
+        controls: Collection[str] = (),
     ) -> Reader:
         """Return the reader of one answer.
 
-        tools: those that may be called. thinks: thoughts are told from content. opened: what of the answer stands in the
-        prompt. controls: the control tokens that are `spelled` in its text: they never become content.
+        tools: those that may be called. seed: of the calls' ids. thinks: thoughts are told from content. opened: the end of
+        the prompt, from where the answer's own tags begin. controls: the control tokens that are `spelled` in its text:
+        they never become content.
         """
-        text, calls, shapes = Text(), Calls(tools, self.new_id), self.shapes if tools else ()
+        text, calls, shapes = Text(), Calls(tools, self.new_id, seed), self.shapes if tools else ()
         if self.channels:
             messages = ChannelAnswer(text, self.channels, calls, thinks=thinks)
             reader = SteppedReader(text, messages.read())
-            reader.push(opened)
+            reader.push(opened[max(opened.rfind(self.channels.starts[0]), 0) :])
             messages.drop_space()
             return reader
-        if not shapes and not self.thinking and not self.noise:
+        if not (shapes or self.thinking or self.noise or controls):
             return Plain()
         shown = self.thinking.tags if self.thinking and not thinks else ()
         answer = TaggedAnswer(

@@ -3,6 +3,7 @@
 import base64
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import numpy as np
@@ -61,7 +62,8 @@ def expected(path, texts, norm=2, **settings):
     model = Model(path)
     embedder = Embedder(model, EmbedderSettings(flash_attention="off", **settings))
     found = [normalised(embedder.vectors([embedder.tokens(text)])[0], norm) for text in texts]
-    embedder.close(), model.close()
+    embedder.close()
+    model.close()
     return found
 
 
@@ -185,7 +187,8 @@ def test_beside_a_model_that_generates(beside):
     thread = threading.Thread(target=embed)
     thread.start()
     answers = [beside.chat("What is a city?", cache_prompt=False) for _ in range(5)]
-    stop.set(), thread.join()
+    stop.set()
+    thread.join()
     assert not errors and {answer["choices"][0]["message"]["content"] for answer in answers} == {
         first["choices"][0]["message"]["content"]
     }
@@ -208,6 +211,7 @@ def test_a_server_without_says_so(server):
 
 
 def test_settings_that_no_server_starts_with(encoder, tiny, tmp_path):
+    changed: dict[str, Any]
     for changed, says in (
         ({}, "--embeddings"),
         ({"embeddings": True, "embedding_model": str(encoder)}, "choose one"),
@@ -222,7 +226,9 @@ def test_settings_that_no_server_starts_with(encoder, tiny, tmp_path):
 
 def test_a_full_queue_and_clients_that_leave(encoder):
     with running_encoder(encoder, max_queue=0) as up, ThreadPoolExecutor(1) as pool:
+        assert up.host.vectors is not None
         computer = up.host.vectors.embedding
+        assert computer is not None
         many = {"input": ["the city of stone is " * 25] * 2048}
         leaving = pool.submit(httpx.post, f"{up.url}/v1/embeddings", json=many, timeout=1.5)
         until(lambda: computer.num_open)

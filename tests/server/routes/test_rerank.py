@@ -31,7 +31,8 @@ def scores(ranker):
     embedder = Embedder(model, EmbedderSettings(pooling="rank", flash_attention="off"))
     pairs = Pairing(model)(QUERY, DOCUMENTS)
     found = [embedder.vectors([pair])[0].item() for pair in pairs]
-    embedder.close(), model.close()
+    embedder.close()
+    model.close()
     return found, sum(map(len, pairs))
 
 

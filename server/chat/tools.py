@@ -1,0 +1,159 @@
+"""The tools of a request: their definitions, checked, and which of them the answer may or must call."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from ...models.chat.messages import Message
+from ..errors import RequestError
+from ..wire.requests import ChatRequest
+from .formats.calls import Types
+from .formats.values import parameter_types
+
+Schema = Mapping[str, object]
+Mode = Literal["auto", "none", "required"]
+MAX_TOOLS = 1024  # of one request
+_NAME = re.compile(r"[\w.:/-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that an answer may call. parameters: the JSON schema of its arguments, an object."""
+
+    name: str
+    parameters: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What an answer may do with the tools of its request.
+
+    tools: those that it may call. mode: whether it may, must, or must not call. parallel: it may call several at once.
+    parses: calls are told from content.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    mode: Mode = "none"
+    parallel: bool = True
+    parses: bool = True
+
+    def types(self) -> dict[str, Types]:
+        """Return the types of the parameters of each tool that a reader looks for."""
+        if self.mode == "none" or not self.parses:
+            return {}
+        return {tool.name: parameter_types(tool.parameters) for tool in self.tools}
+
+
+def read_tools(request: ChatRequest) -> ToolUse:
+    """Check the tools of a request, and its choice among them. Raises RequestError."""
+    given = request.tools or []
+    if len(given) > MAX_TOOLS:
+        raise RequestError(f"tools: {len(given):,} tools, expected at most {MAX_TOOLS:,}", param="tools")
+    tools: dict[str, Tool] = {}
+    for at, definition in enumerate(given):
+        tool = _read_tool(definition, f"tools[{at}]")
+        if tool.name in tools:
+            raise RequestError(f"tools[{at}].function.name: another tool is named {tool.name!r}", param=f"tools[{at}]")
+        tools[tool.name] = tool
+    mode, names = _read_choice(request.tool_choice, tools)
+    return ToolUse(
+        tools=tuple(tools[name] for name in names),
+        mode=mode if names else "none",
+        parallel=request.parallel_tool_calls is not False,
+        parses=request.parse_tool_calls is not False,
+    )
+
+
+def _read_tool(definition: Mapping[str, object], where: str) -> Tool:
+    kind, function = definition.get("type", "function"), definition.get("function")
+    if kind != "function" or not isinstance(function, dict):
+        got = reprlib.repr(kind) if kind != "function" else "no `function`"
+        raise RequestError(f'{where} is {got}: expected {{"type": "function", "function": ...}}', param=where)
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        expected = "1 to 128 letters, digits and signs of _-.:/"
+        raise RequestError(
+            f"{where}.function.name is {reprlib.repr(name)}: expected {expected}", param=f"{where}.function.name"
+        )
+    if not isinstance(parameters, dict | None):
+        raise RequestError(
+            f"{where}.function.parameters: expected a JSON schema of an object", param=f"{where}.function.parameters"
+        )
+    if (parameters or {}).get("type", "object") != "object":
+        raise RequestError(
+            f"{where}.function.parameters.type is {reprlib.repr((parameters or {})['type'])}: expected 'object'",
+            param=f"{where}.function.parameters",
+        )
+    return Tool(name, {"type": "object", "properties": {}} | (parameters or {}))
+
+
+def _read_choice(choice: object, tools: Mapping[str, Tool]) -> tuple[Mode, Sequence[str]]:
+    """Return the mode, and the names of the tools that may be called. Raises RequestError."""
+    match choice:
+        case None:
+            return "auto", tuple(tools)
+        case "auto" | "none" | "required":
+            if choice == "required" and not tools:
+                raise RequestError("tool_choice is 'required', but there are no tools", param="tool_choice")
+            return cast(Mode, choice), tuple(tools)
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return "required", _known([name], tools)
+        case {"function": {"name": str(name)}}:
+            return "required", _known([name], tools)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:
+            names = _known([_name_of(tool) for tool in allowed], tools)
+            return ("required" if mode == "required" else "auto"), names
+    raise RequestError(
+        f"tool_choice is {reprlib.repr(choice)}: expected 'auto', 'none', 'required', a function's name as "
+        '{"type": "function", "function": {"name": ...}}, or {"type": "allowed_tools", ...}',
+        param="tool_choice",
+    )
+
+
+def _name_of(tool: object) -> str:
+    match tool:
+        case {"function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+    return ""
+
+
+def _known(names: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[str]:
+    for name in names:
+        if name not in tools:
+            raise RequestError(f"tool_choice names {reprlib.repr(name)}, which is not among the tools", param="tool_choice")
+    return tuple(dict.fromkeys(names))
+
+
+def with_definitions(messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> tuple[list[Message], bool]:
+    """Return messages whose first is a system message that defines tools, for templates that show none.
+
+    And whether that message is a new one.
+    """
+    text = _WORDING.format(definitions="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if not messages or messages[0]["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": text}, *messages], True
+    first, *rest = messages
+    content = first.get("content")
+    longer = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content or ''}\n\n{text}"
+    return [{**first, "content": longer.strip() if isinstance(longer, str) else longer}, *rest], False
+
+
+# As Qwen's and Hermes's templates put it: more models were trained on it than on any other wording.
+_WORDING = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{definitions}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
