@@ -10,14 +10,15 @@ from .calls import Calls, Shape, Types, plain_id
 from .channels import ChannelAnswer, Channels
 from .reader import SteppedReader, TaggedAnswer, Thinking
 from .text import Text
+from .written import Written
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """One row of the table of families.
 
-    signs: texts that all stand in the templates of the family. shapes: how it writes calls. noise: tags around content.
-    calls_end_thoughts: a call may begin in a thought, which it ends.
+    signs: texts that all stand in the templates of the family. shapes: how its calls are read; written: how a grammar has
+    them written. noise: tags around content. calls_end_thoughts: a call may begin in a thought, which it ends.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Format:
     thinking: Thinking | None = None
     channels: Channels | None = None
     noise: tuple[str, ...] = ()
+    written: Written | None = None
     calls_end_thoughts: bool = False
     new_id: Callable[[str], str] = plain_id
 

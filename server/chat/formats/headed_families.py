@@ -11,6 +11,7 @@ from .format import Format
 from .headed import HeadedCalls
 from .objects import JsonCalls
 from .tagged_families import BARE_NAME, FUNCTION_EQUALS
+from .written import Written
 
 JSON = JsonBody()
 NEVER = re.compile("(?!)")
@@ -30,6 +31,7 @@ HEADED = (
             thought=re.compile(r"^analysis|<\|channel\|>\s*analysis"),
             plain=re.compile(r"(?s).*"),
         ),
+        written=Written("<|channel|>commentary to=functions.$name <|constrain|>json<|message|>$arguments"),
     ),
     Format(
         "functionary-3.2",
@@ -42,6 +44,7 @@ HEADED = (
             thought=NEVER,
             plain=re.compile(r"(?:>>>)?\s*all\s*"),
         ),
+        written=Written("$name\n$arguments", between=">>>"),
     ),
     Format(
         "kimi-k2",
@@ -56,6 +59,12 @@ HEADED = (
                 sections=("<|tool_calls_section_begin|>",),
                 section_ends=("<|tool_calls_section_end|>",),
             ),
+        ),
+        written=Written(
+            "<|tool_call_begin|>functions.$name:$number<|tool_call_argument_begin|>$arguments<|tool_call_end|>",
+            between="",
+            begin="<|tool_calls_section_begin|>",
+            end="<|tool_calls_section_end|>",
         ),
     ),
     Format(
@@ -72,6 +81,12 @@ HEADED = (
                 section_ends=("<｜tool▁calls▁end｜>",),
             ),
         ),
+        written=Written(
+            "<｜tool▁call▁begin｜>$name<｜tool▁sep｜>$arguments<｜tool▁call▁end｜>",
+            between="",
+            begin="<｜tool▁calls▁begin｜>",
+            end="<｜tool▁calls▁end｜>",
+        ),
     ),
     Format(
         "gemma-4",
@@ -85,17 +100,26 @@ HEADED = (
             ),
         ),
         noise=("<|tool_response>",),
+        written=Written(
+            "<|tool_call>call:$name{$arguments}<tool_call|>",
+            between="",
+            parameter="$key:$value",
+            separator=",",
+            quote='<|"|>',
+        ),
     ),
     Format(
         "functionary-3.1",
         ("<function=", "</function>", "<|eom_id|>"),
         (HeadedCalls(("<function=",), FUNCTION_EQUALS, JSON, closes=("</function>",)),),
+        written=Written("<function=$name>$arguments</function>", between=""),
     ),
     Format(
         "mistral-args",
         ("[TOOL_CALLS]", "[ARGS]"),
         (HeadedCalls(("[TOOL_CALLS]",), ARGS, JSON, inner=("[ARGS]", "[CALL_ID]")),),
         new_id=short_id,
+        written=Written("[TOOL_CALLS]$name[ARGS]$arguments", between=""),
     ),
     Format(
         "lfm-2",
@@ -110,6 +134,15 @@ HEADED = (
                 sections=("<|tool_call_start|>",),
                 section_ends=("<|tool_call_end|>",),
             ),
+        ),
+        written=Written(
+            "$name($arguments)",
+            between=", ",
+            begin="<|tool_call_start|>[",
+            end="]<|tool_call_end|>",
+            parameter="$key=$value",
+            separator=", ",
+            quote=None,
         ),
     ),
     Format(
@@ -127,6 +160,12 @@ HEADED = (
             ),
         ),
         noise=("<|content|>", "<|begin|>"),
+        written=Written(
+            "<|tool_call:begin|>$id<|tool_call:name|>$name<|tool_call:args|>$arguments<|tool_call:end|>",
+            between="",
+            begin="<|tool_calls|>",
+            end="<|calls|>",
+        ),
     ),
     Format(
         "llama-3",
@@ -135,5 +174,6 @@ HEADED = (
             JsonCalls(("<|python_tag|>",), ("<|eom_id|>",), bare=True),
             HeadedCalls(("<function=",), FUNCTION_EQUALS, JSON, closes=("</function>",)),
         ),
+        written=Written('{"name": "$name", "parameters": $arguments}'),
     ),
 )

@@ -8,6 +8,7 @@ from .bodies import TaggedBody
 from .format import Format
 from .headed import HeadedCalls
 from .reader import Thinking
+from .written import Written
 
 FUNCTION_EQUALS = re.compile(r"(?:\s*<function=)?\s*(?P<name>[^<>\n]+?)>\s*")
 INVOKE = re.compile(r'(?:\s*<(?:｜DSML｜)?invoke name=")?(?P<name>[^"<>]+)">\s*')
@@ -36,6 +37,13 @@ TAGGED = (
         ),
         thinking=Thinking(("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",)),
         noise=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
+        written=Written(
+            '<|open|>call tool="$name" index="$number"<|sep|>$arguments<|close|>call<|sep|>',
+            between="",
+            begin="<|open|>response<|sep|><|close|>response<|sep|><|open|>tools<|sep|>",
+            end="<|close|>tools<|sep|>",
+            parameter='<|open|>argument key="$key" type="$kind"<|sep|>$value<|close|>argument<|sep|>',
+        ),
     ),
     Format(
         "deepseek-3.2",
@@ -56,6 +64,13 @@ TAGGED = (
             ),
         ),
         calls_end_thoughts=True,
+        written=Written(
+            '<｜DSML｜invoke name="$name">\n$arguments</｜DSML｜invoke>',
+            between="\n",
+            begin="\n\n<｜DSML｜function_calls>\n",
+            end="\n</｜DSML｜function_calls>",
+            parameter='<｜DSML｜parameter name="$key" string="$is_text">$value</｜DSML｜parameter>\n',
+        ),
     ),
     Format(
         "minimax-m3",
@@ -74,6 +89,13 @@ TAGGED = (
                 section_ends=("]<]minimax[>[</tool_call>",),
             ),
         ),
+        written=Written(
+            ']<]minimax[>[<invoke name="$name">$arguments]<]minimax[>[</invoke>\n',
+            between="",
+            begin="]<]minimax[>[<tool_call>\n",
+            end="]<]minimax[>[</tool_call>",
+            parameter="]<]minimax[>[<$key>$value]<]minimax[>[</$key>",
+        ),
     ),
     Format(
         "minimax-m2",
@@ -87,6 +109,13 @@ TAGGED = (
                 section_ends=("</minimax:tool_call>",),
             ),
         ),
+        written=Written(
+            '<invoke name="$name">\n$arguments</invoke>\n',
+            between="",
+            begin="<minimax:tool_call>\n",
+            end="</minimax:tool_call>",
+            parameter='<parameter name="$key">$value</parameter>\n',
+        ),
     ),
     Format(
         "seed",
@@ -98,6 +127,11 @@ TAGGED = (
                 body=TaggedBody(("<parameter=",), (">",), ("</parameter>",), ("</function>",)),
                 closes=("</seed:tool_call>",),
             ),
+        ),
+        written=Written(
+            "<seed:tool_call>\n<function=$name>\n$arguments</function>\n</seed:tool_call>",
+            between="\n",
+            parameter="<parameter=$key>$value</parameter>\n",
         ),
     ),
     Format(
@@ -120,6 +154,13 @@ TAGGED = (
             ),
         ),
         thinking=Thinking(("<think:opensource>",), ("</think:opensource>",)),
+        written=Written(
+            "<tool_call:opensource>$name<tool_sep:opensource>\n$arguments</tool_call:opensource>\n",
+            between="",
+            begin="<tool_calls:opensource>\n",
+            end="</tool_calls:opensource>",
+            parameter="<arg_key:opensource>$key</arg_key:opensource>\n<arg_value:opensource>$value</arg_value:opensource>\n",
+        ),
     ),
     Format(
         "glm",
@@ -136,6 +177,11 @@ TAGGED = (
                     ends=("</tool_call>",),
                 ),
             ),
+        ),
+        written=Written(
+            "<tool_call>$name\n$arguments</tool_call>",
+            between="\n",
+            parameter="<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n",
         ),
     ),
     Format(
@@ -156,6 +202,11 @@ TAGGED = (
             ),
         ),
         calls_end_thoughts=True,
+        written=Written(
+            "<tool_call>\n<function=$name>\n$arguments</function>\n</tool_call>",
+            between="\n",
+            parameter="<parameter=$key>\n$value\n</parameter>\n",
+        ),
     ),
     Format(
         "minicpm-5",
@@ -172,6 +223,9 @@ TAGGED = (
                     ends=("</function>",),
                 ),
             ),
+        ),
+        written=Written(
+            '<function name="$name">$arguments</function>', between="\n", parameter='<param name="$key">$value</param>'
         ),
     ),
 )

@@ -1,0 +1,142 @@
+"""The grammar of an answer that must call tools, in Lark as llguidance reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .values import TEXT, parameter_types
+from .written import Written
+
+HOLE = re.compile(r"\$([a-z_]+)")
+ANY = r"/(.|\n)*/"
+Definitions = Sequence[tuple[str, Mapping[str, object]]]
+"""Tools: the name and the JSON schema of the arguments of each."""
+
+
+@dataclass(slots=True)
+class CallGrammar:
+    """Writes grammars. marker: returns a control token's piece of Lark; controls: their spellings."""
+
+    controls: Collection[str]
+    marker: Callable[[str], str]
+    schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name
+    _rules: list[str] = field(default_factory=list)
+    _num_rules: int = 0
+
+    def calls(self, written: Written, tools: Definitions, parallel: bool) -> str:
+        """Add the rules of one call of these tools or, if they may be `parallel`, of several; return their name."""
+        one = self.rule(" | ".join(self._call(written, name, schema) for name, schema in tools))
+        several = f" ({self.text(written.between)} {one})*" if parallel and written.between is not None else ""
+        return self.rule(f"{self.text(written.begin)} {one}{several} {self.text(written.end)}")
+
+    def thought(self, start: str, end: str) -> str:
+        """Add the rule of a thought between two tags, the first of which may be empty; return its name."""
+        return self.rule(f"{self.text(start)} {self._free(end)}")
+
+    def lark(self, start: str) -> str:
+        """Return the grammar of answers that are `start`."""
+        return "\n".join((f"start: {start}", "TEXT: /(.|\\n)+/", *self._rules))
+
+    def rule(self, body: str, options: str = "") -> str:
+        """Add a rule; return its name."""
+        name = f"r{self._num_rules}"
+        self._num_rules += 1
+        self._rules.append(f"{name}{options}: {body}")
+        return name
+
+    def text(self, text: str) -> str:
+        """Return a text as a piece of Lark, in which control tokens are tokens."""
+        return " ".join(self.marker(part) if part in self.controls else _quoted(part) for part in self._parts(text)) or '""'
+
+    def _parts(self, text: str) -> list[str]:
+        """Cut a text at the control tokens in it."""
+        tokens = sorted(filter(None, self.controls), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+        return [part for part in parts if part]
+
+    def _schema(self, schema: object, root: Mapping[str, object]) -> str:
+        """Return a reference to a schema. root: where it refers to."""
+        shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        name = f"s{len(self.schemas)}"
+        self.schemas[name] = json.dumps({**shared, **schema} if isinstance(schema, dict) else schema)
+        return f"@{name}"
+
+    def _call(self, written: Written, name: str, schema: Mapping[str, object]) -> str:
+        holes = {
+            "name": lambda: self.text(name),
+            "id": lambda: "/[a-zA-Z0-9]{9}/",
+            "number": lambda: "/[0-9]/",
+            "arguments": lambda: self._parameters(written, schema) if written.parameter else self._schema(schema, schema),
+        }
+        pieces = HOLE.split(written.call)
+        return " ".join(holes[piece]() if at % 2 else self.text(piece) for at, piece in enumerate(pieces) if piece)
+
+    def _parameters(self, written: Written, schema: Mapping[str, object]) -> str:
+        """Return the parameters: those that are required, and then those of the others that the model chooses."""
+        properties, required = schema.get("properties"), schema.get("required")
+        properties = properties if isinstance(properties, dict) else {}
+        names = [name for name in properties if isinstance(required, list) and name in required]
+        others = [name for name in properties if name not in names]
+        types, between = parameter_types(schema), self.text(written.separator)
+
+        def parameter(name: str) -> str:
+            return self.rule(self._parameter(written, (name, properties[name]), types[name], schema))
+
+        if names or not written.separator:
+            first = f" {between} ".join(map(parameter, names))
+            return self.rule(" ".join((first, *(f"({between} {parameter(name)})?" for name in others))) or '""')
+        # Without one that is required, any of the others may be the first, which has no separator in front of it.
+        alone = behind = self.rule('""')
+        for name in reversed(others):
+            one = parameter(name)
+            alone = self.rule(f"{one} {behind} | {alone}")
+            behind = self.rule(f"({between} {one})? {behind}")
+        return alone
+
+    def _parameter(
+        self,
+        written: Written,
+        parameter: tuple[str, object],
+        types: frozenset[str],
+        root: Mapping[str, object],
+    ) -> str:
+        (key, schema), kind = parameter, next(iter(sorted(types)), "string")
+        is_text = kind == "string" or not types or "string" in types
+        known = {"key": key, "kind": "string" if is_text else kind, "is_text": str(is_text).lower()}
+        text = HOLE.sub(lambda hole: known.get(hole[1], hole[0]), written.parameter)
+        before, _, after = text.partition("$value")
+        if not is_text or written.quote is None:
+            return f"{self.text(before)} {self._schema(schema, root)} {self.text(after)}"
+        before, after = before + written.quote, written.quote + after
+        if types == TEXT and (choices := _choices(schema)):
+            return f"{self.text(before)} ({' | '.join(map(self.text, choices))}) {self.text(after)}"
+        return f"{self.text(before)} {self._free(after, schema)}"
+
+    def _free(self, end: str, schema: object = None) -> str:
+        """Return free text up to a tag, and the tag."""
+        first, *rest = self._parts(end)
+        most = schema.get("maxLength") if isinstance(schema, dict) else None
+        behind = " ".join(self.text(part) for part in rest)
+        if isinstance(most, int) and 0 <= most <= MAX_LENGTH:
+            return f"/[^{re.escape(first[0])}]{{0,{most}}}/ {self.text(end)}"
+        if first in self.controls:
+            return f"TEXT? {self.text(end)}"
+        return f"{self.rule(f'{ANY} {_quoted(first)}', '[lazy]')} {behind}"
+
+
+MAX_LENGTH = 4096  # characters of a bounded text: more make the grammar too large, so it is free
+
+
+def _choices(schema: object) -> list[str]:
+    """Return the texts that a schema allows, if it lists them."""
+    if not isinstance(schema, dict):
+        return []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
