@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import hexdigits
 from typing import Protocol
 
 from .calls import MAX_NAME, Calls, Types
@@ -185,13 +186,20 @@ class LiteralBody:
                 yield calls.arguments('"')
                 return
             if stop:
-                escaped = yield from text.peek()
-                text.take(1)
-                yield calls.arguments(escape(_ESCAPES.get(escaped, "\\" + escaped)))
+                yield calls.arguments((yield from self._escaped(text)))
             elif text.ended:
                 return
             else:
                 yield None
 
+    def _escaped(self, text: Text) -> Steps[str]:
+        """Read what stands behind a backslash; return it as it stands in JSON."""
+        sign = yield from text.peek()
+        text.take(1)
+        digits = ""
+        while sign == "u" and len(digits) < 4 and (digit := (yield from text.peek())) and digit in hexdigits:
+            digits += text.take(1)
+        return f"\\u{digits}" if len(digits) == 4 else escape(_ESCAPES.get(sign, "\\" + sign) + digits)
 
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": ""}
+
+_ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": ""}

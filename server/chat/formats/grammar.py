@@ -121,7 +121,7 @@ class CallGrammar:
         most = schema.get("maxLength") if isinstance(schema, dict) else None
         behind = " ".join(self.text(part) for part in rest)
         if isinstance(most, int) and 0 <= most <= MAX_LENGTH:
-            return f"/[^{re.escape(first[0])}]{{0,{most}}}/ {self.text(end)}"
+            return f"/[^\\x{ord(end.lstrip()[0]):02x}]{{0,{most}}}/ {self.text(end)}"
         if first in self.controls:
             return f"TEXT? {self.text(end)}"
         return f"{self.rule(f'{ANY} {_quoted(first)}', '[lazy]')} {behind}"

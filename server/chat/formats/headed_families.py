@@ -95,7 +95,7 @@ HEADED = (
             HeadedCalls(
                 starts=("<|tool_call>",),
                 header=re.compile(r"\s*call:\s*(?P<name>[^\s{}]+)\s*"),
-                body=LiteralBody("{", ":", ('<|"|>',)),
+                body=LiteralBody("{", ":", ('<|"|>', '"')),
                 closes=("<tool_call|>",),
             ),
         ),
