@@ -49,7 +49,9 @@ class Embedder:
         self.most_texts = settings.most_texts
         params = llama_cpp.llama_context_default_params()
         # Every token of an encoder attends to every other one, so all of a text has to be in one kernel.
-        params.n_ctx = params.n_batch = params.n_ubatch = max(self.limit, self.most_texts)
+        # llama.cpp aborts if the number of texts does not divide the size.
+        size = -(-self.limit // self.most_texts) * self.most_texts
+        params.n_ctx = params.n_batch = params.n_ubatch = size
         params.n_seq_max = self.most_texts
         params.kv_unified = params.embeddings = True
         params.pooling_type = POOLINGS.get(settings.pooling, UNSPECIFIED)
@@ -66,7 +68,7 @@ class Embedder:
         sizes = llama_cpp.llama_model_n_cls_out if self.is_ranker else llama_cpp.llama_model_n_embd_out
         self.width: int = sizes(model.handle)
         self._memory = llama_cpp.llama_get_memory(handle)  # an encoder has none
-        self._batch = Batch(max(self.limit, self.most_texts))
+        self._batch = Batch(size)
         self._begin, self._end = _frame(model)
 
     def close(self) -> None:

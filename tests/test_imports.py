@@ -51,6 +51,7 @@ RULES = (
         only=(
             "server.engine.view",
             "server.service",
+            "server.vectors",
             "server.wire",
             "server.errors",
             "server.settings",
@@ -61,6 +62,7 @@ RULES = (
     Rule("server.engine", never=("server.chat", "server.routes", "server.service")),
     Rule("server.chat", never=("server.engine", "server.routes", "server.service")),
     Rule("server.flags", only=("server.settings",)),
+    Rule("server.vectors", never=("server.engine", "server.routes", "server.service")),
     Rule("server.edge", only=("server.errors", "server.settings")),
     Rule("bench", never=("slots",), flat=True),
     Rule(
@@ -78,6 +80,7 @@ FLOORS = (
     ("server.settings", "server.errors", "server.flags"),
     ("server.edge", "server.wire", "server.provenance"),
     ("server.chat", "server.engine"),
+    ("server.vectors",),
     ("server.idle", "server.metrics", "server.intake", "server.service"),
     ("server.routes",),
     ("server",),

@@ -30,7 +30,9 @@ async def openai(request: Request) -> Response:
         message = "this model has a vector for each token: start the server with --pooling mean, or send it to /embeddings"
         raise RequestError(message, param="input")
     computed, num_tokens = await while_connected(request, _compute(vectors, computer, asked, request.state.num_bytes))
-    return Json(await asyncio.to_thread(_encode, computed, asked, computer.name, num_tokens))
+    entries = await asyncio.to_thread(_encode, computed, asked.encoding_format == "base64")
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return Json(b'{"object":"list","model":%b,"usage":%b,"data":[%b]}' % (encode(computer.name), encode(usage), entries))
 
 
 async def native(request: Request) -> Response:
@@ -77,20 +79,15 @@ def _tokens(computer: Computer, asked: EmbeddingRequest) -> list[np.ndarray]:
 # ---- answers may have millions of numbers, so they are made in a thread, a vector at a time: others wait meanwhile ----
 
 
-def _encode(computed: list[np.ndarray], asked: EmbeddingRequest, name: str, num_tokens: int) -> bytes:
-    is_base64 = asked.encoding_format == "base64"
-    entries = (
-        encode(
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist(),
-            }
-        )
+def _encode(computed: list[np.ndarray], as_base64: bool) -> bytes:
+    return b",".join(
+        encode({"object": "embedding", "index": index, "embedding": _base64(vector) if as_base64 else vector.tolist()})
         for index, vector in enumerate(computed)
     )
-    usage = encode({"prompt_tokens": num_tokens, "total_tokens": num_tokens})
-    return b'{"object":"list","model":%b,"usage":%b,"data":[%b]}' % (encode(name), usage, b",".join(entries))
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 def _encode_native(computed: list[np.ndarray]) -> bytes:

@@ -39,5 +39,5 @@ async def _score(
 ) -> tuple[list[float], int]:
     """Return a score for each document, and the number of tokens that they took."""
     name = "documents" if asked.texts is None else "texts"
-    made = await vectors.threads.run(num_bytes, computer.pairs, asked.query, passages, name)
+    made = await vectors.threads.run(num_bytes, computer.pairs, asked.query, passages, name=name)
     return [float(scores[0]) for scores in await computer.compute(made)], sum(map(len, made))

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...models.model import Model
 from ..engine.view import Fields, LaneState
 from ..errors import RequestError
 from .http import Json, service_of, vectors_of
@@ -20,19 +19,10 @@ async def health(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """List the served model, and those beside it for vectors and scores."""
-    vectors = vectors_of(request)
-    served = {vectors.name: vectors.model}
-    beside = {computer.name: computer.embedder.model for computer in vectors.computers}
-    return Json({"object": "list", "data": [_entry(name, model) for name, model in (served | beside).items()]})
+    return Json({"object": "list", "data": [_entry(name, about) for name, about in vectors_of(request).models().items()]})
 
 
-def _entry(name: str, model: Model) -> Fields:
-    about = {
-        "n_vocab": model.num_vocab,
-        "n_ctx_train": model.context_train,
-        "n_params": model.num_parameters,
-        "size": model.size,
-    }
+def _entry(name: str, about: Fields) -> Fields:
     return {"id": name, "object": "model", "created": 0, "owned_by": "slotcache", "meta": about}
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...models.model import Model
 from ..errors import RequestError
 from ..service import Service
 from ..vectors.vectors import Vectors
@@ -47,7 +46,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     vectors = vectors_of(request)
     asked = await read_body(request, DetokenizeRequest)
-    work = vectors.threads.run(request.state.num_bytes, _encode_text, vectors.model, asked.tokens)
+    work = vectors.threads.run(request.state.num_bytes, _encode_text, vectors, asked.tokens)
     return Json(await while_connected(request, work))
 
 
@@ -86,8 +85,9 @@ def _piece(spelling: bytes) -> str | list[int]:
         return list(spelling)
 
 
-def _encode_text(model: Model, tokens: list[int]) -> bytes:
+def _encode_text(vectors: Vectors, tokens: list[int]) -> bytes:
     """Raises RequestError for a token outside the vocabulary."""
+    model = vectors.model
     if unknown := next((token for token in tokens if token >= model.num_vocab), None):
         raise RequestError(f"tokens: {unknown} is not below {model.num_vocab}", param="tokens")
     return encode({"content": model.detokenize(np.array(tokens, np.int32), special=True)})

@@ -127,6 +127,11 @@ class Vectors:
             raise _not_asked_for("reranking", "--rerank-model FILE, or --reranking for the model itself")
         return self.reranking
 
+    def models(self) -> dict[str, dict[str, object]]:
+        """Return the size of each model by its name, the served one first."""
+        found = {self.name: self.model} | {computer.name: computer.embedder.model for computer in self.computers}
+        return {name: _about(model) for name, model in found.items()}
+
     def properties(self) -> dict[str, object]:
         """Return what `/props` says of vectors and of the model itself."""
         embedding, reranking = self.embedding, self.reranking
@@ -159,6 +164,15 @@ class Vectors:
     @property
     def computers(self) -> list[Computer]:
         return [computer for computer in (self.embedding, self.reranking) if computer]
+
+
+def _about(model: Model) -> dict[str, object]:
+    return {
+        "n_vocab": model.num_vocab,
+        "n_ctx_train": model.context_train,
+        "n_params": model.num_parameters,
+        "size": model.size,
+    }
 
 
 def _not_asked_for(kind: str, remedy: str) -> RequestError:

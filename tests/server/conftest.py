@@ -38,6 +38,10 @@ class Running:
     def service(self) -> Any:
         return self.host.service
 
+    @property
+    def vectors(self) -> Any:
+        return self.host.vectors
+
     def chat(self, content: object = "What is it?", **fields: Any):
         """One chat completion, greedy and short unless told otherwise; the decoded answer."""
         messages = fields.pop("messages", None) or [{"role": "user", "content": content}]

@@ -3,7 +3,6 @@
 import base64
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import numpy as np
@@ -211,24 +210,20 @@ def test_a_server_without_says_so(server):
 
 
 def test_settings_that_no_server_starts_with(encoder, tiny, tmp_path):
-    changed: dict[str, Any]
-    for changed, says in (
-        ({}, "--embeddings"),
-        ({"embeddings": True, "embedding_model": str(encoder)}, "choose one"),
-        ({"embeddings": True, "embedding_model": str(tmp_path / "no.gguf")}, "choose one"),
-        ({"reranking": True}, "no reranker: it pools the vectors of a text by mean"),
+    missing = str(tmp_path / "no.gguf")
+    for settings, path, says in (
+        (Settings(), encoder, "--embeddings"),
+        (Settings(embeddings=True, embedding_model=missing), encoder, "choose one"),
+        (Settings(reranking=True), encoder, "no reranker: it pools the vectors of a text by mean"),
+        (Settings(ctx_size=512, embedding_model=missing), tiny, "cannot read"),
     ):
         with pytest.raises(ModelError, match=says):
-            load_all(Settings(**changed), encoder)
-    with pytest.raises(ModelError, match="cannot read"):
-        load_all(Settings(ctx_size=512, embedding_model=str(tmp_path / "no.gguf")), tiny)
+            load_all(settings, path)
 
 
 def test_a_full_queue_and_clients_that_leave(encoder):
     with running_encoder(encoder, max_queue=0) as up, ThreadPoolExecutor(1) as pool:
-        assert up.host.vectors is not None
-        computer = up.host.vectors.embedding
-        assert computer is not None
+        computer = up.vectors.embedder()
         many = {"input": ["the city of stone is " * 25] * 2048}
         leaving = pool.submit(httpx.post, f"{up.url}/v1/embeddings", json=many, timeout=1.5)
         until(lambda: computer.num_open)

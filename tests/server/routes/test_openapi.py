@@ -4,9 +4,11 @@ import json
 from typing import Any
 
 import pytest
+from gguf import PoolingType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slotcache.server.routes.openapi import BODIES
+from support.encoders import bert
 
 from server.conftest import running
 
@@ -19,6 +21,8 @@ LIKELY = {  # what gets a request past the first check, so that later ones are r
     "filename": "file",
     "content": "Hello",
     "tokens": [100],
+    "input": ["machine", "city"],
+    "query": "machine",
 }
 
 leaves = (
@@ -43,7 +47,9 @@ BODY = {path: kind.__struct_fields__ for path, kind in BODIES.items()}
 
 @pytest.fixture(scope="module")
 def server(tiny, tmp_path_factory):
-    with running(tiny, ctx_size=1024, slot_save_path=str(tmp_path_factory.mktemp("slots"))) as up:
+    folder = tmp_path_factory.mktemp("slots")
+    models = (str(bert(folder / "bert")), str(bert(folder / "ranker", PoolingType.RANK)))
+    with running(tiny, ctx_size=1024, slot_save_path=str(folder), embedding_model=models[0], rerank_model=models[1]) as up:
         yield up
 
 
