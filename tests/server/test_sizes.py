@@ -36,3 +36,14 @@ def test_small_batches_kernels_and_pools(tiny, expected, sizes, flash_attn):
         assert contents[0] == contents[1] and (flash_attn == "on" or contents[0] == expected)
         assert again["timings"]["cache_n"] > 50
         assert server.metric("slotcache_host_budget_bytes") > 0, "the warm-up failed"
+
+
+def test_a_request_may_take_the_whole_pool_or_a_share_of_it(tiny):
+    for unified, share in ((True, 1024), (False, 256)):
+        with running(tiny, ctx_size=1024, parallel=4, kv_unified=unified) as server:
+            assert server.http.get("/props").json()["default_generation_settings"]["n_ctx"] == share
+            error = server.http.post("/completion", json={"prompt": [100] * share}).json()["error"]
+            assert error["n_ctx"] == share and error["type"] == "exceed_context_size_error"
+            assert (
+                server.http.post("/completion", json={"prompt": [100] * (share - 4)}).json()["timings"]["predicted_n"] == 4
+            )
