@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -11,6 +12,8 @@ import numpy as np
 
 from ..errors import RequestError
 from .report import Report
+
+MAX_PROGRESS = 8  # unread events of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ Event = Delta | Progress | Final
 
 
 class Unread:
-    """A client's unread events: the newest progress, the text in one piece, and the end. It belongs to the event loop.
+    """A client's unread events: some progress, the text in one piece, and the end. It belongs to the event loop.
 
     A slow client gets longer pieces, and the unread events of a client that never reads are no larger than its answer.
     """
@@ -65,21 +68,23 @@ class Unread:
     __slots__ = ("_arrived", "_final", "_progress", "_text")
 
     def __init__(self) -> None:
-        self._progress: Progress | None = None
+        self._progress: deque[Progress] = deque()  # the first ones, and the newest
         self._text: list[Delta] = []
         self._final: Final | None = None
         self._arrived = asyncio.Event()
 
     def qsize(self) -> int:
         """Return how many events `get` would return without waiting."""
-        return (self._progress is not None) + bool(self._text) + (self._final is not None)
+        return len(self._progress) + bool(self._text) + (self._final is not None)
 
     def put(self, event: Event) -> None:
         match event:
             case Delta():
                 self._text.append(event)
             case Progress():
-                self._progress = event
+                if len(self._progress) == MAX_PROGRESS:
+                    self._progress.pop()
+                self._progress.append(event)
             case End() | Failure():
                 self._final = event
         self._arrived.set()
@@ -94,8 +99,8 @@ class Unread:
 
     def _take(self) -> Event:
         event: Event | None
-        if self._progress is not None:  # it comes before all text
-            event, self._progress = self._progress, None
+        if self._progress:  # it comes before all text
+            event = self._progress.popleft()
         elif self._text:
             event, self._text = _join(self._text), []
         else:

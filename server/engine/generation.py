@@ -16,7 +16,7 @@ from ...models.sampling import Sampling
 from ...models.text import TextStream
 from ...slots.request import Request
 from .events import Delta, End, Event, Failure, Final, Progress, Unread
-from .report import Miss, Report, document_reuse
+from .report import Fields, Miss, Report, document_reuse, timings
 from .volatile import volatile_span
 
 AROUND = 32  # tokens on either side of a miss that are searched for volatile text
@@ -84,11 +84,22 @@ class Generation:
         self.parts.append(text)
         return Delta(text, self._take_unsent()) if text else None
 
-    def progress(self) -> Progress:
+    def progress(self, now: float) -> Progress:
         """Return how far the prompt is."""
         request = self.request
-        spent = (perf_counter() - self.admitted) * 1000
+        spent = (now - self.admitted) * 1000
         return Progress(request.num_prompt, request.cached, min(request.computed, request.num_prompt), spent)
+
+    def timings(self, num_generated: int) -> Fields:
+        """Return llama-server's `timings` of the answer so far; for the event loop, after the first token."""
+        return timings(
+            num_cached=self.request.cached,
+            num_computed=self.request.num_prompt - self.request.cached,
+            num_generated=num_generated,
+            queue_time=self.admitted - self.arrived,
+            prompt_time=self.first_token - self.admitted,
+            generation_time=perf_counter() - self.first_token,
+        )
 
     def _end(self, text: str, reason: str, is_end: bool) -> End:
         self.parts.append(text)

@@ -47,16 +47,15 @@ class Report:
     conversation: Mapping[str, object] | None = None
 
     def timings(self) -> Fields:
-        """Return llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were."""
-        computed = self.num_prompt - self.num_cached
-        return {
-            "cache_n": self.num_cached,
-            "prompt_n": computed,
-            **_rates("prompt", computed, self.prompt_time),
-            "predicted_n": self.num_generated,
-            **_rates("predicted", self.num_generated, self.generation_time),
-            "queue_ms": self.queue_time * 1000,
-        }
+        """Return llama-server's `timings` of the whole answer."""
+        return timings(
+            num_cached=self.num_cached,
+            num_computed=self.num_prompt - self.num_cached,
+            num_generated=self.num_generated,
+            queue_time=self.queue_time,
+            prompt_time=self.prompt_time,
+            generation_time=self.generation_time,
+        )
 
     def slotcache(self) -> Fields:
         """Return our own object in the answer: the lane, the reuse, and where it ended."""
@@ -93,9 +92,30 @@ def document_reuse(layout: Layout, num_cached: int) -> list[DocumentReuse]:
     ]
 
 
+def timings(
+    *,
+    num_cached: int,
+    num_computed: int,
+    num_generated: int,
+    queue_time: float,
+    prompt_time: float,
+    generation_time: float,
+) -> Fields:
+    """Return llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were."""
+    decoded = max(num_generated - 1, 0)  # the first token comes with the end of the prompt
+    return {
+        "cache_n": num_cached,
+        "prompt_n": num_computed,
+        **_rates("prompt", num_computed, prompt_time),
+        "predicted_n": num_generated,
+        **_rates("predicted", decoded, generation_time),
+        "queue_ms": queue_time * 1000,
+    }
+
+
 def _rates(name: str, tokens: int, seconds: float) -> dict[str, float]:
     return {
         f"{name}_ms": seconds * 1000,
-        f"{name}_per_token_ms": seconds * 1000 / max(tokens, 1),
+        f"{name}_per_token_ms": seconds * 1000 / tokens if tokens else 0.0,
         f"{name}_per_second": tokens / seconds if seconds else 0.0,
     }

@@ -48,10 +48,13 @@ class Roster:
             if not generation.admitted:
                 generation.admitted = now
                 self.samplers[id].prime(generation.request.tokens[: generation.request.num_prompt])
+                self._report_progress(generation, now)
 
     def push(self, request: Request, token: int) -> None:
         """Give a generation its next token, which may end it. An error ends this generation only."""
         generation = self._open[request.id]
+        if not generation.first_token:
+            self._report_progress(generation, perf_counter())  # the whole prompt
         try:
             event = generation.push(token, self._is_end(token))
             if isinstance(event, End):
@@ -63,10 +66,14 @@ class Roster:
 
     def report_progress(self) -> None:
         """Send the progress of unfinished prompts to the clients that want it."""
+        now = perf_counter()
         for request in self._scheduler.running:
-            generation = self._open[request.id]
-            if generation.wants_progress and request.num_tokens == request.num_prompt:
-                self._outbox.put(generation, generation.progress())
+            if request.num_tokens == request.num_prompt:
+                self._report_progress(self._open[request.id], now)
+
+    def _report_progress(self, generation: Generation, now: float) -> None:
+        if generation.wants_progress:
+            self._outbox.put(generation, generation.progress(now))
 
     def end(self, generation: Generation) -> None:
         """Take a generation out of the engine, once."""
