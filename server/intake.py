@@ -54,7 +54,7 @@ class Intake:
 
     def caches(self, options: Options) -> bool:
         """Return whether a request may read and fill the cache."""
-        return self.defaults.caches if options.cache_prompt is None else options.cache_prompt
+        return self.defaults.caches or options.opts_in if options.cache_prompt is None else options.cache_prompt
 
     def sampling(self, options: Options) -> Sampling:
         """Return a request's sampling parameters. It may tokenise, so it runs in a prompt thread. Raises RequestError."""

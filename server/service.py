@@ -58,14 +58,16 @@ class Service:
 
     # ---- a request comes -------------------------------------------------------------------------------------------
 
-    async def accept_chat(self, asked: ChatRequest, num_bytes: int, open_turn: bool = False) -> Submission:
+    async def accept_chat(
+        self, asked: ChatRequest, num_bytes: int, open_turn: bool = False, *, kind: str = "chatcmpl-"
+    ) -> Submission:
         """Check a chat, find the answer that it continues, and build its prompt in a thread. Raises RequestError.
 
-        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`.
+        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with.
         """
         asked.check()
         origin = self.conversations.origin(asked, self.intake.caches(asked))
-        id = f"chatcmpl-{_secret()}"
+        id = kind + _secret()
 
         def build() -> Submission:
             turn = Turn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)

@@ -138,3 +138,13 @@ class Origin:
     def id(self) -> str:
         """The conversation's id."""
         return self.conversation.id
+
+
+def with_instructions(entries: tuple[Entry, ...], instructions: str | None) -> tuple[Entry, ...]:
+    """Return a history with the instructions of the next turn in front, and without those of the turn before."""
+    kept = tuple(entry for entry in entries if not entry.one_turn)
+    if instructions is None:
+        return kept
+    new = Entry.of({"role": "system", "content": instructions}, one_turn=True)
+    same = (entry for entry in entries if entry.one_turn and entry.said == new.said)  # the entry itself: it is stored once
+    return (next(same, new), *kept)

@@ -11,12 +11,14 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from ...slots.scope import MAX_NAME
 from ..errors import RequestError
 from ..wire.requests import ChatRequest, ConversationReference, HistoryKind
-from .conversation import Conversation, Origin
+from ..wire.responses import ResponseChat
+from .conversation import Conversation, Origin, with_instructions
 from .history import Entry
 from .shelf import Shelf, seconds_since
 from .stored import StoredAnswer, Vocabulary, file_name
@@ -67,17 +69,22 @@ class Conversations:
     def origin(self, asked: ChatRequest, caches: bool) -> Origin | None:
         """Return the point that a chat continues; None for a chat outside of conversations.
 
-        caches: whether the request may be cached; if not, its answer is not stored either. Raises RequestError, with
-        404 for an answer that is not stored.
+        caches: whether the request may be cached; if not, the answer of a chat is not stored either. A response is stored
+        unless its request says otherwise. Raises RequestError, with 404 for an answer that is not stored.
         """
-        scope, stores = asked.cache_scope, caches and asked.store is not False
+        if not isinstance(asked, ResponseChat):
+            return self._origin(asked, caches and asked.store is not False)
+        origin = self._origin(asked, asked.store is not False) or self._new_origin(asked.cache_scope, stores=False)
+        return replace(origin, kind="new", entries=with_instructions(origin.entries, asked.instructions))
+
+    def _origin(self, asked: ChatRequest, stores: bool) -> Origin | None:
+        scope = asked.cache_scope
         if asked.previous_response_id is not None:
             if asked.conversation is not None:
                 raise RequestError("conversation and previous_response_id: give one of them", param="previous_response_id")
             return self._after_answer(scope, asked.previous_response_id, stores)
         if asked.conversation is None:
-            new = f"conv-{secrets.token_hex(12)}"
-            return Origin(conversation=self._begin(scope, new), stores=True) if asked.store and stores else None
+            return self._new_origin(scope, stores=True) if asked.store and stores else None
         name, kind = _read_reference(asked)
         conversation = self.find(scope, name)
         if conversation is None:
@@ -175,6 +182,9 @@ class Conversations:
             if (scope, id) in self._held:
                 self._leave(conversation, "it was deleted")
         return conversation
+
+    def _new_origin(self, scope: str, stores: bool) -> Origin:
+        return Origin(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
 
     def _begin(self, scope: str, id: str) -> Conversation:
         """Return the conversation of this id that is not stored: not yet, or no longer. Requests may be running in it."""

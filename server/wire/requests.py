@@ -14,6 +14,7 @@ from ..settings import ORDERS, ReasoningFormat
 from .sampling import Json, SamplingOptions
 
 HistoryKind = Literal["auto", "whole", "new"]
+Count = Annotated[int, Meta(ge=0)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 
 
@@ -32,6 +33,7 @@ class Options(SamplingOptions, Struct, frozen=True):
     stop: str | list[str] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     response_format: dict[str, Json] | None = None
+    prompt_cache_key: str | None = None
 
     n_predict: int | None = None
     return_progress: bool = False
@@ -57,6 +59,11 @@ class Options(SamplingOptions, Struct, frozen=True):
             raise RequestError(f"stop: expected at most {MAX_STOPS} texts of at most {MAX_STOP:,} characters", param="stop")
         check_scope(self.cache_scope, "cache_scope")
         self.check_sampling()
+
+    @property
+    def opts_in(self) -> bool:
+        """Whether the request asks for the cache in another way than by `cache_prompt`."""
+        return bool(self.prompt_cache_key)
 
     def without_texts(self) -> Self:
         """Return the options without the texts that they belong to, which may take much memory."""
@@ -97,11 +104,17 @@ class ChatRequest(Options, frozen=True, kw_only=True):
     store: bool | None = None
     tools: list[dict[str, Json]] | None = None
     tool_documents: Literal["auto", "off"] | None = None
-    tool_choice: Json = None
+    tool_choice: str | dict[str, Json] | None = None
     parallel_tool_calls: bool | None = None
     parse_tool_calls: bool | None = None
     reasoning_format: ReasoningFormat | None = None
+    reasoning_effort: str | None = None
+    thinking_budget_tokens: int | None = None
     chat_template_kwargs: dict[str, Json] = {}
+
+    @property
+    def opts_in(self) -> bool:
+        return super().opts_in or self.conversation is not None or self.previous_response_id is not None
 
     def prefill_only(self) -> Self:
         """Return a request that caches the prompt and generates nothing."""
