@@ -128,15 +128,15 @@ async def collect(service: Service, generations: Sequence[Generation]) -> list[A
 
 
 async def _collect(generation: Generation) -> Answer:
-    tokens: list[int] = []
+    deltas: list[Delta] = []
     async for event in _events_of(generation):
         match event:
             case Failure(error):
                 raise error
             case Delta():
-                tokens += event.tokens
-            case End():
-                return Answer("".join(generation.parts), (*tokens, *event.tokens), event)
+                deltas.append(event)
+            case End(text, tokens=tokens):
+                return Answer((*deltas, Delta(text, tokens)), event)
     raise AssertionError("a generation ends with an end")
 
 

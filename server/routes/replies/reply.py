@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from time import time
 from typing import Protocol
 
@@ -58,11 +59,18 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One choice of an answer that is sent whole."""
+    """One choice of an answer that is sent whole. deltas: all of it, in the pieces in which it came."""
 
-    text: str
-    tokens: tuple[int, ...]
+    deltas: tuple[Delta, ...]
     end: End
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(delta.tokens for delta in self.deltas))
 
 
 class Dialect(Protocol):
