@@ -19,7 +19,7 @@ __all__ = ["GREEDY", "Chances", "Sampler", "Sampling"]
 Repetition = Penalties | Dry
 REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
     "penalties": lambda model, sampling: Penalties(sampling) if sampling.repeat_window else None,
-    "dry": lambda model, sampling: Dry(sampling, model.piece) if sampling.dry_window else None,
+    "dry": lambda model, sampling: Dry(sampling, _spelling(model)) if sampling.dry_window else None,
 }
 """The samplers that are not llama.cpp's: its own look at the whole vocabulary, or scan it when they are made."""
 
@@ -108,6 +108,11 @@ class Sampler:
         for chain in chains if self._last is None else [*chains, self._last]:
             llama_cpp.llama_sampler_free(chain)
         self._between, self._last = [], None
+
+
+def _spelling(model: Model) -> Callable[[int], bytes]:
+    """Return the bytes of a token, of a control token, too."""
+    return lambda token: model.piece(token) or model.text_of(token).encode()
 
 
 def _biases(sampling: Sampling) -> tuple[np.ndarray, np.ndarray] | None:

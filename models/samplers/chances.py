@@ -21,7 +21,8 @@ class Chances:
     @classmethod
     def of_model(cls, row: np.ndarray, token: int, most: int) -> Chances:
         """Return the chances that the model gives. row: its logits, (vocabulary,), float32."""
-        tokens = np.argpartition(row, -most)[-most:] if most < len(row) else np.arange(len(row))
+        first = max(len(row) - most, 0)
+        tokens = np.argpartition(row, first)[first:] if 0 < first < len(row) else np.arange(first, len(row))
         tokens = tokens[np.lexsort((tokens, -row[tokens]))].astype(np.int32)
         best = float(row.max())
         total = best + float(np.log(np.exp(row - best).sum(dtype=np.float64)))
