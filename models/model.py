@@ -213,9 +213,9 @@ class Model:
         pieces = (self._piece(token, True) if special else self.piece(token) for token in tokens.tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
-    def spells(self, tokens: np.ndarray, text: str) -> bool:
-        """Whether tokens (int32) spell exactly the bytes of `text` and none is a control token, which has no bytes."""
-        pieces = [self.piece(token) for token in tokens.tolist()]
+    def spells(self, tokens: np.ndarray, text: str, piece: Callable[[int], bytes] | None = None) -> bool:
+        """Whether tokens (int32) spell exactly the bytes of `text` and each of them has some. piece: gives those of one."""
+        pieces = [(piece or self.piece)(token) for token in tokens.tolist()]
         return all(pieces) and b"".join(pieces) == text.encode("utf-8", "replace")
 
     def _piece(self, token: int, special: bool) -> bytes:

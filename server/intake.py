@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ..models.model import Model
 from ..models.sampling import GREEDY, Sampling
@@ -99,17 +100,20 @@ class Intake:
             background=background,
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
         )
+        piece, keeps = self._pieces(submission), request.cache or request.snapshot_scope is not None
+        # Only the first choice is read as a chat's answer, so the control tokens of others would count as text.
+        keeps = keeps and (choice == 0 or piece == self._model.piece)
         return Generation(
             id=submission.id,
             request=request,
             sampling=submission.sampling.varied(choice),
-            text=TextStream(options.stops(), self._pieces(submission)),
+            text=TextStream(options.stops(), piece),
             limit=limit,
             scope=options.cache_scope,
             wants_progress=options.return_progress,
             no_cache_reason=self._no_cache_reason(caches, cache),
             detokenize=self._model.detokenize,
-            spells=self._model.spells if request.cache or request.snapshot_scope is not None else None,
+            spells=partial(self._model.spells, piece=piece) if keeps else None,
         )
 
     def _pieces(self, submission: Submission) -> Callable[[int], bytes]:

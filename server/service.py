@@ -131,15 +131,17 @@ class Service:
         """
         turn = self.open.get(generation)
         try:
-            if isinstance(event, End) and event.sampled is not None:
-                self.answers.remember(generation.scope, "".join(generation.parts), event.sampled)
             if generation.abandoned:
                 return event
             if isinstance(event, Failure):
                 self.metrics.count_failed()
                 return event
             self.metrics.count_finished(event.report, event.reason)
-            return event if turn is None else self._remember(generation, turn, event)
+            if turn is not None:
+                return self._remember(generation, turn, event)
+            if event.sampled is not None:
+                self.answers.remember(generation.scope, "".join(generation.parts), event.sampled)
+            return event
         finally:
             self._close(generation)
 
@@ -147,7 +149,10 @@ class Service:
         """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
         request = generation.request
         assert request.layout is not None
-        entries = turn.entries(request.layout, "".join(generation.parts), end.sampled)
+        answer, key, is_content = turn.read("".join(generation.parts))
+        if end.sampled is not None:
+            self.answers.remember(generation.scope, key, end.sampled)
+        entries = turn.entries(request.layout, answer, end.sampled if is_content else None)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
         if request.cache and generation.limit:
             self.idle.add(AnsweredChat(request.id, generation.scope, turn.options, entries), turn.chat.prompt)

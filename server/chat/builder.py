@@ -22,6 +22,7 @@ from ..errors import RequestError, too_long
 from ..settings import Settings
 from ..wire.infill import InfillRequest
 from ..wire.requests import ChatRequest, CompletionRequest, Options
+from .answered import Sampled, Shown, answer_key, place_answers
 from .conversation import Origin
 from .given import parse_documents_of
 from .history import Chat, Entry, History, continue_history
@@ -29,12 +30,13 @@ from .infill import Infill
 from .parts import DocumentSet, Fixed
 from .prompt import ChatPrompt
 from .reading import Readers
+from .rendering import Rendering
 from .results import make_places
 from .results import rewrite as rewrite_results
 from .texts import Texts, split_prompts, texts_of
 from .threads import PromptThreads
 from .tokens import AnswerMemory, TokenCache
-from .tools import read_tools, with_definitions
+from .tools import read_tools
 
 MAX_PROMPTS = 128  # of one request
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
@@ -50,12 +52,12 @@ class PromptBuilder:
     def __init__(
         self, model: Model, template: ChatTemplate, answers: AnswerMemory, settings: Settings, *, limit: int, room: int
     ) -> None:
-        self._model, self._template, self._answers, self._limit = model, template, answers, limit
+        self._model, self._answers, self._limit = model, answers, limit
         self._settings = settings
         self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
+        self._rendering = Rendering(template)
         self._readers = Readers(template.source, model.tokenizer.controls.words)
-        self._shows_tools = _shows_tools(template)
         self.threads = PromptThreads(room)
 
     def close(self) -> None:
@@ -119,10 +121,11 @@ class PromptBuilder:
         """Build a chat from its whole history. Raises TemplateError; RequestError if the template leaves out documents."""
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
-        messages, repeated, use = make_places(history.messages, numbers), {}, read_tools(request)
+        messages, repeated = make_places(history.messages, numbers), {}
         if self._takes_tool_documents(request):
             messages, repeated = rewrite_results(messages)
-        pieces = self._pieces(messages, request)
+        use = read_tools(request)
+        pieces = self._rendering.pieces(messages, request)
         self._check_size(piece.text for piece in pieces)
         sets = self._document_sets(history, request)
         entries = [
@@ -136,16 +139,20 @@ class PromptBuilder:
         if len(begin := self._model.tokenizer.begin) and not _begins(pieces):
             parts.append(Fixed(begin, "the chat template", ends=False))
         end = len(messages) - 1 if open_turn else None
-        for piece in pieces:
+        for shown in self._with_answers(pieces, messages, request.cache_scope):
+            piece = shown.piece
             if piece.message is not None and piece.message == end:
                 break
             if piece.message is None:
                 parts.append(self._template_text(piece, request.cache_scope, first=not parts))
-                continue
-            if shown := sets.pop(piece.message, None):
-                parts.append(shown)
-            content = self._content(piece, messages[piece.message], entries[piece.message].sampled, request.cache_scope)
-            parts.append(replace(content, repeated=repeated.get(piece.message, ())))
+            else:
+                if documents := sets.pop(piece.message, None):
+                    parts.append(documents)
+                content = self._content(shown, messages[piece.message], entries[piece.message].sampled, request.cache_scope)
+                parts.append(replace(content, repeated=repeated.get(piece.message, ())))
+            if shown.rewritten is not None:
+                label = _label(shown.rewritten, messages[shown.rewritten])
+                parts.append(replace(parts.pop(), label=f"{label}, which the template writes in other words,"))
         if sets:
             at = next(iter(sets)) - history.shift
             raise RequestError(
@@ -157,15 +164,6 @@ class PromptBuilder:
 
     def _reasoning_format(self, request: ChatRequest) -> str:
         return request.reasoning_format or self._settings.reasoning_format
-
-    def _pieces(self, messages: Sequence[Message], request: ChatRequest) -> list[Piece]:
-        """Render a chat. Tools that the template does not show stand in its system message."""
-        variables = _variables(request)
-        if not request.tools or self._shows_tools:
-            return self._template.pieces(messages, variables, tools=request.tools)
-        defined, is_longer = with_definitions(messages, request.tools)
-        pieces = self._template.pieces(defined, variables)
-        return [_moved(piece) for piece in pieces] if is_longer else pieces
 
     def _fitting(self, parts: Sequence[Fixed | DocumentSet]) -> ChatPrompt:
         """Make the prompt, without hints of the ranking if it is too long with them."""
@@ -186,10 +184,18 @@ class PromptBuilder:
         begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
         return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
 
-    def _content(self, piece: Piece, message: Message, sampled: np.ndarray | None, scope: str) -> Fixed:
+    def _with_answers(self, pieces: Sequence[Piece], messages: Sequence[Message], scope: str) -> list[Shown]:
+        """Find answers of the model that are more than their content: thoughts, calls."""
+        known: dict[int, Sampled] = {}
+        for at, message in enumerate(messages):
+            if message["role"] == "assistant" and (tokens := self._answers.recall(scope, answer_key(message))) is not None:
+                known[at] = Sampled(self._model.detokenize(tokens, special=True), tokens)
+        return place_answers(pieces, known, self._model.tokenizer.controls.touches)
+
+    def _content(self, shown: Shown, message: Message, sampled: np.ndarray | None, scope: str) -> Fixed:
         """Tokenise a message, an answer of ours as it was sampled. Control tokens in it are only text."""
-        tokens = None
-        if message["role"] == "assistant":
+        piece, tokens = shown.piece, shown.tokens
+        if tokens is None and message["role"] == "assistant":
             # The sampled ids spell the whole answer: they are of no use if the template shows only a part of it.
             is_whole = sampled is not None and piece.text == message["content"]
             tokens = sampled if is_whole else self._answers.recall(scope, piece.text)
@@ -225,32 +231,6 @@ class PromptBuilder:
             keep_first=options.keep_first,
             keep_last=options.keep_last,
         )
-
-
-def _variables(request: ChatRequest) -> dict[str, object]:
-    """Return the template's variables. Raises RequestError."""
-    for name in ("messages", "tools", "add_generation_prompt"):
-        if name in request.chat_template_kwargs:
-            where = f"chat_template_kwargs.{name}"
-            raise RequestError(f"{where}: {name} is a field of the request itself", param=where)
-    return request.chat_template_kwargs
-
-
-def _shows_tools(template: ChatTemplate) -> bool:
-    """Whether a chat template shows the tools of a request."""
-    tool = {"type": "function", "function": {"name": "trial_tool", "description": "", "parameters": {"type": "object"}}}
-    try:
-        pieces = template.pieces([NEXT_TURN], tools=[tool])
-    except TemplateError:
-        return template.knows("tools")
-    return any("trial_tool" in piece.text for piece in pieces)
-
-
-def _moved(piece: Piece) -> Piece:
-    """Return a piece of messages behind a new first one, which no client wrote, as a piece of the messages alone."""
-    if piece.message is None:
-        return piece
-    return replace(piece, message=piece.message - 1) if piece.message else Piece(piece.text, None, is_plain=True)
 
 
 def _begins(pieces: Sequence[Piece]) -> bool:

@@ -143,6 +143,24 @@ def with_definitions(messages: Sequence[Message], tools: Sequence[Mapping[str, o
     return [{**first, "content": longer.strip() if isinstance(longer, str) else longer}, *rest], False
 
 
+def with_calls(message: Message) -> Message:
+    """Return a message with its tool calls as text, for templates that show none."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return message
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    written = [_written(function) for function in functions if isinstance(function, dict)]
+    content = message.get("content")
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": "\n".join([*([content] if isinstance(content, str) and content else []), *written])}
+
+
+def _written(function: Mapping[str, object]) -> str:
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {json.dumps(function.get("name"))}, "arguments": {text}}}\n</tool_call>'
+
+
 # As Qwen's and Hermes's templates put it: more models were trained on it than on any other wording.
 _WORDING = """# Tools
 

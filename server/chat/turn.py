@@ -8,9 +8,11 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from ...models.chat.messages import Message
 from ...slots.request import Layout
 from ..wire.requests import ChatRequest
 from .answer import message
+from .answered import answer_key
 from .conversation import Origin
 from .history import Chat, Entry
 
@@ -32,12 +34,19 @@ class Turn:
         """Make the turn of a request whose messages and documents are in `chat`."""
         return cls(id, msgspec.json.encode(msgspec.structs.replace(asked, messages=[], documents=None)), chat, origin)
 
-    def entries(self, layout: Layout, text: str, sampled: np.ndarray | None) -> tuple[Entry, ...]:
-        """Return the conversation with its answer. sampled: the answer's ids (int32) if they spell exactly `text`."""
+    def read(self, text: str) -> tuple[Message, str, bool]:
+        """Return the message that an answer's text is, the key of its sampled ids, and whether it is content alone.
+
+        Ids of content alone may be found by its text, as they hold no control token.
+        """
         reader = self.chat.reader()
         answer = message([*reader.push(text), *reader.finish()])
-        is_content = answer == {"role": "assistant", "content": text}
-        return (*self.chat.place_entries(layout), Entry.of(answer, sampled=sampled if is_content else None))
+        is_content = answer == {"role": "assistant", "content": text} and not any(tag in text for tag in self.chat.spelt)
+        return answer, text if is_content else answer_key(answer), is_content
+
+    def entries(self, layout: Layout, answer: Message, sampled: np.ndarray | None) -> tuple[Entry, ...]:
+        """Return the conversation with its answer. sampled: the ids (int32) of its content, if it is nothing more."""
+        return (*self.chat.place_entries(layout), Entry.of(answer, sampled=sampled))
 
     def report(self, remembered: bool) -> dict[str, object] | None:
         """Return the answer's `conversation` field. messages: in the prompt; messages_kept: of these, from the store."""
