@@ -48,7 +48,7 @@ async def _submit_chat(request: Request) -> tuple[list[Generation], Dialect]:
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
     assert submission.turn is not None
     reader = submission.turn.chat.reader
-    return service.submit(submission), Chat(envelope(service, submission), reader)
+    return service.submit(submission), Chat(envelope(request, submission), reader)
 
 
 async def _submit_text(
@@ -56,13 +56,18 @@ async def _submit_text(
 ) -> tuple[list[Generation], Dialect]:
     service, asked = service_of(request), await read_body(request, kind)
     submission = await while_connected(request, service.accept_text(asked, request.state.num_bytes))
-    return service.submit(submission), dialect(envelope(service, submission))
+    return service.submit(submission), dialect(envelope(request, submission))
 
 
-def envelope(service: Service, submission: Submission) -> Envelope:
-    """Return the common fields of a submission's answer."""
-    options = submission.options.without_texts()
-    return Envelope(id=submission.id, model=service.name, options=options, num_prompts=len(submission.prompts))
+def envelope(request: Request, submission: Submission) -> Envelope:
+    """Return the common fields of the answer to a request, whose body was submitted."""
+    return Envelope(
+        id=submission.id,
+        model=service_of(request).name,
+        options=submission.options.without_texts(),
+        num_prompts=len(submission.prompts),
+        warnings=request.state.warnings,
+    )
 
 
 async def respond(request: Request, generations: Sequence[Generation], dialect: Dialect) -> Response:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..service import Service
 from ..vectors.vectors import Vectors
-from ..wire.decoding import LARGE, R, decode
+from ..wire.decoding import LARGE, R, decode_request
 from ..wire.requests import check_scope
 from .replies.reply import encode
+
+logger = logging.getLogger("slotcache")
 
 
 class Json(Response):
@@ -22,13 +25,21 @@ class Json(Response):
 
 
 async def read_body(request: Request, kind: type[R]) -> R:
-    """Return the body as `kind`, and keep its length in `request.state.num_bytes`. A large one is decoded in a thread.
+    """Return the body as `kind`. A large one is decoded in a thread. Raises RequestError, ClientDisconnect.
 
-    Raises RequestError, ClientDisconnect.
+    `request.state` keeps its length as `num_bytes`, and a warning for each unknown field as `warnings`.
     """
-    body = await request.app.state.host.bodies.read(request)
+    host = request.app.state.host
+    body = await host.bodies.read(request)
     request.state.num_bytes = len(body)
-    return decode(body, kind) if len(body) < LARGE else await asyncio.to_thread(decode, body, kind)
+    arguments = (body, kind, host.settings.strict)
+    decoded, warnings = (
+        decode_request(*arguments) if len(body) < LARGE else await asyncio.to_thread(decode_request, *arguments)
+    )
+    request.state.warnings = warnings
+    if warnings:
+        logger.warning("%s: %s", request.url.path, "; ".join(warnings))
+    return decoded
 
 
 def scope_of(request: Request) -> str:

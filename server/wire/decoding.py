@@ -4,24 +4,51 @@ from __future__ import annotations
 
 import gc
 import re
+from contextlib import suppress
 from functools import cache
 from threading import Lock
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.inspect import Field, FloatType, StructType, Type, UnionType, type_info
 
 from ..errors import RequestError
+from .fields import has_nested, unread
 from .sampling import Json
 
 LARGE = 64 << 10  # bytes of a body that takes long to decode: not in the event loop
 MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a large body: decoding stops all other threads, at this size for 0.1 s
 COLLECTOR = Lock()  # held while the garbage collector is off: two decoders must not turn it on for each other
+MAX_COLONS = 1 << 17  # in a body whose fields are looked at one by one: this many take 0.1 s
+UNCHECKED = "the body is too large to look for unknown fields in it"
 LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes where msgspec does not
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
 A = TypeVar("A", bound=Type)
+
+
+def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R, tuple[str, ...]]:
+    """Decode a client's body; return it, and a warning for each field that is not known. strict: as in `unread`.
+
+    Raises RequestError.
+    """
+    _check_elements(body)
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Most bodies are as they should be, and need no second look.
+        decoded: R = _decode(body, _exact(kind))  # type: ignore[assignment]
+        if not has_nested(decoded):
+            return decoded, ()
+    decoded = decode(body, kind)
+    if body.count(b":") > MAX_COLONS:
+        return decoded, (UNCHECKED,)
+    return decoded, unread(_decode(body, dict[str, Raw]), kind, strict)
+
+
+@cache
+def _exact(kind: type[Struct]) -> type[Struct]:
+    """Return a kind of body that has no other fields than this one."""
+    return msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
 
 
 def decode(body: bytes, kind: type[R]) -> R:

@@ -65,7 +65,7 @@ def refused(server, path, content):
         ({"stop": "x" * 5000}, "stop", "at most 1,024 characters"),
         ({"stop": [None]}, "stop[0]", "got `null`"),
         ({"cache_scope": "x" * 2**20}, "cache_scope", "1,048,576 characters: expected at most 256"),
-        ({"prompt": None}, "prompt", "got `null`"),
+        ({"prompt": None}, "prompt", "missing required field"),
         ({"prompt": [1, None]}, "prompt[1]", "a token id from 0"),
         ({"prompt": [2**70, 1]}, "prompt[0]", "a token id from 0"),
         ({"prompt": [True]}, "prompt[0]", "expected a text"),

@@ -32,17 +32,17 @@ def threads(server, monkeypatch):
     loop = server.thread
     note(Model, "detokenize")
     note(Model, "tokenize")
-    note(web, "decode")
+    note(web, "decode_request")
     return seen
 
 
 @pytest.mark.parametrize(
     ("path", "body", "works"),
     [
-        ("/apply-template", CHAT, {"decode", "tokenize", "detokenize"}),
-        ("/detokenize", TOKENS, {"decode", "detokenize"}),
-        ("/tokenize", {"content": "word " * 20_000}, {"decode", "tokenize"}),
-        ("/v1/documents/order", CHAT | {"documents": ["word " * 20_000]}, {"decode", "tokenize"}),
+        ("/apply-template", CHAT, {"decode_request", "tokenize", "detokenize"}),
+        ("/detokenize", TOKENS, {"decode_request", "detokenize"}),
+        ("/tokenize", {"content": "word " * 20_000}, {"decode_request", "tokenize"}),
+        ("/v1/documents/order", CHAT | {"documents": ["word " * 20_000]}, {"decode_request", "tokenize"}),
     ],
 )
 def test_what_grows_with_a_body_is_done_in_other_threads(server, threads, path, body, works):
@@ -50,14 +50,14 @@ def test_what_grows_with_a_body_is_done_in_other_threads(server, threads, path, 
     assert answer.status_code in (200, 400), answer.text
     if answer.status_code == 400:
         assert answer.json()["error"]["code"] == "context_length_exceeded"
-        works = {"decode"}
+        works = {"decode_request"}
     assert works <= set(threads)
     assert all(at == {"another"} for at in threads.values()), threads
 
 
 def test_a_small_body_needs_no_other_thread(server, threads):
     assert server.http.post("/detokenize", json={"tokens": [100]}).status_code == 200
-    assert threads["decode"] == {"loop"}
+    assert threads["decode_request"] == {"loop"}
 
 
 def test_many_tokens_are_listed_whole(server):

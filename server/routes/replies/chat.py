@@ -36,7 +36,10 @@ class Chat:
     def end(self, index: int, end: End) -> list[bytes]:
         rest = self._chunks(index, self._readers[index].finish())
         choice = _choice(index, {}, finish_reason(end, self._has_calls[index]))
-        return [*rest, event(self._body("chat.completion.chunk", [choice]) | accounts(end.report))]
+        return [
+            *rest,
+            event(self._body("chat.completion.chunk", [choice]) | accounts(end.report) | self.envelope.notes()),
+        ]
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
         if not self.envelope.include_usage:
@@ -50,7 +53,8 @@ class Chat:
     def whole(self, answers: Sequence[Answer]) -> Fields:
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
         ends = [answer.end for answer in answers]
-        return self._body("chat.completion", choices) | accounts(ends[0].report) | {"usage": self.envelope.usage(ends)}
+        body = self._body("chat.completion", choices) | accounts(ends[0].report) | self.envelope.notes()
+        return body | {"usage": self.envelope.usage(ends)}
 
     def _whole_choice(self, index: int, answer: Answer) -> Fields:
         reader = self._reader()

@@ -48,7 +48,7 @@ class Native:
     def _last(self, index: int, text: str, end: End) -> Fields:
         stop_type = "limit" if end.reason == "length" else "eos"
         about = {"index": index, "content": text, "stop": True, "stop_type": stop_type, "model": self.envelope.model}
-        return about | accounts(end.report)
+        return about | accounts(end.report) | self.envelope.notes()
 
 
 def _piece(index: int, text: str) -> Fields:

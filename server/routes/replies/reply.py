@@ -22,13 +22,14 @@ DONE = b"data: [DONE]\n\n"
 class Envelope:
     """The fields that every body of an answer carries. options: the request's, without its texts.
 
-    num_prompts: the answer has `options.n` choices of each.
+    num_prompts: the answer has `options.n` choices of each. warnings: about the request's fields.
     """
 
     id: str
     model: str
     options: Options
     num_prompts: int = 1
+    warnings: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time()))
 
     @property
@@ -44,6 +45,10 @@ class Envelope:
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the usage."""
         return self.options.stream_options is not None and self.options.stream_options.include_usage
+
+    def notes(self) -> Fields:
+        """Return the fields of a whole answer, or of a stream's last chunk, that only some requests have."""
+        return {"warnings": self.warnings} if self.warnings else {}
 
     def usage(self, ends: Sequence[End]) -> Fields:
         """Return OpenAI's `usage` over all choices; the choices of one prompt count it once."""

@@ -26,7 +26,8 @@ class Text:
         return [event(self._body([_choice(index, delta.text)]))] if delta.text else []
 
     def end(self, index: int, end: End) -> list[bytes]:
-        return [event(self._body([_choice(index, "", end.reason)]) | accounts(end.report))]
+        choices = [_choice(index, "", end.reason)]
+        return [event(self._body(choices) | accounts(end.report) | self.envelope.notes())]
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
         if not self.envelope.include_usage:
@@ -39,7 +40,8 @@ class Text:
     def whole(self, answers: Sequence[Answer]) -> Fields:
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
         ends = [answer.end for answer in answers]
-        return self._body(choices) | accounts(ends[0].report) | {"usage": self.envelope.usage(ends)}
+        body = self._body(choices) | accounts(ends[0].report) | self.envelope.notes()
+        return body | {"usage": self.envelope.usage(ends)}
 
     def _whole_choice(self, index: int, answer: Answer) -> Fields:
         choice = _choice(index, answer.text, answer.end.reason)
