@@ -88,6 +88,22 @@ class Model:
         return llama_cpp.llama_model_size(self.handle)
 
     @property
+    def file_type(self) -> str:
+        """The quantisation of most tensors, in llama.cpp's words."""
+        name = llama_cpp.llama_ftype_name(llama_cpp.llama_model_ftype(self.handle))
+        return name.decode() if name else ""
+
+    @property
+    def width(self) -> int:
+        """Numbers of an embedded token."""
+        return llama_cpp.llama_model_n_embd_inp(self.handle)
+
+    @property
+    def vocabulary_type(self) -> int:
+        """llama.cpp's number for the kind of vocabulary."""
+        return llama_cpp.llama_vocab_type(self.vocab)
+
+    @property
     def num_parameters(self) -> int:
         return llama_cpp.llama_model_n_params(self.handle)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import time
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,7 +20,7 @@ from .edge.keys import Keys
 from .edge.origins import CrossOrigin, Origins
 from .edge.refusal import refusal
 from .errors import RequestError
-from .routes import cache, documents, embeddings, openapi, rerank, speculation, status
+from .routes import cache, documents, embeddings, openapi, properties, rerank, speculation, status
 from .routes import chat as completions
 from .routes import conversations as remembered
 from .routes import slots as lanes
@@ -33,11 +34,13 @@ from .vectors.vectors import Vectors
 class Host:
     """Holds all that serves while the server is up.
 
-    vectors: None while the model loads. service: likewise, and with an encoder, which generates no text.
+    started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
+    no text.
     """
 
     settings: Settings
     bodies: Bodies
+    started: int = field(default_factory=lambda: int(time()))
     service: Service | None = None
     vectors: Vectors | None = None
 
@@ -81,9 +84,11 @@ def make_app(host: Host) -> Starlette:
     routes = [
         Route("/health", status.health),
         Route("/v1/health", status.health),
-        Route("/v1/models", status.models),
-        Route("/models", status.models),
-        Route("/props", status.properties),
+        Route("/v1/models", properties.models),
+        Route("/models", properties.models),
+        Route("/v1/models/{id:path}", properties.model),
+        Route("/props", properties.show),
+        Route("/props", properties.change, methods=["POST"]),
         Route("/slots", status.slots),
         Route("/slots/{id}", lanes.act, methods=["POST"]),
         Route("/metrics", status.metrics),

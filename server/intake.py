@@ -98,6 +98,7 @@ class Intake:
             cache=cache,
             priority=options.priority,
             background=background,
+            wanted_lane=-1 if choice or background else self._lane(options),
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
         )
         piece, keeps = self._pieces(submission), request.cache or request.snapshot_scope is not None
@@ -115,6 +116,13 @@ class Intake:
             detokenize=self._model.detokenize,
             spells=partial(self._model.spells, piece=piece) if keeps else None,
         )
+
+    def _lane(self, options: Options) -> int:
+        """Return the lane that a request wants; -1: any. Raises RequestError."""
+        if options.id_slot >= self._view.num_lanes:
+            expected = f"expected -1 (any) to {self._view.num_lanes - 1}"
+            raise RequestError(f"id_slot is {options.id_slot:,}: {expected}", param="id_slot")
+        return options.id_slot
 
     def _pieces(self, submission: Submission) -> Callable[[int], bytes]:
         """Return the bytes of a token in an answer: none of a control token, but those that a chat's reader reads."""

@@ -43,7 +43,7 @@ from .engine.view import Generation, View
 from .idle import IdlePrefill
 from .intake import Intake
 from .metrics import Metrics
-from .provenance import provenance_of
+from .provenance import build_info, fingerprint_of, provenance_of
 from .service import Service
 from .settings import Settings
 from .vectors.loading import load_vectors
@@ -66,7 +66,7 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
     """Load the served model and those beside it. Raises ModelError and FolderError. progress: as in `Model`."""
     model = _open(settings, path, progress)
     service = _serve(settings, model) if model.can_chat else None
-    name = service.name if service else settings.alias or path.stem
+    name = settings.names(path)[0]
     vectors = load_vectors(settings, model, name, is_busy=lambda: service is not None and bool(service.open))
     if service is None:
         vectors.beside.append(model)  # no service closes it
@@ -124,7 +124,6 @@ def _serve(settings: Settings, model: Model) -> Service:
     door, view = Door(engine, model), View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
-    name = settings.alias or model.path.stem
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     conversations = Conversations(*bounds, shelf=_shelf(settings, made_by))
     conversations.restore(Vocabulary(model.num_vocab, builder.tokens))
@@ -134,7 +133,9 @@ def _serve(settings: Settings, model: Model) -> Service:
     metrics = Metrics(conversations, running, idle)
     service = Service(
         settings=settings,
-        name=name,
+        name=settings.names(model.path)[0],
+        build=build_info(),
+        fingerprint=fingerprint_of(settings, model, source),
         model=model,
         context=context,
         engine=engine,

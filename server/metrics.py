@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from math import ceil
-from time import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -52,7 +51,6 @@ class Metrics:
         self._mean_seconds = 1.0
         self._prompts, self._answers = Rate(), Rate()
         self._longest = 0  # tokens of a prompt and its answer
-        self.started = int(time())
 
     def _histogram(self, name: str, help: str) -> Histogram:
         return Histogram(name, help, buckets=SECONDS, registry=self._registry)

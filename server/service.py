@@ -19,7 +19,7 @@ from .chat.turn import Turn
 from .engine.door import Door
 from .engine.engine import Engine
 from .engine.events import Final
-from .engine.view import End, Failure, Fields, Generation, View
+from .engine.view import End, Failure, Generation, View
 from .errors import RequestError
 from .idle import AnsweredChat, IdlePrefill
 from .intake import Intake, Submission
@@ -35,12 +35,15 @@ logger = logging.getLogger("slotcache")
 class Service:
     """The routes' door: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
 
-    template: the chat template's source. open: generations that were submitted and that the engine has not ended yet, each
-    with the turn to remember, if any.
+    name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, of the build, the model
+    and its settings. template: the chat template's source. open: generations that were submitted and that the engine has not
+    ended yet, each with the turn to remember, if any.
     """
 
     settings: Settings
     name: str
+    build: str
+    fingerprint: str
     template: str
     model: Model
     context: Context
@@ -199,19 +202,6 @@ class Service:
                 code="queue_full",
                 retry_after=self.metrics.seconds_until_room(self.settings.parallel),
             )
-
-    def properties(self) -> Fields:
-        """`/props`: llama-server's fields, and every setting."""
-        return {
-            "model_path": str(self.model.path),
-            "model_alias": self.name,
-            "total_slots": self.settings.parallel,
-            "default_generation_settings": {"n_ctx": self.intake.limit},
-            "chat_template": self.template,
-            "bos_token": self.model.bos,
-            "eos_token": self.model.eos,
-            "settings": self.settings.shown(),
-        }
 
 
 def _secret() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from math import isfinite
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from ..models.samplers.parameters import NUMBER, NUMBERS, ORDER, SAMPLERS, Numbers
@@ -125,6 +126,10 @@ class Settings(Numbers):
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
     # fmt: on
 
+    def names(self, model: Path) -> tuple[str, ...]:
+        """Return the model's names, in the order of the alphabet as llama-server has them; without --alias, its file's."""
+        return tuple(sorted(listed(self.alias))) or (model.stem,)
+
     def shown(self) -> dict[str, Value]:
         """Return all settings but the secret one, the API keys."""
         return {setting.name: getattr(self, setting.name) for setting in SETTINGS if setting.name != "api_key"}
@@ -183,6 +188,11 @@ class Setting:
         if found is None:
             raise ValueError(f"expected one of {', '.join(self.choices)}")
         return found
+
+
+def listed(text: str) -> frozenset[str]:
+    """Split a setting that holds several values, separated by commas."""
+    return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
 def parse_switch(text: str) -> bool:

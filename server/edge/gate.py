@@ -14,9 +14,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import RequestError
-from ..settings import Settings
+from ..settings import Settings, listed
 from .keys import Keys
-from .origins import ANY, Origins, listed
+from .origins import ANY, Origins
 from .refusal import refusal
 
 OPEN_PATHS = ("/health", "/v1/health")  # without checks: they reveal nothing, and probes use any address
@@ -28,7 +28,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
         self._app, self._keys, self._origins = app, keys, origins
-        self._names = names(settings.host) | listed(settings.allowed_hosts)
+        self._names = names(settings.host) | frozenset(map(str.lower, listed(settings.allowed_hosts)))
         self._any_address = _is_wildcard(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

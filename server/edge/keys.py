@@ -8,7 +8,7 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
-from ..settings import Settings, SettingsError
+from ..settings import Settings, SettingsError, listed
 
 
 class Keys:
@@ -20,7 +20,7 @@ class Keys:
     @classmethod
     def of(cls, settings: Settings) -> Keys:
         """Return the keys of --api-key and --api-key-file. Raises SettingsError for a file without any."""
-        given = frozenset(filter(None, map(str.strip, settings.api_key.split(","))))
+        given = listed(settings.api_key)
         return cls(given | _keys_in(settings.api_key_file) if settings.api_key_file else given)
 
     def admit(self, headers: Headers) -> bool:

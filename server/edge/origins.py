@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..settings import Settings
+from ..settings import Settings, listed
 
 ANY, LOCAL = "*", "localhost"
 METHODS = "GET, POST, DELETE, OPTIONS"
@@ -20,7 +20,7 @@ class Origins:
     """The origins of --cors-origins. `localhost` stands for each name of loopback, with any port."""
 
     def __init__(self, settings: Settings) -> None:
-        self._listed = listed(settings.cors_origins)
+        self._listed = frozenset(origin.lower().rstrip("/") for origin in listed(settings.cors_origins))
 
     def __bool__(self) -> bool:
         return bool(self._listed)
@@ -71,11 +71,6 @@ class CrossOrigin:
         if asked.get("access-control-request-private-network") == "true":
             permissions["Access-Control-Allow-Private-Network"] = "true"
         return permissions
-
-
-def listed(setting: str) -> frozenset[str]:
-    """Split a setting that holds several values, separated by commas."""
-    return frozenset(filter(None, (value.strip().lower().rstrip("/") for value in setting.split(","))))
 
 
 def _is_local(origin: str) -> bool:

@@ -96,6 +96,7 @@ class Task:
     cached_tokens: int
     computed_tokens: int
     generated_tokens: int
+    limit: int
 
     @classmethod
     def of(cls, request: Request) -> Task:
@@ -108,17 +109,29 @@ class Task:
             cached_tokens=request.cached,
             computed_tokens=request.computed,
             generated_tokens=request.num_tokens - request.num_prompt,
+            limit=request.limit,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """A lane. sequence: the one with the history of its last request."""
+    """A lane. sequence: the one with the history of its last request. last: that request; -1: none. tokens: of the history.
+
+    task: the request that it runs.
+    """
 
     id: int
     sequence: int
+    last: int
+    tokens: int
     task: Task | None
 
     @classmethod
     def of(cls, lane: Lane) -> LaneState:
-        return cls(lane.id, lane.sequence_id, Task.of(lane.request) if lane.request is not None else None)
+        return cls(
+            id=lane.id,
+            sequence=lane.sequence_id,
+            last=lane.last,
+            tokens=len(lane.history),
+            task=Task.of(lane.request) if lane.request is not None else None,
+        )

@@ -72,6 +72,10 @@ class View:
         """Whether snapshots are kept: the model's state cannot be cut, and --cache-ram has room."""
         return self._scheduler.snapshots.max_bytes > 0
 
+    @property
+    def num_lanes(self) -> int:
+        return len(self._scheduler.lanes)
+
     async def holdings(self, scope: str) -> Holdings:
         """Return the KV that a scope has cached."""
         return await self._ask(lambda: Holdings.of(self._scheduler, Scope.shared(scope)))

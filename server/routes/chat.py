@@ -61,9 +61,11 @@ async def _submit_text(
 
 def envelope(request: Request, submission: Submission) -> Envelope:
     """Return the common fields of the answer to a request, whose body was submitted."""
+    service = service_of(request)
     return Envelope(
         id=submission.id,
-        model=service_of(request).name,
+        model=service.name,
+        fingerprint=service.fingerprint,
         options=submission.options.without_texts(),
         num_prompts=len(submission.prompts),
         warnings=request.state.warnings,

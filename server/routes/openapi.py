@@ -83,7 +83,7 @@ def _operation(route: Route, path: str, method: str) -> Fields:
         ],
         "responses": {"200": {"description": "what was asked"}, "default": {"description": "an error, in OpenAI's shape"}},
     }
-    if method == "POST":
+    if method == "POST" and path in BODIES:
         reference = {"$ref": f"#/components/schemas/{BODIES[path].__name__}"}
         operation["requestBody"] = {"content": {"application/json": {"schema": reference}}, "required": True}
     return operation

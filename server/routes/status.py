@@ -1,14 +1,16 @@
-"""The routes that show the server's state: health, model, settings, lanes, metrics."""
+"""The routes that show the server's state: health, lanes, metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine.view import Fields, LaneState
+from ..engine.view import Fields, Generation, LaneState
 from ..errors import RequestError
+from ..service import Service
 from .http import Json, service_of, vectors_of
 
 
@@ -17,38 +19,49 @@ async def health(request: Request) -> Response:
     return Json({"status": "ok"})
 
 
-async def models(request: Request) -> Response:
-    """List the served model, and those beside it for vectors and scores."""
-    return Json({"object": "list", "data": [_entry(name, about) for name, about in vectors_of(request).models().items()]})
-
-
-def _entry(name: str, about: Fields) -> Fields:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "slotcache", "meta": about}
-
-
-async def properties(request: Request) -> Response:
-    """Show llama-server's properties and every setting; of an encoder, those that it has."""
-    vectors, service = vectors_of(request), request.app.state.host.service
-    return Json((service.properties() if service else {}) | vectors.properties())
-
-
 async def slots(request: Request) -> Response:
-    """List the lanes, without any text."""
+    """List the lanes, without any text. `?fail_on_no_slot=1`: an error if all are busy."""
     service = service_of(request)
     _check_shown(service.settings.slots, "--slots")
-    return Json([_slot(lane, service.intake.limit) for lane in await service.view.lanes()])
+    lanes = await service.view.lanes()
+    if request.query_params.get("fail_on_no_slot") and all(lane.task for lane in lanes):
+        raise RequestError("no slot available: all lanes are busy", status=503, retry_after=1)
+    running = {generation.request.id: generation for generation in service.open}
+    return Json([_slot(service, lane, running) for lane in lanes])
 
 
-def _slot(lane: LaneState, limit: int) -> Fields:
-    slot: Fields = {"id": lane.id, "n_ctx": limit, "is_processing": lane.task is not None}
-    return slot | ({"sequence": lane.sequence} if lane.task is None else asdict(lane.task))
+def _slot(service: Service, lane: LaneState, running: Mapping[int, Generation]) -> Fields:
+    """Return a lane with llama-server's fields, and with ours. Of its last request an idle lane keeps little."""
+    task = lane.task
+    slot: Fields = {
+        "id": lane.id,
+        "n_ctx": service.intake.limit,
+        "speculative": False,
+        "is_processing": task is not None,
+    }
+    if task is None:
+        told = {"id_task": lane.last, "n_prompt_tokens": lane.tokens, "next_token": [_next_token(0, -1)]}
+        return slot | (told if lane.last >= 0 else {}) | {"sequence": lane.sequence}
+    generation = running.get(task.id_task)
+    left = task.limit - task.generated_tokens
+    told = {
+        "n_prompt_tokens": task.prompt_tokens,
+        "n_prompt_tokens_processed": max(min(task.computed_tokens, task.prompt_tokens) - task.cached_tokens, 0),
+        "n_prompt_tokens_cache": task.cached_tokens,
+        "next_token": [_next_token(task.generated_tokens, left)],
+    }
+    return slot | told | asdict(task) | ({"params": generation.sampling.shown()} if generation else {})
+
+
+def _next_token(decoded: int, left: int) -> Fields:
+    return {"has_next_token": left > 0, "n_remain": left, "n_decoded": decoded}
 
 
 async def metrics(request: Request) -> Response:
     service = service_of(request)
     _check_shown(service.settings.metrics, "--metrics")
     written = service.metrics.exposition(await service.view.figures())
-    headers = {"Process-Start-Time-Unix": str(service.metrics.started)}
+    headers = {"Process-Start-Time-Unix": str(request.app.state.host.started)}
     return Response(written, media_type="text/plain; version=0.0.4", headers=headers)
 
 

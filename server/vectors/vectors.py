@@ -128,7 +128,7 @@ class Vectors:
         return self.reranking
 
     def models(self) -> dict[str, dict[str, object]]:
-        """Return the size of each model by its name, the served one first."""
+        """Return the sizes and kinds of each model by its name, the served one first."""
         found = {self.name: self.model} | {computer.name: computer.embedder.model for computer in self.computers}
         return {name: _about(model) for name, model in found.items()}
 
@@ -172,6 +172,9 @@ def _about(model: Model) -> dict[str, object]:
         "n_ctx_train": model.context_train,
         "n_params": model.num_parameters,
         "size": model.size,
+        "vocab_type": model.vocabulary_type,
+        "n_embd": model.width,
+        "ftype": model.file_type,
     }
 
 

@@ -38,6 +38,7 @@ class Options(SamplingOptions, Struct, frozen=True):
     n_predict: int | None = None
     return_progress: bool = False
     cache_prompt: bool | None = None
+    id_slot: Annotated[int, Meta(ge=-1)] = -1
 
     cache_scope: str = ""
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0

@@ -71,8 +71,7 @@ class Chat:
         return event(self._body("chat.completion.chunk", [_choice(index, delta)]))
 
     def _body(self, kind: str, choices: list[Fields]) -> Fields:
-        envelope = self.envelope
-        return {"id": envelope.id, "object": kind, "created": envelope.created, "model": envelope.model, "choices": choices}
+        return self.envelope.head(kind) | {"choices": choices}
 
 
 def finish_reason(end: End, has_calls: bool) -> str:

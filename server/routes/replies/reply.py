@@ -27,6 +27,7 @@ class Envelope:
 
     id: str
     model: str
+    fingerprint: str
     options: Options
     num_prompts: int = 1
     warnings: tuple[str, ...] = ()
@@ -49,6 +50,11 @@ class Envelope:
     def notes(self) -> Fields:
         """Return the fields of a whole answer, or of a stream's last chunk, that only some requests have."""
         return {"warnings": self.warnings} if self.warnings else {}
+
+    def head(self, kind: str) -> Fields:
+        """Return the fields that OpenAI's objects begin with. kind: of the object."""
+        made: Fields = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return made | {"system_fingerprint": self.fingerprint}
 
     def usage(self, ends: Sequence[End]) -> Fields:
         """Return OpenAI's `usage` over all choices; the choices of one prompt count it once."""

@@ -48,9 +48,7 @@ class Text:
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
 
     def _body(self, choices: list[Fields]) -> Fields:
-        made = self.envelope
-        about: Fields = {"id": made.id, "object": "text_completion", "created": made.created, "model": made.model}
-        return about | {"choices": choices}
+        return self.envelope.head("text_completion") | {"choices": choices}
 
 
 def _choice(index: int, text: str, reason: str | None = None) -> Fields:
