@@ -226,7 +226,7 @@ class Model:
 
     def detokenize(self, tokens: np.ndarray, special: bool = False) -> str:
         """Return the text of tokens (int32); control tokens are left out, or spelt with `special`."""
-        pieces = (self._piece(token, True) if special else self.piece(token) for token in tokens.tolist())
+        pieces = (self.piece(token) or (self.spelling(token) if special else b"") for token in tokens.tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
     def spells(self, tokens: np.ndarray, text: str, piece: Callable[[int], bytes] | None = None) -> bool:

@@ -22,13 +22,17 @@ from .wire.requests import Options
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submission:
-    """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered."""
+    """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered.
+
+    echoes: the prompts' texts, where the answer begins with them.
+    """
 
     id: str
     prompts: tuple[ChatPrompt, ...]
     options: Options
     sampling: Sampling
     turn: Turn | None = None
+    echoes: tuple[str, ...] = ()
 
     @property
     def prompt(self) -> ChatPrompt:
@@ -110,6 +114,7 @@ class Intake:
             sampling=submission.sampling.varied(choice),
             text=TextStream(options.stops(), piece),
             limit=limit,
+            wanted=wanted,
             scope=options.cache_scope,
             wants_progress=options.return_progress,
             no_cache_reason=self._no_cache_reason(caches, cache),

@@ -26,7 +26,7 @@ from .intake import Intake, Submission
 from .metrics import Metrics
 from .settings import Settings
 from .wire.infill import InfillRequest
-from .wire.requests import ChatRequest, CompletionRequest
+from .wire.requests import ChatRequest, CompletionRequest, TextRequest
 
 logger = logging.getLogger("slotcache")
 
@@ -84,7 +84,9 @@ class Service:
         id = f"cmpl-{_secret()}"
 
         def build() -> Submission:
-            return Submission(id, self.builder.prompts(asked), asked, self.intake.sampling(asked))
+            prompts = self.builder.prompts(asked)
+            echoes = tuple(map(self.builder.spelt, prompts)) if isinstance(asked, TextRequest) and asked.echo else ()
+            return Submission(id, prompts, asked, self.intake.sampling(asked), echoes=echoes)
 
         return await self.builder.threads.run(num_bytes, build)
 

@@ -107,6 +107,7 @@ class Settings(Numbers):
     idle_prefill: bool = row(True, ("--idle-prefill",), "while the server is idle, prefill the start of each conversation's next turn")
     idle_sets: int = row(0, ("--idle-sets",), "after a chat's first answer, while the server is idle, prefill this many sets of its documents at the front of a prompt, where other chats can reuse them: each document alone, then pairs, and so on")
     chat_template_file: str = row("", ("--chat-template-file",), "a Jinja chat template to use instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
+    sse_ping_interval: int = row(30, ("--sse-ping-interval",), "seconds of silence in a stream after which it gets a comment, so that no proxy closes it; -1: none", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
     spm_infill: bool = row(False, ("--spm-infill",), "`/infill` shows the text behind the gap first, as some models were trained")
     embedding_model: str = row("", ("--embedding-model",), "a GGUF file beside -m whose vectors `POST /v1/embeddings` answers with")
     rerank_model: str = row("", ("--rerank-model",), "a GGUF file beside -m, a reranker, for `POST /v1/rerank`")

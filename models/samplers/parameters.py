@@ -152,7 +152,7 @@ class Sampling(Numbers):
             "dry_penalty_last_n": _window(self.dry_penalty_last_n),
             "samplers": list(self.samplers),
             "dry_sequence_breakers": list(self.dry_sequence_breakers),
-            "logit_bias": [{"token": token, "bias": max(bias, -FLOAT)} for token, bias in biases.items()],
+            "logit_bias": [{"token": token, "bias": bias if bias > -FLOAT else None} for token, bias in biases.items()],
             "ignore_eos": bool(self.banned),
             "n_probs": self.n_probs or 0,
             "post_sampling_probs": self.post_sampling_probs,

@@ -21,7 +21,7 @@ from ...slots.radix import NO_TOKENS
 from ..errors import RequestError, too_long
 from ..settings import Settings
 from ..wire.infill import InfillRequest
-from ..wire.requests import ChatRequest, CompletionRequest, Options
+from ..wire.requests import ChatRequest, CompletionRequest, Options, TextRequest
 from .answered import Sampled, Shown, answer_key, place_answers
 from .conversation import Origin
 from .given import parse_documents_of
@@ -70,7 +70,14 @@ class PromptBuilder:
         given = list(split_prompts(request.prompt))
         if len(given) > MAX_PROMPTS:
             raise RequestError(f"prompt has {len(given):,} texts: expected at most {MAX_PROMPTS}", param="prompt")
+        if isinstance(request, TextRequest) and request.suffix is not None:
+            return tuple(self.infill(InfillRequest.between(item, request)) for _, item in given)
         return tuple(self.text(item, where) for where, item in given)
+
+    def spelt(self, prompt: ChatPrompt) -> str:
+        """Return the text of a prompt that has no documents, with its control tokens."""
+        tokens = np.concatenate([NO_TOKENS, *(part.tokens for part in prompt.parts if isinstance(part, Fixed))])
+        return self._model.detokenize(tokens, special=True)
 
     def infill(self, request: InfillRequest) -> ChatPrompt:
         """Build the prompt that fills a gap in a text. Raises RequestError 501 for a model that cannot."""

@@ -11,17 +11,19 @@ from itertools import chain
 import numpy as np
 
 from ..errors import RequestError
-from .report import Report
+from .report import Fields, Report, timings
 
 MAX_PROGRESS = 8  # unread events of it
+MAX_PIECES = 8  # unread pieces of text that are sent one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of the answer, and the tokens that it became known with."""
+    """More text of the answer, and the tokens that it became known with. num_generated: tokens so far, these counted."""
 
     text: str
     tokens: tuple[int, ...] = ()
+    num_generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,24 @@ class Progress:
     processed: int
     time_ms: float
 
+    def timings(self) -> Fields:
+        """Return llama-server's `timings` so far."""
+        return timings(
+            num_cached=self.cache,
+            num_computed=self.processed - self.cache,
+            num_generated=0,
+            queue_time=0.0,
+            prompt_time=self.time_ms / 1000,
+            generation_time=0.0,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class End:
     """The last piece of a whole answer, with its tokens. reason: stop or length.
 
-    sampled: the ids (int32) of the whole answer, where they spell its text exactly and may be kept.
+    sampled: the ids (int32) of the whole answer, where they spell its text exactly and may be kept. prompt: its text, for
+    answers that show it; whoever reads the event adds it.
     """
 
     text: str
@@ -46,6 +60,7 @@ class End:
     report: Report
     sampled: np.ndarray | None = None
     tokens: tuple[int, ...] = ()
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +75,7 @@ Event = Delta | Progress | Final
 
 
 class Unread:
-    """A client's unread events: some progress, the text in one piece, and the end. It belongs to the event loop.
+    """A client's unread events: some progress, the pieces of text, and the end. It belongs to the event loop.
 
     A slow client gets longer pieces, and the unread events of a client that never reads are no larger than its answer.
     """
@@ -75,7 +90,8 @@ class Unread:
 
     def qsize(self) -> int:
         """Return how many events `get` would return without waiting."""
-        return len(self._progress) + bool(self._text) + (self._final is not None)
+        num_pieces = len(self._text) if len(self._text) <= MAX_PIECES else 1
+        return len(self._progress) + num_pieces + (self._final is not None)
 
     def put(self, event: Event) -> None:
         match event:
@@ -102,15 +118,21 @@ class Unread:
         if self._progress:  # it comes before all text
             event = self._progress.popleft()
         elif self._text:
-            event, self._text = _join(self._text), []
+            event = self._take_text()
         else:
             event, self._final = self._final, None
         assert event is not None
         return event
 
+    def _take_text(self) -> Delta:
+        """Take the first piece, or all of them as one for a client that has fallen behind."""
+        if len(self._text) <= MAX_PIECES:
+            return self._text.pop(0)
+        joined, self._text = _join(self._text), []
+        return joined
+
 
 def _join(deltas: Sequence[Delta]) -> Delta:
     """Return several pieces as one."""
-    if len(deltas) == 1:
-        return deltas[0]
-    return Delta("".join(delta.text for delta in deltas), tuple(chain.from_iterable(delta.tokens for delta in deltas)))
+    tokens = tuple(chain.from_iterable(delta.tokens for delta in deltas))
+    return Delta("".join(delta.text for delta in deltas), tokens, deltas[-1].num_generated)

@@ -33,6 +33,7 @@ def _pass_on(generation: Generation, event: Final) -> Final:
 class Generation:
     """The engine's view of a request beside the scheduler's. limit 0: compute the prompt, generate nothing.
 
+    wanted: the most tokens that the request asks for, which may be more than the context holds; -1: it sets no limit.
     id: the answer's, which its client gets. no_cache_reason: why nothing may be reused, where that is so. spells: whether
     ids (int32) are exactly the bytes of a text; None where the answer's ids may not be kept. on_end: called in the event
     loop when the engine has ended it, before its client can read the end. abandoned: its client has gone, and the engine is
@@ -44,6 +45,7 @@ class Generation:
     sampling: Sampling
     text: TextStream
     limit: int
+    wanted: int = -1
     scope: str = ""
     wants_progress: bool = False
     no_cache_reason: str | None = None
@@ -82,7 +84,7 @@ class Generation:
         if self.num_generated >= self.limit:
             return self._end(text + self.text.finish(), "length", is_end)
         self.parts.append(text)
-        return Delta(text, self._take_unsent()) if text else None
+        return Delta(text, self._take_unsent(), self.num_generated) if text else None
 
     def progress(self, now: float) -> Progress:
         """Return how far the prompt is."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -14,8 +15,9 @@ from ..engine.view import Delta, End, Event, Failure, Generation
 from ..errors import RequestError
 from ..service import Service, Submission
 from ..wire.infill import InfillRequest
-from ..wire.requests import ChatRequest, CompletionRequest
+from ..wire.requests import ChatRequest, CompletionRequest, TextRequest
 from .http import Json, read_body, service_of
+from .pulse import Pulse
 from .replies.chat import Chat
 from .replies.native import Native
 from .replies.reply import Answer, Dialect, Envelope, stream
@@ -29,15 +31,15 @@ async def chat(request: Request) -> Response:
 
 
 async def text(request: Request) -> Response:
-    return await respond(request, *await _submit_text(request, CompletionRequest, Text))
+    return await respond(request, *await _submit_text(request, TextRequest))
 
 
 async def native(request: Request) -> Response:
-    return await respond(request, *await _submit_text(request, CompletionRequest, Native))
+    return await respond(request, *await _submit_text(request, CompletionRequest))
 
 
 async def infill(request: Request) -> Response:
-    return await respond(request, *await _submit_text(request, InfillRequest, Native))
+    return await respond(request, *await _submit_text(request, InfillRequest))
 
 
 # A decoded body takes some 20 times its JSON, and an answer may take minutes: these calls free the body when they return.
@@ -48,26 +50,31 @@ async def _submit_chat(request: Request) -> tuple[list[Generation], Dialect]:
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
     assert submission.turn is not None
     reader = submission.turn.chat.reader
-    return service.submit(submission), Chat(envelope(request, submission), reader)
+    generations = service.submit(submission)
+    return generations, Chat(envelope(request, submission, generations), reader)
 
 
 async def _submit_text(
-    request: Request, kind: type[CompletionRequest] | type[InfillRequest], dialect: Callable[[Envelope], Dialect]
+    request: Request, kind: type[CompletionRequest] | type[InfillRequest]
 ) -> tuple[list[Generation], Dialect]:
     service, asked = service_of(request), await read_body(request, kind)
     submission = await while_connected(request, service.accept_text(asked, request.state.num_bytes))
-    return service.submit(submission), dialect(envelope(request, submission))
+    generations = service.submit(submission)
+    head = envelope(request, submission, generations)
+    return generations, Text(head, submission.echoes) if kind is TextRequest else Native(replace(head, verbose=True))
 
 
-def envelope(request: Request, submission: Submission) -> Envelope:
+def envelope(request: Request, submission: Submission, generations: Sequence[Generation]) -> Envelope:
     """Return the common fields of the answer to a request, whose body was submitted."""
-    service = service_of(request)
+    service, options = service_of(request), submission.options.without_texts()
     return Envelope(
         id=submission.id,
         model=service.name,
-        fingerprint=service.fingerprint,
-        options=submission.options.without_texts(),
+        options=options,
         num_prompts=len(submission.prompts),
+        fingerprint=service.fingerprint,
+        generations=generations,
+        verbose=service.settings.verbose if options.verbose is None else options.verbose,
         warnings=request.state.warnings,
     )
 
@@ -77,7 +84,8 @@ async def respond(request: Request, generations: Sequence[Generation], dialect: 
     service = service_of(request)
     if dialect.envelope.options.stream:
         return EventStream(service, generations, dialect)
-    return Json(dialect.whole(await while_connected(request, collect(service, generations))))
+    spell = _speller(service, dialect)
+    return Json(dialect.whole(await while_connected(request, collect(service, generations, spell))))
 
 
 class EventStream(StreamingResponse):
@@ -86,57 +94,82 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, service: Service, generations: Sequence[Generation], dialect: Dialect) -> None:
-        super().__init__(stream(dialect, _events(generations)), headers={"Cache-Control": "no-store"})
+        events = _events(generations, _speller(service, dialect))
+        super().__init__(stream(dialect, events), headers={"Cache-Control": "no-store"})
         self._service, self._generations = service, generations
+        asked = dialect.envelope.options.sse_ping_interval
+        self._ping_interval = service.settings.sse_ping_interval if asked is None else asked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pulse = Pulse(send, self._ping_interval)
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, pulse.send)
         finally:
+            pulse.stop()
             for generation in self._generations:
                 self._service.abandon(generation)
 
 
-async def _events(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, Event]]:
+Spell = Callable[[Generation], Awaitable[str]]
+"""Returns the text of a prompt that was computed."""
+
+
+def _speller(service: Service, dialect: Dialect) -> Spell | None:
+    """Return what spells the prompts, for an answer that shows them."""
+
+    async def spell(generation: Generation) -> str:
+        layout = generation.request.layout
+        assert layout is not None
+        return await asyncio.to_thread(service.model.detokenize, layout.tokens, special=True)
+
+    return spell if dialect.envelope.verbose else None
+
+
+async def _events(generations: Sequence[Generation], spell: Spell | None) -> AsyncIterator[tuple[int, Event]]:
     """Yield the events of all generations as they come, with the index of each one's choice."""
     if len(generations) == 1:
-        async for event in _events_of(generations[0]):
+        async for event in _events_of(generations[0], spell):
             yield 0, event
         return
-    reading = {asyncio.ensure_future(each.events.get()): index for index, each in enumerate(generations)}
+    reading = {asyncio.ensure_future(_next(each, spell)): index for index, each in enumerate(generations)}
     try:
         while reading:
             done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
             for read in sorted(done, key=lambda read: reading[read]):
                 index, event = reading.pop(read), read.result()
                 if not isinstance(event, End | Failure):
-                    reading[asyncio.ensure_future(generations[index].events.get())] = index
+                    reading[asyncio.ensure_future(_next(generations[index], spell))] = index
                 yield index, event
     finally:
         for read in reading:
             read.cancel()
 
 
-async def _events_of(generation: Generation) -> AsyncIterator[Event]:
+async def _events_of(generation: Generation, spell: Spell | None) -> AsyncIterator[Event]:
     while True:
-        event = await generation.events.get()
+        event = await _next(generation, spell)
         yield event
         if isinstance(event, End | Failure):
             return
 
 
-async def collect(service: Service, generations: Sequence[Generation]) -> list[Answer]:
+async def _next(generation: Generation, spell: Spell | None) -> Event:
+    event = await generation.events.get()
+    return replace(event, prompt=await spell(generation)) if spell and isinstance(event, End) else event
+
+
+async def collect(service: Service, generations: Sequence[Generation], spell: Spell | None = None) -> list[Answer]:
     """Return the whole answers, in order. Raises the RequestError of a failure."""
     try:
-        return [await _collect(generation) for generation in generations]
+        return [await _collect(generation, spell) for generation in generations]
     finally:
         for generation in generations:
             service.abandon(generation)
 
 
-async def _collect(generation: Generation) -> Answer:
+async def _collect(generation: Generation, spell: Spell | None) -> Answer:
     deltas: list[Delta] = []
-    async for event in _events_of(generation):
+    async for event in _events_of(generation, spell):
         match event:
             case Failure(error):
                 raise error

@@ -13,7 +13,15 @@ from starlette.routing import Route
 from ..engine.view import Fields
 from ..wire.embedding import EmbeddingRequest, RerankRequest
 from ..wire.infill import InfillRequest
-from ..wire.requests import MAX_NAME, ChatRequest, CompletionRequest, OrderRequest, SpeculateRequest, WarmRequest
+from ..wire.requests import (
+    MAX_NAME,
+    ChatRequest,
+    CompletionRequest,
+    OrderRequest,
+    SpeculateRequest,
+    TextRequest,
+    WarmRequest,
+)
 from .http import Json
 from .slots import ACTIONS, FileName
 from .tokenize import DetokenizeRequest, TokenizeRequest
@@ -21,7 +29,7 @@ from .tokenize import DetokenizeRequest, TokenizeRequest
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatRequest,
     "/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
+    "/v1/completions": TextRequest,
     "/completion": CompletionRequest,
     "/completions": CompletionRequest,
     "/infill": InfillRequest,

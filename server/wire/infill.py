@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from .requests import Json, Options
+from .requests import Json, Options, TextRequest
 
 
 class OtherFile(Struct, frozen=True):
@@ -27,6 +27,12 @@ class InfillRequest(Options, frozen=True, kw_only=True):
     input_suffix: str | list[Json]
     prompt: str = ""
     input_extra: tuple[OtherFile, ...] = ()
+
+    @classmethod
+    def between(cls, prompt: Json, request: TextRequest) -> Self:
+        """Return the request to fill the gap between a prompt and the suffix of its completion."""
+        suffix, scope = request.suffix or "", request.cache_scope
+        return cls(input_prefix=prompt, input_suffix=suffix, max_tokens=request.limit(), cache_scope=scope)
 
     def without_texts(self) -> Self:
         """Return the options without the texts that they belong to, which may take much memory."""

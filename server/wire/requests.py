@@ -37,6 +37,11 @@ class Options(SamplingOptions, Struct, frozen=True):
 
     n_predict: int | None = None
     return_progress: bool = False
+    timings_per_token: bool = False
+    return_tokens: bool = False
+    verbose: bool | None = None
+    sse_ping_interval: Annotated[float, Meta(ge=-1.0)] | None = None
+    response_fields: list[str] = []
     cache_prompt: bool | None = None
     id_slot: Annotated[int, Meta(ge=-1)] = -1
 
@@ -152,12 +157,28 @@ class SpeculateRequest(ChatRequest, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Options, frozen=True, kw_only=True):
-    """`POST /v1/completions` and llama-server's `POST /completion`. prompt: a text or token ids."""
+    """llama-server's `POST /completion`. prompt: a text or token ids."""
 
     prompt: str | list[Json] | dict[str, Json]
 
     def without_texts(self) -> Self:
         return msgspec.structs.replace(self, prompt="")
+
+
+class TextRequest(CompletionRequest, frozen=True, kw_only=True):
+    """`POST /v1/completions`. echo: the answer begins with the prompt. suffix: the text behind the answer."""
+
+    echo: bool = False
+    suffix: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.echo and (self.suffix is not None or self.logprobs is not None):
+            other = "logprobs" if self.suffix is None else "suffix"
+            raise RequestError(f"echo and {other}: this server takes only one of the two", param="echo")
+
+    def without_texts(self) -> Self:
+        return msgspec.structs.replace(self, prompt="", suffix=None)
 
 
 def check_scope(scope: str, where: str) -> None:

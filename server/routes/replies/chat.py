@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from ...chat.answer import CallArguments, CallStart, Content, Fragment, Reader, Thought, message
 from ...engine.view import Delta, End, Fields, Progress
 from ...errors import RequestError
+from .native import verbose
 from .reply import DONE, Answer, Envelope, accounts, event
 
 
@@ -20,26 +20,20 @@ class Chat:
         self._has_calls = [False] * envelope.num_choices
 
     def begin(self) -> list[bytes]:
-        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.envelope.num_choices)]
+        first: Fields = {"role": "assistant", "content": None}
+        return [self._chunk(index, first, {}) for index in range(self.envelope.num_choices)]
 
     def progress(self, index: int, progress: Progress) -> list[bytes]:
-        return [
-            event(
-                self._body("chat.completion.chunk", [_choice(index, {"content": ""})])
-                | {"prompt_progress": asdict(progress)}
-            )
-        ]
+        return [event(self._body("chat.completion.chunk", [_choice(index, {})]) | self.envelope.progress(progress))]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
-        return self._chunks(index, self._readers[index].push(delta.text))
+        return self._chunks(index, self._readers[index].push(delta.text), self.envelope.times(index, delta))
 
     def end(self, index: int, end: End) -> list[bytes]:
-        rest = self._chunks(index, self._readers[index].finish())
+        rest = self._chunks(index, self._readers[index].finish(), {})
         choice = _choice(index, {}, finish_reason(end, self._has_calls[index]))
-        return [
-            *rest,
-            event(self._body("chat.completion.chunk", [choice]) | accounts(end.report) | self.envelope.notes()),
-        ]
+        last = self._body("chat.completion.chunk", [choice]) | accounts(end.report) | self.envelope.notes()
+        return [*rest, event(last | verbose(self.envelope, index, Answer((), end)))]
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
         if not self.envelope.include_usage:
@@ -54,7 +48,7 @@ class Chat:
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
         ends = [answer.end for answer in answers]
         body = self._body("chat.completion", choices) | accounts(ends[0].report) | self.envelope.notes()
-        return body | {"usage": self.envelope.usage(ends)}
+        return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
 
     def _whole_choice(self, index: int, answer: Answer) -> Fields:
         reader = self._reader()
@@ -63,12 +57,13 @@ class Chat:
         choice["finish_reason"] = finish_reason(answer.end, "tool_calls" in said)
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
 
-    def _chunks(self, index: int, fragments: Sequence[Fragment]) -> list[bytes]:
+    def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
+        """times: of the answer so far, in each of its chunks."""
         self._has_calls[index] |= any(isinstance(fragment, CallStart) for fragment in fragments)
-        return [self._chunk(index, _delta(fragment)) for fragment in fragments]
+        return [self._chunk(index, _delta(fragment), times) for fragment in fragments]
 
-    def _chunk(self, index: int, delta: Fields) -> bytes:
-        return event(self._body("chat.completion.chunk", [_choice(index, delta)]))
+    def _chunk(self, index: int, delta: Fields, times: Fields) -> bytes:
+        return event(self._body("chat.completion.chunk", [_choice(index, delta)]) | times)
 
     def _body(self, kind: str, choices: list[Fields]) -> Fields:
         return self.envelope.head(kind) | {"choices": choices}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from time import time
 from typing import Protocol
 
 import msgspec
 
-from ...engine.view import Delta, End, Event, Failure, Fields, Progress, Report
+from ...engine.view import Delta, End, Event, Failure, Fields, Generation, Progress, Report
 from ...errors import RequestError
 from ...wire.requests import Options
 
@@ -22,7 +22,8 @@ DONE = b"data: [DONE]\n\n"
 class Envelope:
     """The fields that every body of an answer carries. options: the request's, without its texts.
 
-    num_prompts: the answer has `options.n` choices of each. warnings: about the request's fields.
+    num_prompts: the answer has `options.n` choices of each. generations: of the choices, in order. verbose: the answer shows
+    its prompt and its options, as in llama-server. warnings: about the request's fields.
     """
 
     id: str
@@ -30,6 +31,8 @@ class Envelope:
     fingerprint: str
     options: Options
     num_prompts: int = 1
+    generations: Sequence[Generation] = ()
+    verbose: bool = False
     warnings: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time()))
 
@@ -55,6 +58,17 @@ class Envelope:
         """Return the fields that OpenAI's objects begin with. kind: of the object."""
         made: Fields = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return made | {"system_fingerprint": self.fingerprint}
+
+    def progress(self, progress: Progress) -> Fields:
+        """Return the fields of a progress."""
+        fields: Fields = {"prompt_progress": asdict(progress)}
+        return fields | {"timings": progress.timings()} if self.options.timings_per_token else fields
+
+    def times(self, index: int, delta: Delta) -> Fields:
+        """Return the times of an answer so far, if they are wanted with each piece of it."""
+        if not self.options.timings_per_token:
+            return {}
+        return {"timings": self.generations[index].timings(delta.num_generated)}
 
     def usage(self, ends: Sequence[End]) -> Fields:
         """Return OpenAI's `usage` over all choices; the choices of one prompt count it once."""
@@ -129,7 +143,7 @@ async def stream(dialect: Dialect, events: AsyncIterator[tuple[int, Event]]) -> 
                 sent += dialect.delta(index, event)
             case End(text, tokens=tokens):
                 if text or tokens:
-                    sent += dialect.delta(index, Delta(text, tokens))
+                    sent += dialect.delta(index, Delta(text, tokens, num_generated=event.report.num_generated))
                 sent += dialect.end(index, event)
                 ends[index] = event
             case Failure(error):

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from ...engine.view import Delta, End, Fields, Progress
 from ...errors import RequestError
+from .native import verbose
 from .reply import DONE, Answer, Envelope, accounts, event
 
 
 class Text:
-    """The dialect of `/v1/completions`."""
+    """The dialect of `/v1/completions`. echoes: the prompts' texts, which the answers begin with; empty: they do not."""
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(self, envelope: Envelope, echoes: Sequence[str] = ()) -> None:
         self.envelope = envelope
+        self._echoes = [echo for echo in echoes for _ in range(envelope.num_each)] or [""] * envelope.num_choices
 
     def begin(self) -> list[bytes]:
-        return []
+        return [event(self._body([_choice(index, echo)])) for index, echo in enumerate(self._echoes) if echo]
 
     def progress(self, index: int, progress: Progress) -> list[bytes]:
-        return [event(self._body([_choice(index, "")]) | {"prompt_progress": asdict(progress)})]
+        return [event(self._body([_choice(index, "")]) | self.envelope.progress(progress))]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
-        return [event(self._body([_choice(index, delta.text)]))] if delta.text else []
+        if not delta.text:
+            return []
+        return [event(self._body([_choice(index, delta.text)]) | self.envelope.times(index, delta))]
 
     def end(self, index: int, end: End) -> list[bytes]:
-        choices = [_choice(index, "", end.reason)]
-        return [event(self._body(choices) | accounts(end.report) | self.envelope.notes())]
+        body = self._body([_choice(index, "", end.reason)]) | accounts(end.report) | self.envelope.notes()
+        if not self.envelope.include_usage:
+            body["usage"] = self.envelope.usage([end])
+        return [event(body | verbose(self.envelope, index, Answer((), end)))]
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
         if not self.envelope.include_usage:
@@ -41,10 +46,10 @@ class Text:
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
         ends = [answer.end for answer in answers]
         body = self._body(choices) | accounts(ends[0].report) | self.envelope.notes()
-        return body | {"usage": self.envelope.usage(ends)}
+        return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
 
     def _whole_choice(self, index: int, answer: Answer) -> Fields:
-        choice = _choice(index, answer.text, answer.end.reason)
+        choice = _choice(index, self._echoes[index] + answer.text, answer.end.reason)
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
 
     def _body(self, choices: list[Fields]) -> Fields:

@@ -64,7 +64,7 @@ def rest(connection):
         received += some
     lines = [line[6:] for line in received.decode().replace("\r", "").split("\n") if line.startswith("data: {")]
     chunks = [json.loads(line) for line in lines]
-    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks), chunks[-1]
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks), chunks[-1]
 
 
 @pytest.fixture(scope="module")
