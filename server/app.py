@@ -20,7 +20,19 @@ from .edge.keys import Keys
 from .edge.origins import CrossOrigin, Origins
 from .edge.refusal import refusal
 from .errors import RequestError
-from .routes import cache, documents, embeddings, openapi, properties, rerank, speculation, status
+from .routes import (
+    cache,
+    counts,
+    documents,
+    embeddings,
+    messages,
+    openapi,
+    properties,
+    rerank,
+    responses,
+    speculation,
+    status,
+)
 from .routes import chat as completions
 from .routes import conversations as remembered
 from .routes import slots as lanes
@@ -95,6 +107,18 @@ def make_app(host: Host) -> Starlette:
         Route("/openapi.json", openapi.show),
         Route("/v1/chat/completions", completions.chat, methods=["POST"]),
         Route("/chat/completions", completions.chat, methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", counts.of_chat, methods=["POST"]),
+        Route("/chat/completions/input_tokens", counts.of_chat, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", counts.of_response, methods=["POST"]),
+        Route("/responses/input_tokens", counts.of_response, methods=["POST"]),
+        Route("/v1/responses/{id}", responses.show, methods=["GET"]),
+        Route("/v1/responses/{id}", responses.forget, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", responses.input_items, methods=["GET"]),
+        Route("/v1/messages", messages.create, methods=["POST"]),
+        Route("/v1/messages/count_tokens", counts.of_messages, methods=["POST"]),
         Route("/v1/completions", completions.text, methods=["POST"]),
         Route("/completion", completions.native, methods=["POST"]),
         Route("/completions", completions.native, methods=["POST"]),
@@ -145,7 +169,7 @@ class Farewell:
             await self._app(scope, receive, note_and_send)
         except asyncio.CancelledError:
             if scope["type"] == "http" and not answers:
-                await refusal(RequestError("the server is shutting down", status=503))(scope, receive, send)
+                await refusal(RequestError("the server is shutting down", status=503), scope["path"])(scope, receive, send)
 
 
 def _layers(settings: Settings) -> list[Middleware]:
@@ -158,10 +182,10 @@ def _layers(settings: Settings) -> list[Middleware]:
 
 def refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError):
-        return refusal(error)
+        return refusal(error, request.url.path)
     assert isinstance(error, HTTPException)
     message = f"no such route: {request.url.path}" if error.status_code == 404 else error.detail
-    return refusal(RequestError(message, status=error.status_code, headers=error.headers))
+    return refusal(RequestError(message, status=error.status_code, headers=error.headers), request.url.path)
 
 
 def let_go(request: Request, error: Exception) -> Response:
@@ -170,4 +194,4 @@ def let_go(request: Request, error: Exception) -> Response:
 
 
 def fail(request: Request, error: Exception) -> Response:
-    return refusal(RequestError(f"the server failed: {type(error).__name__}", status=500))
+    return refusal(RequestError(f"the server failed: {type(error).__name__}", status=500), request.url.path)

@@ -32,6 +32,8 @@ TYPES = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
+MESSAGE_TYPES = {408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+"""Types of Anthropic's errors where they differ from OpenAI's; 500 and other failures of the server are `api_error`."""
 
 
 class RequestError(Exception):
@@ -53,10 +55,21 @@ class RequestError(Exception):
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
 
+    @property
+    def type(self) -> str:
+        """The kind of the error in OpenAI's API."""
+        return TYPES.get(self.status, "server_error")
+
     def body(self) -> dict[str, object]:
         """Return OpenAI's error object, which every error has."""
-        error = {"message": self.message, "type": TYPES.get(self.status, "server_error"), "param": self.param}
+        error = {"message": self.message, "type": self.type, "param": self.param}
         return {"error": error | {"code": self.code or self.status} | self.details}
+
+    def message_body(self) -> dict[str, object]:
+        """Return Anthropic's error object, for the routes of its Messages."""
+        kind = MESSAGE_TYPES.get(self.status) or TYPES.get(self.status, "api_error")
+        about = {"type": kind, "message": self.message, "param": self.param, "code": self.code or self.status}
+        return {"type": "error", "error": about | self.details}
 
 
 def too_long(num_tokens: int, limit: int, at_least: bool = False) -> RequestError:

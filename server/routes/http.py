@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +17,7 @@ from ..wire.requests import check_scope
 from .replies.reply import encode
 
 logger = logging.getLogger("slotcache")
+T = TypeVar("T")
 
 
 class Json(Response):
@@ -40,6 +43,11 @@ async def read_body(request: Request, kind: type[R]) -> R:
     if warnings:
         logger.warning("%s: %s", request.url.path, "; ".join(warnings))
     return decoded
+
+
+async def beside_others(request: Request, work: Callable[[], T]) -> T:
+    """Return what `work` on a body returns. For a large body it runs in a thread, beside other requests."""
+    return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
 
 
 def scope_of(request: Request) -> str:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from ..engine.view import Fields
 from ..wire.embedding import EmbeddingRequest, RerankRequest
 from ..wire.infill import InfillRequest
+from ..wire.messages import MessagesCountRequest, MessagesRequest
 from ..wire.requests import (
     MAX_NAME,
     ChatRequest,
@@ -22,6 +23,7 @@ from ..wire.requests import (
     TextRequest,
     WarmRequest,
 )
+from ..wire.responses import ResponseCountRequest, ResponseRequest
 from .http import Json
 from .slots import ACTIONS, FileName
 from .tokenize import DetokenizeRequest, TokenizeRequest
@@ -29,6 +31,14 @@ from .tokenize import DetokenizeRequest, TokenizeRequest
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatRequest,
     "/chat/completions": ChatRequest,
+    "/v1/chat/completions/input_tokens": ChatRequest,
+    "/chat/completions/input_tokens": ChatRequest,
+    "/v1/responses": ResponseRequest,
+    "/responses": ResponseRequest,
+    "/v1/responses/input_tokens": ResponseCountRequest,
+    "/responses/input_tokens": ResponseCountRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": MessagesCountRequest,
     "/v1/completions": TextRequest,
     "/completion": CompletionRequest,
     "/completions": CompletionRequest,
@@ -55,6 +65,14 @@ QUERIES: dict[tuple[str, str], Fields] = {
     ("GET", "/v1/conversations/{id}"): {"scope": NAME},
     ("DELETE", "/v1/conversations/{id}"): {"scope": NAME},
     ("DELETE", "/v1/speculate"): {"scope": NAME, "id": NAME},
+    ("GET", "/v1/responses/{id}"): {"scope": NAME},
+    ("DELETE", "/v1/responses/{id}"): {"scope": NAME},
+    ("GET", "/v1/responses/{id}/input_items"): {
+        "scope": NAME,
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+        "order": {"type": "string", "enum": ["asc", "desc"]},
+        "after": {"type": "string"},
+    },
     ("POST", "/slots/{id}"): {"action": {"type": "string", "enum": ACTIONS}},
 }
 

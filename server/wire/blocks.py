@@ -105,7 +105,7 @@ class Said(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[Said], orders_documents: bool) -> Messages:
-    """Return the messages of a chat. orders_documents: blocks with documents of a user become ordered documents.
+    """Return the messages of a chat. orders_documents: blocks with documents become ordered documents.
 
     Else they are texts in their place. Raises RequestError.
     """
@@ -155,7 +155,7 @@ def _answer(blocks: Sequence[Block], where: str) -> dict[str, Json]:
                 pass
             case _:
                 raise _misplaced(block, f"{where}.content[{at}]", "the user")
-    message: dict[str, Json] = {"role": "assistant", "content": _parts(texts) or (None if calls else "")}
+    message: dict[str, Json] = {"role": "assistant", "content": _parts(texts) if any(texts) or not calls else None}
     if any(thoughts):
         message["reasoning_content"] = "\n\n".join(filter(None, thoughts))
     return message | ({"tool_calls": calls} if calls else {})
@@ -168,7 +168,7 @@ def _request(message: Said, orders_documents: bool, where: str) -> Iterator[dict
 
     def spoken() -> Iterator[dict[str, Json]]:
         if texts or documents:
-            said: dict[str, Json] = {"role": message.role, "content": _parts(texts) or ""}
+            said: dict[str, Json] = {"role": message.role, "content": _parts(texts)}
             yield said | ({"documents": documents.copy()} if documents else {})
         texts.clear()
         documents.clear()
@@ -183,11 +183,8 @@ def _request(message: Said, orders_documents: bool, where: str) -> Iterator[dict
                 texts.append(_shown(block, f"{where}.content[{at}]"))
             case ToolResult():
                 yield from spoken()
-                yield {
-                    "role": "tool",
-                    "tool_call_id": block.tool_use_id,
-                    "content": _result(block, f"{where}.content[{at}]"),
-                }
+                result = _result(block, orders_documents, f"{where}.content[{at}]")
+                yield {"role": "tool", "tool_call_id": block.tool_use_id} | result
             case Image():
                 raise _unseen(f"{where}.content[{at}]")
             case _:
@@ -195,12 +192,18 @@ def _request(message: Said, orders_documents: bool, where: str) -> Iterator[dict
     yield from spoken()
 
 
-def _result(block: ToolResult, where: str) -> Json:
-    shown = [block.content] if isinstance(block.content, str) else block.content
-    texts = [one if isinstance(one, str) else _text(one, f"{where}.content[{at}]") for at, one in enumerate(shown)]
+def _result(block: ToolResult, orders_documents: bool, where: str) -> dict[str, Json]:
+    """Return the content of a tool's message, and its documents. Raises RequestError."""
+    content = [Text(text=block.content)] if isinstance(block.content, str) else block.content
+    documents = [one.document() for one in content if orders_documents and isinstance(one, DocumentBlock | SearchResult)]
+    texts = [
+        _text(one, f"{where}.content[{at}]")
+        for at, one in enumerate(content)
+        if not (orders_documents and isinstance(one, DocumentBlock | SearchResult))
+    ]
     if block.is_error:
         texts = [FAILED + (texts[0] if texts else ""), *texts[1:]]
-    return _parts(texts) or ""
+    return {"content": _parts(texts)} | ({"documents": documents} if documents else {})
 
 
 def _text(block: Text | DocumentBlock | SearchResult | Image, where: str) -> str:

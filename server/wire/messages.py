@@ -83,6 +83,7 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
     service_tier: str | None = None
 
     documents: list[Json] | None = None
+    tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, Json] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -90,6 +91,7 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
         edits = (self.context_management or {}).get("edits") or []
         for is_wrong, param, message in (
             ((self.n or 1) > 1, "n", "there is one message an answer: leave n out"),
+            (self.logprobs or self.n_probs, "logprobs", "a message has no logprobs: leave them out"),
             (self.mcp_servers, "mcp_servers", "mcp_servers are not supported: run the tools in the client"),
             (self.container, "container", "containers are not supported: leave it out"),
             (
@@ -120,6 +122,7 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
             **shared,
             messages=[*system, *messages],
             documents=self.documents,
+            tool_documents=self.tool_documents,
             tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools)] if self.tools else None,
             tool_choice=self.tool_choice.for_chat() if self.tool_choice else None,
             parallel_tool_calls=False if self.tool_choice and self.tool_choice.disable_parallel_tool_use else None,

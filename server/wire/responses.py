@@ -85,13 +85,13 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     prompt: dict[str, Json] | None = None
-    top_logprobs: Count | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
 
     documents: list[Json] | None = None
+    tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, Json] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -105,7 +105,7 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
                 "truncation is auto: nothing is left out of a prompt here",
             ),
             (self.prompt, "prompt", "prompt names a template that this server does not have: send input and instructions"),
-            (self.top_logprobs, "top_logprobs", "top_logprobs are not supported: leave them out"),
+            (self.logprobs or self.n_probs, "logprobs", "a response has no logprobs: leave them out"),
             ((self.n or 1) > 1, "n", "a response is one answer: leave n out"),
             (unknown, "include", f"include names {reprlib.repr(unknown)}: expected some of {', '.join(sorted(INCLUDABLE))}"),
             (
@@ -141,6 +141,7 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
             messages=messages_of(items),
             instructions=self.instructions,
             documents=self.documents,
+            tool_documents=self.tool_documents,
             previous_response_id=self.previous_response_id,
             conversation=self._conversation(),
             store=self.store is not False,
@@ -156,6 +157,7 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
         format = self.text.format if self.text and self.text.format else Format("text")
         repeated: dict[str, Json] = {
             "background": False,
+            "conversation": {"id": named.id} if (named := self._conversation()) else None,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": self.max_tool_calls,
@@ -212,11 +214,8 @@ def _tool(tool: dict[str, Json], where: str) -> dict[str, Json]:
 
 
 def _tool_choice(choice: str | dict[str, Json] | None) -> str | dict[str, Json] | None:
-    """Return the choice as a chat has it. Raises RequestError."""
-    if not isinstance(choice, dict):
+    """Return the choice as a chat has it: what these APIs name at the top, it names one level down."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or kind not in ("function", "allowed_tools") or kind in choice:
         return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        raise RequestError(
-            'tool_choice: expected auto, none, required or {"type": "function", "name": "..."}', param="tool_choice"
-        )
-    return {"type": "function", "function": {"name": choice["name"]}}
+    return {"type": kind, kind: {name: value for name, value in choice.items() if name != "type"}}

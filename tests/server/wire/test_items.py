@@ -1,6 +1,7 @@
 """Responses' items and Anthropic's blocks as messages of a chat."""
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,9 +21,9 @@ def blocks(*content, role="user"):
     return {"messages": [{"role": role, "content": list(content)}]}
 
 
-def anthropic(kind=MessagesRequest, **fields):
+def anthropic(**fields: Any):
     usual = {"max_tokens": 10, "messages": [{"role": "user", "content": "Hi"}]}
-    return decode(json.dumps(usual | fields).encode(), kind)
+    return decode(json.dumps(usual | fields).encode(), MessagesRequest)
 
 
 CALL = {
@@ -131,6 +132,11 @@ def test_a_response_asks_for_a_chat():
     assert chat.response_format == {"type": "json_schema", "json_schema": inner}
     assert (chat.reasoning_effort, chat.parallel_tool_calls, chat.store) == ("low", False, True)
     assert chat.conversation is not None and msgspec.to_builtins(chat.conversation) == {"id": "c", "history": "new"}
+    allowed = {"mode": "auto", "tools": [{"type": "function", "name": "look"}]}
+    assert response(tool_choice={"type": "allowed_tools"} | allowed).chat().tool_choice == {
+        "type": "allowed_tools",
+        "allowed_tools": allowed,
+    }
     assert response(store=False).chat().store is False and response(tool_choice="required").chat().tool_choice == "required"
 
 
@@ -145,7 +151,6 @@ def test_a_response_asks_for_a_chat():
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"n": 2}, "n"),
         ({"input": 1}, "input"),
     ],
@@ -234,6 +239,9 @@ def test_documents_are_ordered_on_request_only():
     ]
     (ordered,) = anthropic(messages=said, document_order="auto").chat().messages
     assert ordered["content"] == "How much?"
+    result = blocks({"type": "tool_result", "tool_use_id": "c", "content": [FOUND, {"type": "text", "text": "2 found."}]})
+    (message,) = anthropic(**result, document_order="auto").chat().messages
+    assert message["content"] == "2 found." and message["documents"] == ordered["documents"][1:]
     assert ordered["documents"] == [{"text": "A fee.", "title": "Museum"}, {"text": "B", "title": "T", "id": "web/1"}]
 
 

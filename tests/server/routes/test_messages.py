@@ -1,0 +1,134 @@
+"""Anthropic's Messages over a real port, and its answers event by event."""
+
+import json
+
+import pytest
+
+from server.conftest import REST, running
+
+HELLO = {"role": "user", "content": "Tell me of the town."}
+USUAL = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True, "messages": [HELLO]}
+
+
+def post(server, path="/v1/messages", **fields):
+    return server.http.post(path, json=USUAL | fields)
+
+
+def message(server, **fields):
+    answer = post(server, **fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(server, **fields):
+    """The events of a stream, decoded."""
+    found = [chunk.split("\n") for chunk in post(server, stream=True, **fields).text.strip().split("\n\n")]
+    assert all(name == f"event: {json.loads(data[6:])['type']}" for name, data in found)
+    return [json.loads(data[6:]) for _, data in found]
+
+
+def test_a_message_is_the_answer_of_the_same_chat(server):
+    answer = message(server, system="Be brief.")
+    assert answer["id"].startswith("msg_") and (answer["type"], answer["role"]) == ("message", "assistant")
+    (block,) = answer["content"]
+    messages = [{"role": "system", "content": "Be brief."}, HELLO]
+    chat = server.chat(messages=messages, max_tokens=12, cache_prompt=False)
+    assert block == {"type": "text", "text": chat["choices"][0]["message"]["content"]}
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("max_tokens", None)
+    usage = {"cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 12}
+    assert answer["usage"] == {"input_tokens": chat["usage"]["prompt_tokens"]} | usage
+    assert "timings" not in answer
+
+
+def test_a_stream_is_the_same_message(server):
+    whole, found = message(server), events(server)
+    kinds = [event["type"] for event in found]
+    deltas = ["content_block_delta"] * (len(kinds) - 6)
+    begin, end = ["message_start", "ping", "content_block_start"], ["content_block_stop", "message_delta", "message_stop"]
+    assert kinds == [*begin, *deltas, *end] and deltas
+    started = found[0]["message"]
+    assert started["content"] == [] and started["usage"] == whole["usage"] | {"output_tokens": 0}
+    text = "".join(event["delta"]["text"] for event in found if event["type"] == "content_block_delta")
+    assert [{"type": "text", "text": text}] == whole["content"]
+    assert found[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert found[-2]["usage"] == whole["usage"]
+
+
+def test_usage_parts_the_prompt(server):
+    system = {"type": "text", "text": "Sing. " * 20, "cache_control": {"type": "ephemeral"}}
+    marked = {"system": [system], "cache_scope": "usage"}
+    first, again = message(server, **marked)["usage"], message(server, **marked)["usage"]
+    total = first["input_tokens"] + first["cache_creation_input_tokens"]
+    assert (first["input_tokens"], first["cache_read_input_tokens"]) == (1, 0)
+    assert (again["input_tokens"], again["cache_read_input_tokens"]) == (1, total - REST)
+    assert again["cache_creation_input_tokens"] == REST - 1
+    streamed = events(server, **marked)
+    assert streamed[0]["message"]["usage"] == again | {"output_tokens": 0} and streamed[-2]["usage"] == again
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_sequence_is_named(server, stream):
+    text = message(server)["content"][0]["text"]
+    stop = text[3:6]
+    if stream:
+        found = events(server, stop_sequences=[stop])
+        assert found[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    else:
+        answer = message(server, stop_sequences=["never", stop])
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
+        assert answer["content"] == [{"type": "text", "text": text[: text.index(stop)]}]
+
+
+def test_a_full_context_is_told_from_max_tokens(tiny):
+    with running(tiny, ctx_size=256) as server:
+        assert message(server, max_tokens=4000)["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_documents_are_ordered_where_a_request_asks(server):
+    texts = [f"The fee of museum {number} is {number} francs. " * 3 for number in range(3)]
+    sources = [{"type": "text", "media_type": "text/plain", "data": text} for text in texts]
+    blocks = [{"type": "document", "source": source, "title": f"M{at}"} for at, source in enumerate(sources)]
+    asked = {"type": "text", "text": "Which?"}
+    fields = {"cache_prompt": True, "cache_scope": "blocks", "document_order": "auto"}
+    message(server, messages=[{"role": "user", "content": [*blocks, asked]}], **fields)
+    again = message(server, messages=[{"role": "user", "content": [*blocks[::-1], asked]}], **fields)
+    assert again["usage"]["cache_read_input_tokens"] > sum(map(len, texts)) / 4
+    del fields["document_order"]
+    plain = message(server, messages=[{"role": "user", "content": [*blocks[::-1], asked]}], **fields)
+    assert plain["usage"]["cache_read_input_tokens"] < 40
+
+
+ERRORS = {
+    400: ("invalid_request_error", {"max_tokens": None}),
+    413: ("request_too_large", {"messages": [{"role": "user", "content": "[" * 300_000}]}),
+}
+
+
+@pytest.mark.parametrize("status", ERRORS)
+def test_errors_are_anthropics(server, status):
+    kind, fields = ERRORS[status]
+    answer = post(server, **fields)
+    assert answer.status_code == status and answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == kind and answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/unknown"])
+def test_refusals_in_front_of_the_routes_are_anthropics_too(tiny_with_key, path):
+    answer = tiny_with_key.http.post(path, json=USUAL)
+    assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+    allowed = tiny_with_key.http.post(path, json=USUAL, headers={"X-Api-Key": "secret", "anthropic-version": "2023-06-01"})
+    assert allowed.status_code == (404 if path.endswith("unknown") else 200)
+    assert allowed.json().get("type") == {"count_tokens": None, "messages": "message"}.get(path.split("/")[-1], "error")
+    other = tiny_with_key.http.post("/v1/messagess", json=USUAL)
+    assert "type" not in other.json()
+
+
+@pytest.fixture(scope="module")
+def tiny_with_key(tiny):
+    with running(tiny, api_key="secret") as up:
+        yield up
+
+
+def test_tokens_are_counted_without_max_tokens(server):
+    counted = server.http.post("/v1/messages/count_tokens", json={"messages": [HELLO], "system": "Sing."})
+    assert counted.json() == {"input_tokens": message(server, system="Sing.")["usage"]["input_tokens"]}
