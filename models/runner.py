@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import cast
 
@@ -17,6 +18,7 @@ from ..slots.node import Blob
 from ..slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
 from .context import WARM_UP, Context
 from .errors import Interrupted, NoRoom, RunnerError
+from .grammar.constraint import compute_masks
 from .interrupt import Interrupt
 from .sampling import Sampler
 from .state import Layout, cut, layout_of
@@ -33,6 +35,7 @@ class Runner:
         self.batch = Batch(max(context.batch, context.costs.tile, WARM_UP))
         self.interrupt = Interrupt(context)
         self._layout: Layout | None = None  # of saved states, once one was made
+        self._beside = ThreadPoolExecutor(1, "masks")  # for work while llama.cpp computes
 
     def run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
         """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
@@ -46,6 +49,8 @@ class Runner:
             return []
         self.batch.fill(plan.spans)
         padded = self._pad(plan)
+        constraints = [samplers[span.request].constraint for span in plan.spans if span.logits and span.request in samplers]
+        compute_masks([one for one in constraints if one is not None], self._beside)
         result = self._decode(may_end_early=plan.background and self.context.model.can_trim)
         if padded:
             self.apply(Drop(self.context.scratch))

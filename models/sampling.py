@@ -7,6 +7,7 @@ from collections.abc import Callable
 import llama_cpp
 import numpy as np
 
+from .grammar.constraint import Constraint
 from .model import Model
 from .samplers.candidates import Candidates, Row
 from .samplers.chain import Link, chain_of, choice, links_of, mirostat
@@ -25,13 +26,15 @@ REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
 
 
 class Sampler:
-    """Chooses the tokens of one request. Call `close` when the request ends.
+    """Chooses the tokens of one request. Call `prime` before the first one, and `close` when the request ends.
 
-    chances: of the last token, where the request asked for them.
+    chances: of the last token, where the request asked for them. constraint: the tokens that a grammar allows.
     """
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self.chances: Chances | None = None
+        self.constraint: Constraint | None = None
+        self._grammar, self._end = sampling.grammar, min(model.ends, default=0)
         self._most, self._after = sampling.n_probs, sampling.post_sampling_probs
         self._biases = _biases(sampling)
         self._first: list[Repetition] = []  # before all chains, so that they need no list of candidates
@@ -62,17 +65,23 @@ class Sampler:
 
     def choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
         """Return the next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
+        if self.constraint is not None and (forced := self.constraint.first_forced()) is not None:
+            self._count(np.array([forced], np.int32))
+            return forced
         given = logits.copy() if self._most is not None and not self._after else None
         if self._biases is not None:
             tokens, values = self._biases
             logits[tokens] += values
+        fits = self.constraint is None or self.constraint.apply(logits)
         for step in self._first:
             step.apply(Row(logits))
-        token = self._choose(logits, context, index)
+        token = self._choose(logits, context, index) if fits else self._end_answer()
         if given is not None and self._most is not None:
             self.chances = Chances.of_model(given, token, self._most)
         if self._repetitions:
             self._count(np.array([token], np.int32))
+        if self.constraint is not None:
+            self.constraint.accept(token)
         return token
 
     def _choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
@@ -94,9 +103,28 @@ class Sampler:
             self.chances = Chances.of_samplers(candidates.left, token, self._most)
         return token
 
+    def _end_answer(self) -> int:
+        """Return the end, where all other tokens are forbidden."""
+        self.chances = Chances.certain(self._end) if self._most is not None else None
+        return self._end
+
     def prime(self, prompt: np.ndarray) -> None:
-        """Count a prompt's last tokens (int32) as used, as llama-server does."""
+        """Begin an answer. A prompt's last tokens (int32) count as used, as in llama-server."""
         self._count(prompt)
+        if self._grammar is not None:
+            self.constraint = self._grammar.start(fast_forward=self._most is None)
+
+    def take_forced(self) -> list[int]:
+        """Return the tokens that follow the last one in any case, as if they were chosen."""
+        forced = [] if self.constraint is None else self.constraint.take_forced()
+        if forced:
+            self._count(np.array(forced, np.int32))
+        return forced
+
+    @property
+    def error(self) -> str:
+        """Why the grammar let no token be chosen; the last one means nothing then. Empty if one was."""
+        return "" if self.constraint is None else self.constraint.error
 
     def _count(self, tokens: np.ndarray) -> None:
         for step in self._repetitions:

@@ -17,6 +17,7 @@ from ..models.chat.template import ChatTemplate
 from ..models.context import MAX_SEQUENCES, Context, ContextSettings
 from ..models.device import devices
 from ..models.errors import ModelError
+from ..models.grammar.grammars import Grammars
 from ..models.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
@@ -138,6 +139,7 @@ def _serve(settings: Settings, model: Model) -> Service:
         fingerprint=fingerprint_of(settings, model, source),
         model=model,
         context=context,
+        grammars=Grammars(model),
         engine=engine,
         door=door,
         view=view,

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from ..models.context import Context
+from ..models.grammar.grammars import Grammars
+from ..models.grammar.source import GrammarError
 from ..models.model import Model
 from ..slots.tiers.tier import LowerTier
 from .chat.builder import PromptBuilder
@@ -47,6 +49,7 @@ class Service:
     template: str
     model: Model
     context: Context
+    grammars: Grammars
     engine: Engine
     door: Door
     view: View
@@ -76,7 +79,7 @@ class Service:
             turn = Turn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)
             return Submission(id, (turn.chat.prompt,), asked, self.intake.sampling(asked), turn=turn)
 
-        return await self.builder.threads.run(num_bytes, build)
+        return await self._constrained(await self.builder.threads.run(num_bytes, build), num_bytes)
 
     async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Submission:
         """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
@@ -88,7 +91,19 @@ class Service:
             echoes = tuple(map(self.builder.spelt, prompts)) if isinstance(asked, TextRequest) and asked.echo else ()
             return Submission(id, prompts, asked, self.intake.sampling(asked), echoes=echoes)
 
-        return await self.builder.threads.run(num_bytes, build)
+        return await self._constrained(await self.builder.threads.run(num_bytes, build), num_bytes)
+
+    async def _constrained(self, submission: Submission, num_bytes: int) -> Submission:
+        """Return a request with the grammar of its answers, if it has one. Raises RequestError: it cannot be used."""
+        options = submission.options
+        wanted = await self.builder.threads.run(num_bytes, options.wanted) if options.is_constrained else None
+        if wanted is None:
+            return submission
+        try:
+            grammar = await asyncio.wrap_future(self.grammars.compile(wanted.source))
+        except GrammarError as error:
+            raise RequestError(f"{wanted.field}: {error}", param=wanted.field, code="invalid_grammar") from None
+        return replace(submission, sampling=submission.sampling.changed({"grammar": grammar}))
 
     def submit(self, submission: Submission) -> list[Generation]:
         """Hand a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
@@ -180,6 +195,7 @@ class Service:
     def close(self) -> None:
         self.engine.stop()
         self.builder.close()
+        self.grammars.close()
         for tier in self.tiers:
             tier.close()
         self.conversations.close()

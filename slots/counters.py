@@ -16,12 +16,18 @@ class Counters:
     prefilled_tokens: int = 0
     idle_tokens: int = 0  # prompt tokens of background requests
     generated_tokens: int = 0
+    forced_tokens: int = 0  # of these, the ones that a grammar left no choice about: they were not sampled
     preemptions: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)
 
     def count_step(self, num_spans: int) -> None:
         self.steps += 1
         self.spans += num_spans
+
+    def count_forced(self) -> None:
+        """Count a generated token that was not sampled."""
+        self.generated_tokens += 1
+        self.forced_tokens += 1
 
     def count_cached(self, request: Request, source: str, tokens: int) -> None:
         """Count prompt tokens that a request need not compute. Only at its first admission, and only if it has a client."""

@@ -65,9 +65,8 @@ class Request:
     its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_lane: the one that
     it waits for; -1: any.
 
-    `tokens[:num_tokens]` are known: the prompt, then generated tokens: sampled ones, and those that a grammar forces.
-    `computed` of them have KV; it chases `num_tokens`, and no other state tells prefill from decode. limit: the most
-    tokens to generate.
+    `tokens[:num_tokens]` are known: the prompt, then generated tokens, sampled or forced by a grammar. `computed` of them
+    have KV; it chases `num_tokens`, and no other state tells prefill from decode. limit: the most tokens to generate.
     """
 
     id: int

@@ -12,13 +12,14 @@ from llguidance import LLMatcher
 from .tokens import Tokens
 
 MOST_FORCED = 256  # tokens at once: more only come a step later
-PATIENCE = 1.0  # seconds that steps may wait for the masks of one answer, in sum
+SLOW = 0.05  # seconds that a step may wait for a mask
+PATIENCE = 1.0  # seconds beyond that, for all masks of an answer together
 
 
 class Constraint:
     """Belongs to the thread that chooses tokens; only `compute` runs in another one, and the next call waits for it.
 
-    error: why the answer cannot go on; empty as long as it can. fast_forward: let `take_forced` find tokens.
+    error: why the answer cannot go on; empty as long as it can. fast_forward: tokens may be forced, not only allowed.
     """
 
     def __init__(self, matcher: LLMatcher, tokens: Tokens, *, fast_forward: bool) -> None:
@@ -28,20 +29,28 @@ class Constraint:
         self._is_computed = False
         self._computing: Future[None] | None = None
         self._waited = 0.0
+        self._forced = self._find_forced()
 
     def compute(self) -> None:
         """Compute the mask of the next token, without the interpreter's lock."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._is_computed = True
 
-    def apply(self, logits: np.ndarray) -> None:
-        """Set the logits (vocabulary,), float32, of all tokens that do not fit to minus infinity."""
+    def apply(self, logits: np.ndarray) -> bool:
+        """Set the logits (vocabulary,), float32, of all tokens that do not fit to minus infinity.
+
+        Return whether any is left. If none is, and the answer may not end here either, `error` says so.
+        """
         self._settle()
         if not self._is_computed:
             self.compute()
         self._check()
         forbidden = np.unpackbits(np.invert(self._mask).view(np.uint8), count=len(logits), bitorder="little")
         np.copyto(logits, -np.inf, where=forbidden.view(bool))
+        fits = bool(logits.max() > -np.inf)
+        if not fits and not self._allows_end:
+            self.error = self.error or "the grammar allows only tokens that logit_bias or ignore_eos forbids"
+        return fits
 
     @property
     def needs_mask(self) -> bool:
@@ -53,26 +62,32 @@ class Constraint:
         self._computing = computing
 
     @property
-    def allows_end(self) -> bool:
-        """Whether the answer may end here, as its mask says."""
+    def _allows_end(self) -> bool:
         ends = self._tokens.ends
         return bool((self._mask[ends >> 5] >> (ends & 31) & 1).any())
 
     def accept(self, token: int) -> None:
-        """Go on behind a token."""
+        """Go on behind a token, and then as far as only one text fits."""
         self._settle()
         self._is_computed = False
         if not self.error and not self._matcher.consume_token(token):
             self._check()
+        self._forced = self._find_forced()
+
+    def first_forced(self) -> int | None:
+        """Return the next token that must come next; None if there is a choice."""
+        return self._forced.pop(0) if self._forced else None
 
     def take_forced(self) -> list[int]:
-        """Go on as far as only one text fits, and return its tokens; where no more fits, a token that ends the answer."""
-        self._settle()
+        """Return the tokens that must come next. Where nothing more fits, the last one ends the answer."""
+        forced, self._forced = self._forced, []
+        return forced
+
+    def _find_forced(self) -> list[int]:
         if not self._fast_forward or self.error:
             return []
         forced = [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()[:MOST_FORCED]
         if forced:
-            self._is_computed = False
             forced = forced[: self._matcher.try_consume_tokens(forced)]
         self._check()
         if self._matcher.is_stopped() and not self.error:
@@ -86,7 +101,7 @@ class Constraint:
         began = perf_counter()
         self._computing.result()
         self._computing = None
-        self._waited += perf_counter() - began
+        self._waited += max(perf_counter() - began - SLOW, 0.0)
 
     def _check(self) -> None:
         if self._waited > PATIENCE:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+if TYPE_CHECKING:
+    from ..grammar.grammars import Grammar
 
 T = TypeVar("T", int, float)
 Number = int | float
@@ -102,6 +105,7 @@ class Sampling(Numbers):
     banned: frozenset[int] = frozenset()  # tokens that are never chosen: the ends, with `ignore_eos`
     n_probs: int | None = None  # an answer tells the chances of its tokens, and of this many most probable ones
     post_sampling_probs: bool = False  # these are as the samplers left them, not as the model gave them
+    grammar: Grammar | None = None  # what the answer must be
 
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Return the parameters with some changed; a number outside its range becomes the nearest one in it."""

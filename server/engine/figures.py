@@ -61,6 +61,7 @@ def _counters(engine: Engine, disk: DiskTier | None) -> Described:
         "prompt_tokens": ("Prompt tokens computed", counters.prefilled_tokens),
         "idle_prompt_tokens": ("Prompt tokens computed in idle time for what may come", counters.idle_tokens),
         "generated_tokens": ("Tokens generated", counters.generated_tokens),
+        "forced_tokens": ("Tokens of them that a grammar left no choice about", counters.forced_tokens),
         "evicted_tokens": ("Tokens that left the device", tree.num_evicted),
         "saved_tokens": ("Tokens copied to host memory", tree.host.num_saved),
         "disk_written_runs": ("Runs written to disk", disk.num_written if disk else 0),

@@ -51,18 +51,29 @@ class Roster:
                 self._report_progress(generation, now)
 
     def push(self, request: Request, token: int) -> None:
-        """Give a generation its next token, which may end it. An error ends this generation only."""
-        generation = self._open[request.id]
+        """Give a generation its next token, which may end it, and those that must follow. An error ends only this one."""
+        generation, sampler = self._open[request.id], self.samplers[request.id]
         if not generation.first_token:
             self._report_progress(generation, perf_counter())  # the whole prompt
         try:
-            event = generation.push(token, self._is_end(token))
-            if isinstance(event, End):
-                self.end(generation)
-            if event is not None:
-                self._outbox.put(generation, event)
+            if sampler.error:
+                raise RequestError(sampler.error, code="invalid_grammar")
+            self._push(generation, token)
+            for forced in sampler.take_forced():
+                if generation.done:
+                    break
+                request.append(forced)
+                self._scheduler.counters.count_forced()
+                self._push(generation, forced)
         except Exception as error:
             self._fail_alone(generation, error)
+
+    def _push(self, generation: Generation, token: int) -> None:
+        event = generation.push(token, self._is_end(token))
+        if isinstance(event, End):
+            self.end(generation)
+        if event is not None:
+            self._outbox.put(generation, event)
 
     def report_progress(self) -> None:
         """Send the progress of unfinished prompts to the clients that want it."""

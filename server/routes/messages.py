@@ -25,7 +25,7 @@ async def _submit(request: Request) -> tuple[list[Generation], Messages]:
     generations = service.submit(submission)
     answered = generations[0].request
     dialect = Messages(
-        envelope(service, submission),
+        envelope(request, submission, generations),
         submission.turn.chat.reader(),
         lambda: (answered.num_prompt, answered.cached),
         shows_thoughts=asked.shows_thoughts,

@@ -33,15 +33,16 @@ async def _submit(request: Request) -> tuple[list[Generation], Responses]:
     turn, scope = submission.turn, chat.cache_scope
     assert turn is not None and turn.origin is not None
     id, suffix = submission.id, submission.id.removeprefix("resp_")
+    generations = service.submit(submission)
     dialect = Responses(
-        envelope(service, submission),
+        envelope(request, submission, generations),
         turn.chat.reader(),
         echo,
         output=Output(suffix, summarises=asked.summarises, seals=asked.seals),
         keep=lambda response: service.conversations.attach(scope, id, response),
         caches=service.intake.caches(chat),
     )
-    return service.submit(submission), dialect
+    return generations, dialect
 
 
 async def show(request: Request) -> Response:

@@ -47,6 +47,8 @@ REFUSED: Mapping[str, tuple[tuple[Json, ...], str]] = {
     "chat_template": (("",), "--chat-template-file sets one for all requests"),
     "n_indent": ((0,), "a `grammar` can ask for an indentation"),
     "t_max_predict_ms": ((-1, 0), "`max_tokens` bounds the answer"),
+    "grammar_lazy": ((False,), "a `lark_grammar` can let free text stand in front"),
+    "grammar_triggers": (([],), "a `lark_grammar` can let free text stand in front"),
     "tfs_z": ((1,), "this sampler is outdated, and llama-server has it no more"),
     "penalize_nl": ((False,), "this sampler is outdated, and llama-server has it no more"),
 }

@@ -11,7 +11,8 @@ from msgspec import Meta, Struct
 from ...slots.scope import MAX_NAME
 from ..errors import RequestError
 from ..settings import ORDERS, ReasoningFormat
-from .sampling import Json, SamplingOptions
+from .grammar import GrammarOptions
+from .sampling import Json
 
 HistoryKind = Literal["auto", "whole", "new"]
 Count = Annotated[int, Meta(ge=0)]
@@ -22,7 +23,7 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
-class Options(SamplingOptions, Struct, frozen=True):
+class Options(GrammarOptions, Struct, frozen=True):
     """The common fields of chat and text completions: OpenAI's, then llama-server's, then our own."""
 
     model: str | None = None
@@ -32,7 +33,6 @@ class Options(SamplingOptions, Struct, frozen=True):
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    response_format: dict[str, Json] | None = None
     prompt_cache_key: str | None = None
 
     n_predict: int | None = None
@@ -55,8 +55,6 @@ class Options(SamplingOptions, Struct, frozen=True):
 
     def check(self) -> None:
         """Refuse options that the server would ignore although they change the answer. Raises RequestError."""
-        if (self.response_format or {}).get("type", "text") != "text":
-            raise RequestError("only response_format {'type': 'text'} is supported", param="response_format")
         if self.document_order is not None and self.document_order not in ORDERS:
             order, known = reprlib.repr(self.document_order), ", ".join(ORDERS)
             raise RequestError(f"document_order is {order}: expected one of {known}", param="document_order")

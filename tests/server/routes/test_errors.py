@@ -45,7 +45,8 @@ def test_the_error_body(server):
         ({"messages": USER, "repeat_penalty": 0.0}, "repeat_penalty", "> 0.0"),
         ({"messages": USER, "n": 0}, "n", ">= 1"),
         ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "<= 20"),
-        ({"messages": USER, "response_format": {"type": "json_object"}}, "response_format", "only"),
+        ({"messages": USER, "response_format": {"type": "sound"}}, "response_format.type", "expected text, json_object"),
+        ({"messages": USER, "grammar": "root ::= ("}, "grammar", "Expected"),
         ({"messages": USER, "logit_bias": {"99999": 1}}, "logit_bias", "expected an id"),
         ({"messages": USER, "document_order": "best"}, "document_order", "expected one of auto"),
         (
