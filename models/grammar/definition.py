@@ -60,8 +60,8 @@ def _schema(text: str) -> str:
         raise GrammarError(f"not JSON: {error}") from None
     except RecursionError:
         raise GrammarError("nested too deeply") from None
-    check_schema(schema)
     add_types(schema)
+    check_schema(schema)
     schema = schema if isinstance(schema, dict) else {"allOf": [schema]}  # a plain `true` takes no options
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), JSON_STYLE, STRICT)
 

@@ -57,7 +57,7 @@ def add_types(schema: object) -> None:
 
     JSON Schema would allow values of all other types, too.
     """
-    for _, inner in _schemas(schema, "#"):
+    for _, inner in list(_schemas(schema, "#")):
         if inner.keys().isdisjoint(OPEN) and (implied := next((IMPLIED[key] for key in inner if key in IMPLIED), None)):
             inner["type"] = implied
 

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from .definition import LIMITS, define, without_tokens
 from .source import GrammarError, Source
 
-SECONDS = 2.0  # of one grammar
+SECONDS = 2.0  # of processor time, for one grammar
 BYTES = 1 << 30  # of the process
 STACK = 16 << 20  # a quarter of what the server compiles with
 MOST_FORCED = 32 << 10  # bytes that every answer would begin with: the engine has to wait for their tokens
@@ -38,9 +38,9 @@ def main() -> None:
 def _answer_all() -> None:
     tokenizer = LLTokenizer("byte")
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)  # its signal ends the process, whatever it does
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, whatever it does
         answer = _answer(tokenizer, line)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(answer), flush=True)
 
 

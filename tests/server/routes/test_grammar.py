@@ -132,6 +132,22 @@ def test_ignore_eos_goes_on_where_the_grammar_may(server):
     assert 2 <= len(text_of(CHAT, ask(server, CHAT, regex="[ab]{2,4}", ignore_eos=True))) <= 4
 
 
+def test_an_answer_whose_tokens_are_all_forbidden_fails_alone(server):
+    body = {"prompt": "Write", "regex": "[ab]", "max_tokens": 4}
+    refused = server.http.post(TEXT, json=body | {"logit_bias": [["a", False], ["b", False]]})
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "invalid_grammar"
+    assert text_of(TEXT, ask(server, TEXT, **body | {"logit_bias": [["a", False]]})) == "b"
+
+
+def test_where_chances_are_asked_for_each_token_is_sampled(server):
+    forced = server.metric("slotcache_forced_tokens_total")
+    plain = ask(server, CHAT, json_schema={"const": "A text that is known ahead."})
+    assert server.metric("slotcache_forced_tokens_total") > forced
+    forced = server.metric("slotcache_forced_tokens_total")
+    told = ask(server, CHAT, json_schema={"const": "A text that is known ahead."}, logprobs=True, top_logprobs=2)
+    assert text_of(CHAT, told) == text_of(CHAT, plain) and server.metric("slotcache_forced_tokens_total") == forced
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
