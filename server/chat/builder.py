@@ -56,8 +56,8 @@ class PromptBuilder:
         self._settings = settings
         self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
-        self._rendering = Rendering(template)
         self._readers = Readers(template.source, model.tokenizer.controls.words)
+        self._rendering = Rendering(template, self._readers.format.written)
         self.threads = PromptThreads(room)
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class PromptBuilder:
         piece, tokens = shown.piece, shown.tokens
         if tokens is None and message["role"] == "assistant":
             # The sampled ids spell the whole answer: they are of no use if the template shows only a part of it.
-            is_whole = sampled is not None and piece.text == message["content"]
+            is_whole = sampled is not None and piece.text == message.get("content")
             tokens = sampled if is_whole else self._answers.recall(scope, piece.text)
         assert piece.message is not None
         return Fixed(self.tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, message))

@@ -12,6 +12,7 @@ from ...models.chat.template import ChatTemplate
 from ...models.chat.variables import Tools
 from ..errors import RequestError
 from ..wire.requests import ChatRequest
+from .formats.written import Written
 from .tools import with_calls, with_definitions
 
 TRIAL = {"name": "trial_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -20,10 +21,10 @@ CALL = {"id": "trial0000", "type": "function", "function": {"name": "trial_tool"
 
 
 class Rendering:
-    """The chat template of a loaded model, and what it does not do by itself."""
+    """The chat template of a loaded model, and what it does not do by itself. written: how the model writes calls."""
 
-    def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
+    def __init__(self, template: ChatTemplate, written: Written) -> None:
+        self._template, self._written = template, written
         self._shows_tools = self._shows([QUESTION], tools=[{"type": "function", "function": TRIAL}])
         self._shows_calls = self._shows([QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}])
 
@@ -31,10 +32,10 @@ class Rendering:
         """Render a chat. Raises TemplateError; RequestError for variables that are fields of the request."""
         variables = _variables(request)
         if not self._shows_calls:
-            messages = [with_calls(message) for message in messages]
+            messages = [with_calls(message, self._written) for message in messages]
         if not request.tools or self._shows_tools:
             return self._template.pieces(messages, variables, tools=request.tools)
-        defined, is_longer = with_definitions(messages, request.tools)
+        defined, is_longer = with_definitions(messages, request.tools, self._written)
         pieces = self._template.pieces(defined, variables)
         return [_moved(piece) for piece in pieces] if is_longer else pieces
 

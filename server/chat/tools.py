@@ -14,6 +14,7 @@ from ..errors import RequestError
 from ..wire.requests import ChatRequest
 from .formats.calls import Types
 from .formats.values import parameter_types
+from .formats.written import CALL, Written
 
 Schema = Mapping[str, object]
 Mode = Literal["auto", "none", "required"]
@@ -129,36 +130,40 @@ def _known(names: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[str]:
     return tuple(dict.fromkeys(names))
 
 
-def with_definitions(messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> tuple[list[Message], bool]:
+def with_definitions(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, object]], written: Written
+) -> tuple[list[Message], bool]:
     """Return messages whose first is a system message that defines tools, for templates that show none.
 
-    And whether that message is a new one.
+    And whether that message is a new one. written: how calls are written.
     """
-    text = _WORDING.format(definitions="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    definitions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
+    text = _WORDING.format(definitions=definitions, form=_FORM if written == CALL else "write", example=example)
     if not messages or messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages], True
     first, *rest = messages
     content = first.get("content")
-    longer = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content or ''}\n\n{text}"
-    return [{**first, "content": longer.strip() if isinstance(longer, str) else longer}, *rest], False
+    if isinstance(content, list):
+        return [{**first, "content": [*content, {"type": "text", "text": text}]}, *rest], False
+    return [{**first, "content": f"{content or ''}\n\n{text}".strip()}, *rest], False
 
 
-def with_calls(message: Message) -> Message:
+def with_calls(message: Message, written: Written) -> Message:
     """Return a message with its tool calls as text, for templates that show none."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return message
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
-    written = [_written(function) for function in functions if isinstance(function, dict)]
+    text = written.text([_name_and_arguments(function) for function in functions if isinstance(function, dict)])
     content = message.get("content")
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**rest, "content": "\n".join([*([content] if isinstance(content, str) and content else []), *written])}
+    return {**rest, "content": f"{content}\n{text}" if isinstance(content, str) and content else text}
 
 
-def _written(function: Mapping[str, object]) -> str:
+def _name_and_arguments(function: Mapping[str, object]) -> tuple[str, str]:
     arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {json.dumps(function.get("name"))}, "arguments": {text}}}\n</tool_call>'
+    return str(function.get("name")), arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 # As Qwen's and Hermes's templates put it: more models were trained on it than on any other wording.
@@ -171,7 +176,6 @@ You are provided with function signatures within <tools></tools> XML tags:
 {definitions}
 </tools>
 
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
+For each function call, {form}:
+{example}"""
+_FORM = "return a json object with function name and arguments within <tool_call></tool_call> XML tags"

