@@ -20,6 +20,7 @@ from .edge.keys import Keys
 from .edge.origins import CrossOrigin, Origins
 from .edge.refusal import refusal
 from .errors import RequestError
+from .log.requests import RequestLog
 from .routes import (
     cache,
     counts,
@@ -177,10 +178,11 @@ def _layers(settings: Settings) -> list[Middleware]:
     origins = Origins(settings)
     cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
     gate = Middleware(Gate, settings=settings, keys=Keys.of(settings), origins=origins)
-    return [Middleware(Farewell), *cross_origin, gate]
+    return [Middleware(RequestLog), Middleware(Farewell), *cross_origin, gate]
 
 
 def refuse(request: Request, error: Exception) -> Response:
+    request.state.error = error
     if isinstance(error, RequestError):
         return refusal(error, request.url.path)
     assert isinstance(error, HTTPException)

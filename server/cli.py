@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from .flags.parser import add_arguments, notes_of, settings_of, with_dashes
+from .log.setup import configure
 
 logger = logging.getLogger("slotcache")
 
@@ -21,7 +22,11 @@ def main(argv: list[str] | None = None) -> int:
         return bench(arguments[1:])
     parser = _parser()
     chosen = parser.parse_args(with_dashes(arguments))
-    _log(getattr(chosen, "verbose", False))
+    try:
+        configure(getattr(chosen, "log_format", "text"), getattr(chosen, "log_file", ""), getattr(chosen, "verbose", False))
+    except OSError as error:
+        print(f"slotcache: --log-file: {error}", file=sys.stderr)
+        return 2
     return chosen.command(chosen)
 
 
@@ -92,11 +97,6 @@ def _generate(chosen: argparse.Namespace) -> int:
         return 2
     print(f"{path}: {path.stat().st_size / 2**20:,.1f} MiB")
     return 0
-
-
-def _log(verbose: bool) -> None:
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr, level=logging.WARNING)
-    logging.getLogger("slotcache").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def make_server(settings: Settings) -> tuple[Server, Host]:
         port=settings.port,
         http=Connection,
         log_config=None,
-        access_log=settings.verbose,
+        access_log=False,
         timeout_graceful_shutdown=GRACE,
     )
     return Server(config, host), host

@@ -63,6 +63,7 @@ RULES = (
     Rule("server.chat", never=("server.engine", "server.routes", "server.service")),
     Rule("server.flags", only=("server.settings",)),
     Rule("server.vectors", never=("server.engine", "server.routes", "server.service")),
+    Rule("server.log", only=("server.errors",)),
     Rule("server.edge", only=("server.errors", "server.settings")),
     Rule("bench", never=("slots",), flat=True),
     Rule(
@@ -77,7 +78,7 @@ RULES = (
 FLOORS = (
     ("slots", "ordering"),
     ("models",),
-    ("server.settings", "server.errors", "server.flags"),
+    ("server.settings", "server.errors", "server.flags", "server.log"),
     ("server.edge", "server.wire", "server.provenance"),
     ("server.chat", "server.engine"),
     ("server.vectors",),

@@ -36,6 +36,7 @@ class Gate:
             try:
                 self._check(scope["method"], Headers(scope=scope))
             except RequestError as error:
+                scope["state"]["error"] = error
                 await refusal(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -58,12 +58,15 @@ class Generation:
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0
+    final: Final | None = None  # once its client can read it
     done: bool = False
     abandoned: bool = False
 
     def deliver(self, event: Event) -> None:
         """Put an event where the client reads it; runs in the event loop."""
-        self.events.put(self.on_end(self, event) if isinstance(event, End | Failure) else event)
+        if isinstance(event, End | Failure):
+            event = self.final = self.on_end(self, event)
+        self.events.put(event)
 
     @property
     def num_generated(self) -> int:

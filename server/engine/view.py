@@ -16,6 +16,7 @@ from ...slots.scope import Scope
 from ...slots.tiers.disk import DiskTier
 from ...slots.tiers.provenance import Provenance
 from ...slots.tiers.tier import LowerTier
+from .account import account
 from .engine import Engine
 from .events import Delta, End, Event, Failure, Progress
 from .figures import Figures
@@ -39,6 +40,7 @@ __all__ = [
     "Progress",
     "Report",
     "View",
+    "account",
     "document_reuse",
 ]
 

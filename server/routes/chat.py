@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..engine.view import Delta, End, Event, Failure, Generation
+from ..engine.view import Delta, End, Event, Failure, Generation, account
 from ..errors import RequestError
 from ..service import Service, Submission
 from ..wire.infill import InfillRequest
@@ -82,6 +83,7 @@ def envelope(request: Request, submission: Submission, generations: Sequence[Gen
 async def respond(request: Request, generations: Sequence[Generation], dialect: Dialect) -> Response:
     """Return the answer of a request's generations, streamed or whole."""
     service = service_of(request)
+    request.state.account = partial(account, generations)
     if dialect.envelope.options.stream:
         return EventStream(service, generations, dialect)
     spell = _speller(service, dialect)

@@ -41,7 +41,8 @@ async def read_body(request: Request, kind: type[R]) -> R:
     )
     request.state.warnings = warnings
     if warnings:
-        logger.warning("%s: %s", request.url.path, "; ".join(warnings))
+        about = {"request_id": request.state.request_id}
+        logger.warning("%s: %s", request.url.path, "; ".join(warnings), extra={"fields": about})
     return decoded
 
 
