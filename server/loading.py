@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from ..models.chat.named import DEFAULT_TEMPLATE
+from ..models.chat.named import DEFAULT_TEMPLATE, named_template, names
 from ..models.chat.sandbox import TemplateError
 from ..models.chat.template import ChatTemplate
 from ..models.context import MAX_SEQUENCES, Context, ContextSettings
@@ -46,7 +47,7 @@ from .intake import Intake
 from .metrics import Metrics
 from .provenance import build_info, fingerprint_of, provenance_of
 from .service import Service
-from .settings import Settings
+from .settings import Settings, SettingsError
 from .vectors.loading import load_vectors
 from .vectors.vectors import Vectors
 from .wire.defaults import Defaults
@@ -180,7 +181,19 @@ def describe(model: Model, context: Context, settings: Settings) -> str:
     )
 
 
+def _named_or_jinja(template: str) -> str:
+    """Return the source of a named template, or Jinja as it is: a word alone is a name. Raises SettingsError."""
+    source = named_template(template) or template
+    if source == template and not re.search(r"[\s{]", template):
+        raise SettingsError(f"--chat-template {template}: expected Jinja or one of {', '.join(names())}")
+    return source
+
+
 def _template_source(settings: Settings, model: Model) -> str:
+    if settings.chat_template and settings.chat_template_file:
+        raise SettingsError("--chat-template and --chat-template-file: give one of them")
+    if settings.chat_template:
+        return _named_or_jinja(settings.chat_template)
     if not settings.chat_template_file:
         return model.chat_template or DEFAULT_TEMPLATE
     try:

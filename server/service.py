@@ -170,9 +170,10 @@ class Service:
         request = generation.request
         assert request.layout is not None
         answer, key, is_content = turn.read("".join(generation.parts))
-        if end.sampled is not None:
-            self.answers.remember(generation.scope, key, end.sampled)
-        entries = turn.entries(request.layout, answer, end.sampled if is_content else None)
+        sampled = None if end.sampled is None else turn.ids(end.sampled)
+        if sampled is not None:
+            self.answers.remember(generation.scope, key, sampled)
+        entries = turn.entries(request.layout, answer, sampled if is_content else None)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
         if request.cache and generation.limit:
             self.idle.add(AnsweredChat(request.id, generation.scope, turn.options, entries), turn.chat.prompt)

@@ -17,6 +17,7 @@ Order = Literal["auto", "retrieval", "sorted", "greedy"]  # the other policies a
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 FlashAttention = Literal["on", "off", "auto"]
 Dedup = Literal["auto", "off"]
+Switch = Literal["on", "off", "auto"]
 LogFormat = Literal["text", "json"]
 Pooling = Literal["", "none", "mean", "cls", "last", "rank"]
 ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
@@ -106,6 +107,7 @@ class Settings(Numbers):
     conversation_ttl: int = row(86400, ("--conversation-ttl",), "seconds after its last use that a conversation stays stored; 0: no limit")
     idle_prefill: bool = row(True, ("--idle-prefill",), "while the server is idle, prefill the start of each conversation's next turn")
     idle_sets: int = row(0, ("--idle-sets",), "after a chat's first answer, while the server is idle, prefill this many sets of its documents at the front of a prompt, where other chats can reuse them: each document alone, then pairs, and so on")
+    chat_template: str = row("", ("--chat-template",), "a chat template to use instead of the model's: a name, such as chatml or llama3, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
     chat_template_file: str = row("", ("--chat-template-file",), "a Jinja chat template to use instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
     sse_ping_interval: int = row(30, ("--sse-ping-interval",), "seconds of silence in a stream after which it gets a comment, so that no proxy closes it; -1: none", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
     spm_infill: bool = row(False, ("--spm-infill",), "`/infill` shows the text behind the gap first, as some models were trained")
@@ -116,6 +118,11 @@ class Settings(Numbers):
     pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one, for embeddings; without it, as the model's file says; rank: the same as --reranking", llama="LLAMA_ARG_POOLING")
     embd_normalize: int = row(2, ("--embd-normalize",), "the norm that embeddings are divided by: 0: of the largest number, to 32,760; 1: taxicab; 2: Euclidean; n: the n-norm; -1: none", least=-1, most=100)
     reasoning_format: ReasoningFormat = row("auto", ("--reasoning-format",), "thoughts of a model: none leaves them in the content, all others put them into `reasoning_content`", llama="LLAMA_ARG_THINK")
+    chat_template_kwargs: str = row("", ("--chat-template-kwargs",), "variables of the chat template, as JSON: the defaults of a request's `chat_template_kwargs`", llama="LLAMA_ARG_CHAT_TEMPLATE_KWARGS")
+    reasoning: Switch = row("auto", ("-rea", "--reasoning"), "default of the template's `enable_thinking`; auto: on, if the template is one of a model that reasons", llama="LLAMA_ARG_REASONING")
+    reasoning_effort: str = row("", ("--reasoning-effort",), "default of a request's `reasoning_effort`: low, medium, high, ...; default: the template's own", llama="LLAMA_ARG_REASONING_EFFORT")
+    reasoning_preserve: bool = row(True, ("--reasoning-preserve",), "reasoning of earlier answers stays in the prompt, where the template lets it", llama="LLAMA_ARG_REASONING_PRESERVE")
+    prefill_assistant: bool = row(True, ("--prefill-assistant",), "go on with an assistant's message at the end of a chat, instead of answering it", llama="LLAMA_ARG_PREFILL_ASSISTANT")
     max_body: int = row(32, ("--max-body",), "largest request body, MiB")
     strict: bool = row(False, ("--strict",), "refuse requests with a field that this server does not know; off: such a field becomes a warning in the answer and in the log")
     metrics: bool = row(True, ("--metrics",), "show `GET /metrics`", llama="LLAMA_ARG_ENDPOINT_METRICS")

@@ -65,6 +65,11 @@ def _read(at: int, message: Message, takes_lists: bool) -> Said:
     )
 
 
+def begun_content(message: Message, where: str) -> str:
+    """Return the content that an answer begins with: its parts are paragraphs, as in llama-server. Raises TemplateError."""
+    return "\n\n".join(content_texts(message.get("content"), where))
+
+
 def content_texts(content: object, where: str) -> list[str]:
     """Return the texts of a content: of a string, of nothing, or of OpenAI's list of parts. Raises TemplateError."""
     if content is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..spellings import Spellings
 from .dialect import Dialect, learn
 from .marks import REASONING_STARTS, REASONING_TAG, Marks, Part, Piece, Unmarked
-from .messages import Message, Said, content_texts, read_messages
+from .messages import Message, Said, begun_content, read_messages
 from .sandbox import Template, TemplateError
 from .variables import Tools, Variables, make_variables
 
@@ -78,7 +78,7 @@ class ChatTemplate:
         An answer with neither has no piece. Raises TemplateError, also for reasoning that the template does not show.
         """
         *before, last = messages
-        content = "\n\n".join(content_texts(last.get("content"), f"messages[{len(before)}].content"))
+        content = begun_content(last, f"messages[{len(before)}].content")
         begun = content or str(last.get("reasoning_content") or "")
         part: Part = "content" if content or not begun else "reasoning"
         whole = [*before, {**last, "content": content}]

@@ -23,6 +23,7 @@ from ..settings import Settings
 from ..wire.infill import InfillRequest
 from ..wire.requests import ChatRequest, CompletionRequest, Options, TextRequest
 from .answered import Sampled, Shown, answer_key, place_answers
+from .begun import Begun, continues_answer
 from .conversation import Origin
 from .given import parse_documents_of
 from .history import Chat, Entry, History, continue_history
@@ -37,6 +38,7 @@ from .texts import Texts, split_prompts, texts_of
 from .threads import PromptThreads
 from .tokens import AnswerMemory, TokenCache
 from .tools import read_tools
+from .variables import settings_variables
 
 MAX_PROMPTS = 128  # of one request
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
@@ -57,7 +59,7 @@ class PromptBuilder:
         self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
         self._readers = Readers(template.source, model.tokenizer.controls.words)
-        self._rendering = Rendering(template, self._readers.format.written)
+        self._rendering = Rendering(template, self._readers.format.written, settings_variables(settings))
         self.threads = PromptThreads(room)
 
     def close(self) -> None:
@@ -132,7 +134,8 @@ class PromptBuilder:
         if self._takes_tool_documents(request):
             messages, repeated = rewrite_results(messages)
         use = read_tools(request)
-        pieces = self._rendering.pieces(messages, request)
+        continues = continues_answer(request, messages, prefills=self._settings.prefill_assistant)
+        pieces = self._rendering.pieces(messages, request, continues)
         self._check_size(piece.text for piece in pieces)
         sets = self._document_sets(history, request)
         entries = [
@@ -146,7 +149,8 @@ class PromptBuilder:
         if len(begin := self._model.tokenizer.begin) and not _begins(pieces):
             parts.append(Fixed(begin, "the chat template", ends=False))
         end = len(messages) - 1 if open_turn else None
-        for shown in self._with_answers(pieces, messages, request.cache_scope):
+        shown_pieces = self._with_answers(pieces, messages, request.cache_scope)
+        for shown in shown_pieces:
             piece = shown.piece
             if piece.message is not None and piece.message == end:
                 break
@@ -165,9 +169,11 @@ class PromptBuilder:
             raise RequestError(
                 f"the chat template leaves out messages[{at}], which has documents", param=f"messages[{at}].documents"
             )
-        reader = self._readers.reader(use, self._reasoning_format(request) != "none", pieces)
+        begun = Begun.of(messages[-1], shown_pieces[-1].piece, parts[-1], request.shows_begun) if continues else None
+        opening = pieces[:-1] if continues and pieces[-1].message is not None else pieces
+        reader = self._readers.reader(use, self._reasoning_format(request) != "none", opening)
         prompt, spelt = self._fitting(parts), self._readers.spelt
-        return Chat(prompt, tuple(entries), len(history.kept), reader=reader, spelt=spelt)
+        return Chat(prompt, tuple(entries), len(history.kept), reader=reader, spelt=spelt, begun=begun)
 
     def _reasoning_format(self, request: ChatRequest) -> str:
         return request.reasoning_format or self._settings.reasoning_format
@@ -204,7 +210,7 @@ class PromptBuilder:
         piece, tokens = shown.piece, shown.tokens
         if tokens is None and message["role"] == "assistant":
             # The sampled ids spell the whole answer: they are of no use if the template shows only a part of it.
-            is_whole = sampled is not None and piece.text == message.get("content")
+            is_whole = sampled is not None and piece.part == "content" and piece.text == message.get("content")
             tokens = sampled if is_whole else self._answers.recall(scope, piece.text)
         assert piece.message is not None
         return Fixed(self.tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, message))

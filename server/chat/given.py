@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 
+from ...models.chat.messages import Message
 from ...ordering.document import Document, DocumentError, parse_documents
 from ..errors import RequestError
 from ..wire.requests import ChatRequest
@@ -23,11 +24,7 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
     found: dict[int, tuple[Document, ...]] = {}
     for at, message in enumerate(request.messages):
         where = f"messages[{at}]"
-        if message.get("role") not in ROLES:
-            expected, got = ", ".join(ROLES), reprlib.repr(message.get("role"))
-            raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
-        if not isinstance(message.get("content"), str | list | None):
-            raise RequestError(f"{where}.content: expected a text or a list of parts", param=f"{where}.content")
+        _check(message, where)
         given = message.get("documents")
         if given and message["role"] not in HOLDERS:
             raise RequestError(f"{where}.documents: only users and tools have documents", param=f"{where}.documents")
@@ -45,6 +42,19 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
             raise RequestError(f"documents and messages[{last}].documents: give one of them", param="documents")
         found[last] = found.get(last) or _parse_list(request.documents, "documents")
     return found
+
+
+def _check(message: Message, where: str) -> None:
+    role = message.get("role")
+    if role not in ROLES:
+        expected, got = ", ".join(ROLES), reprlib.repr(role)
+        raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
+    if not isinstance(message.get("content"), str | list | None):
+        raise RequestError(f"{where}.content: expected a text or a list of parts", param=f"{where}.content")
+    if "content" in message or (role == "assistant" and "tool_calls" in message):
+        return
+    expected = "content or tool_calls" if role == "assistant" else "content"
+    raise RequestError(f"{where} has no {expected}", param=f"{where}.content")
 
 
 def _parse_list(values: object, where: str) -> tuple[Document, ...]:

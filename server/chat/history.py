@@ -16,6 +16,7 @@ from ...ordering.document import Document
 from ...slots.request import Layout, PlacedDocument
 from ..wire.requests import HistoryKind
 from .answer import Plain, Reader
+from .begun import Begun
 from .parts import DocumentSet
 from .prompt import ChatPrompt
 
@@ -89,7 +90,8 @@ class History:
 class Chat:
     """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
 
-    reader: makes a reader of its answer. spelt: the control tokens that the reader needs to see as text.
+    reader: makes a reader of the text that the model writes. spelt: the control tokens that the reader needs to see as
+    text. begun: the beginning of the answer, which is the last of the entries.
     """
 
     prompt: ChatPrompt
@@ -97,11 +99,22 @@ class Chat:
     num_kept: int = 0
     reader: Callable[[], Reader] = Plain
     spelt: frozenset[str] = frozenset()
+    begun: Begun | None = None
+
+    @property
+    def shown_reader(self) -> Callable[[], Reader]:
+        """Makes a reader of the part of its answer that the client gets."""
+        return self.whole_reader if self.begun is None or self.begun.is_shown else self.reader
+
+    @property
+    def whole_reader(self) -> Callable[[], Reader]:
+        return self.reader if self.begun is None else self.begun.read_whole(self.reader)
 
     def place_entries(self, layout: Layout) -> tuple[Entry, ...]:
-        """Return the entries with the order of documents that the layout chose; later turns keep that order."""
+        """Return the entries before the answer, with the order of documents that the layout chose; later turns keep it."""
         placed = iter(layout.documents)
-        return tuple(_place_documents(entry, placed) for entry in self.entries)
+        entries = self.entries[:-1] if self.begun else self.entries
+        return tuple(_place_documents(entry, placed) for entry in entries)
 
 
 def continue_history(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ...models.chat.marks import Piece
 from ...models.chat.messages import Message
 from ...models.chat.sandbox import TemplateError
 from ...models.chat.template import ChatTemplate
-from ...models.chat.variables import Tools
-from ..errors import RequestError
+from ...models.chat.variables import Tools, Variables
 from ..wire.requests import ChatRequest
 from .formats.written import Written
 from .tools import with_calls, with_definitions
+from .variables import request_variables
 
 TRIAL = {"name": "trial_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
 QUESTION = {"role": "user", "content": "?"}
@@ -23,20 +24,26 @@ CALL = {"id": "trial0000", "type": "function", "function": {"name": "trial_tool"
 class Rendering:
     """The chat template of a loaded model, and what it does not do by itself. written: how the model writes calls."""
 
-    def __init__(self, template: ChatTemplate, written: Written) -> None:
-        self._template, self._written = template, written
+    def __init__(self, template: ChatTemplate, written: Written, variables: Variables) -> None:
+        """variables: of every request, which a request may change."""
+        self._template, self._written, self._variables = template, written, variables
         self._shows_tools = self._shows([QUESTION], tools=[{"type": "function", "function": TRIAL}])
         self._shows_calls = self._shows([QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}])
 
-    def pieces(self, messages: Sequence[Message], request: ChatRequest) -> list[Piece]:
-        """Render a chat. Raises TemplateError; RequestError for variables that are fields of the request."""
-        variables = _variables(request)
+    def pieces(self, messages: Sequence[Message], request: ChatRequest, continues: bool = False) -> list[Piece]:
+        """Render a chat. continues: up to the end of its last message, which the model is to go on with.
+
+        Raises TemplateError; RequestError for variables that are fields of the request.
+        """
+        variables = request_variables(request, self._variables)
+        prompts = request.add_generation_prompt is not False
+        render = self._template.continued if continues else partial(self._template.pieces, add_generation_prompt=prompts)
         if not self._shows_calls:
             messages = [with_calls(message, self._written) for message in messages]
         if not request.tools or self._shows_tools:
-            return self._template.pieces(messages, variables, tools=request.tools)
+            return render(messages, variables, tools=request.tools)
         defined, is_longer = with_definitions(messages, request.tools, self._written)
-        pieces = self._template.pieces(defined, variables)
+        pieces = render(defined, variables)
         return [_moved(piece) for piece in pieces] if is_longer else pieces
 
     def _shows(self, messages: Sequence[Message], tools: Tools | None = None) -> bool:
@@ -53,12 +60,3 @@ def _moved(piece: Piece) -> Piece:
     if piece.message is None:
         return piece
     return replace(piece, message=piece.message - 1) if piece.message else Piece(piece.text, None, is_plain=True)
-
-
-def _variables(request: ChatRequest) -> dict[str, object]:
-    """Return the template's variables. Raises RequestError."""
-    for name in ("messages", "tools", "add_generation_prompt"):
-        if name in request.chat_template_kwargs:
-            where = f"chat_template_kwargs.{name}"
-            raise RequestError(f"{where}: {name} is a field of the request itself", param=where)
-    return request.chat_template_kwargs

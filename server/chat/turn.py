@@ -32,17 +32,22 @@ class Turn:
     @classmethod
     def of(cls, id: str, asked: ChatRequest, chat: Chat, origin: Origin | None) -> Self:
         """Make the turn of a request whose messages and documents are in `chat`."""
-        return cls(id, msgspec.json.encode(msgspec.structs.replace(asked, messages=[], documents=None)), chat, origin)
+        return cls(id, msgspec.json.encode(asked.for_next_turn()), chat, origin)
 
     def read(self, text: str) -> tuple[Message, str, bool]:
-        """Return the message that an answer's text is, the key of its sampled ids, and whether it is content alone.
+        """Return the whole message of an answer, the key of its ids, and whether it is content alone. text: the model's.
 
         Ids of content alone may be found by its text, as they hold no control token.
         """
-        reader = self.chat.reader()
+        reader = self.chat.whole_reader()
         answer = message([*reader.push(text), *reader.finish()])
-        is_content = answer == {"role": "assistant", "content": text} and not any(tag in text for tag in self.chat.spelt)
-        return answer, text if is_content else answer_key(answer), is_content
+        whole = self.chat.begun.content + text if self.chat.begun else text
+        is_content = answer == {"role": "assistant", "content": whole} and not any(tag in text for tag in self.chat.spelt)
+        return answer, whole if is_content else answer_key(answer), is_content
+
+    def ids(self, sampled: np.ndarray) -> np.ndarray:
+        """Return the ids (int32) of the whole answer, as far as they are known. sampled: those of the model's text."""
+        return self.chat.begun.join(sampled) if self.chat.begun else sampled
 
     def entries(self, layout: Layout, answer: Message, sampled: np.ndarray | None) -> tuple[Entry, ...]:
         """Return the conversation with its answer. sampled: the ids (int32) of its content, if it is nothing more."""

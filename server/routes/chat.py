@@ -50,7 +50,7 @@ async def _submit_chat(request: Request) -> tuple[list[Generation], Dialect]:
     service, asked = service_of(request), await read_body(request, ChatRequest)
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
     assert submission.turn is not None
-    reader = submission.turn.chat.reader
+    reader = submission.turn.chat.shown_reader
     generations = service.submit(submission)
     return generations, Chat(envelope(request, submission, generations), reader)
 

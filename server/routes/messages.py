@@ -26,7 +26,7 @@ async def _submit(request: Request) -> tuple[list[Generation], Messages]:
     answered = generations[0].request
     dialect = Messages(
         envelope(request, submission, generations),
-        submission.turn.chat.reader(),
+        submission.turn.chat.shown_reader(),
         lambda: (answered.num_prompt, answered.cached),
         shows_thoughts=asked.shows_thoughts,
         caches=service.intake.caches(chat),

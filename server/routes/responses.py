@@ -36,7 +36,7 @@ async def _submit(request: Request) -> tuple[list[Generation], Responses]:
     generations = service.submit(submission)
     dialect = Responses(
         envelope(request, submission, generations),
-        turn.chat.reader(),
+        turn.chat.shown_reader(),
         echo,
         output=Output(suffix, summarises=asked.summarises, seals=asked.seals),
         keep=lambda response: service.conversations.attach(scope, id, response),

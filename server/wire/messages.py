@@ -121,6 +121,7 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
         return ChatRequest(
             **shared,
             messages=[*system, *messages],
+            echo=False,
             documents=self.documents,
             tool_documents=self.tool_documents,
             tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools)] if self.tools else None,

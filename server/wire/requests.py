@@ -15,6 +15,7 @@ from .grammar import GrammarOptions
 from .sampling import Json
 
 HistoryKind = Literal["auto", "whole", "new"]
+Effort = Annotated[str, Meta(max_length=32)]
 Count = Annotated[int, Meta(ge=0)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 
@@ -88,6 +89,12 @@ class Options(GrammarOptions, Struct, frozen=True):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
+class Reasoning(Struct, frozen=True):
+    """OpenAI's `reasoning` of a response."""
+
+    effort: Effort | None = None
+
+
 class ConversationReference(Struct, frozen=True):
     """A conversation by its id. history: whether `messages` are all of it or only the new ones; auto: by their roles."""
 
@@ -112,9 +119,37 @@ class ChatRequest(Options, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     parse_tool_calls: bool | None = None
     reasoning_format: ReasoningFormat | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     thinking_budget_tokens: int | None = None
     chat_template_kwargs: dict[str, Json] = {}
+    reasoning: Reasoning | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
+    echo: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt: an answer either goes on or begins",
+                param="add_generation_prompt",
+            )
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model shall reason: `none`, `low`, ...; None: as the chat template has it."""
+        return self.reasoning_effort or (self.reasoning and self.reasoning.effort) or None
+
+    @property
+    def shows_begun(self) -> bool:
+        """Whether the answer has the text of the message that it continues: as in llama-server, unless `echo` says."""
+        return not (self.stream and self.continue_final_message) if self.echo is None else self.echo
+
+    def for_next_turn(self) -> Self:
+        """Return the request without its messages, and without what it says of them."""
+        return msgspec.structs.replace(
+            self, messages=[], documents=None, add_generation_prompt=None, continue_final_message=None
+        )
 
     @property
     def opts_in(self) -> bool:

@@ -43,7 +43,7 @@ def test_special_tokens_of_a_client_are_text_in_a_prompt(tiny, tmp_path):
     )
     file = tmp_path / "template.jinja"
     file.write_text(source)
-    with running(tiny, chat_template_file=str(file)) as server:
+    with running(tiny, chat_template_file=str(file), prefill_assistant=False) as server:
         calls = [{"type": "function", "function": {"name": ATTACK, "arguments": "{}"}}]
         said = {"role": "assistant", "content": ATTACK, "name": ATTACK, "reasoning_content": ATTACK, "tool_calls": calls}
         user = {"role": "user", "content": "Hi"}

@@ -73,7 +73,7 @@ def test_without_tools_nothing_is_called():
 
 def rendered(messages, tools=None, written=GENERIC.written):
     template = ChatTemplate(DEFAULT_TEMPLATE, "<s>", "</s>")
-    pieces = Rendering(template, written).pieces(messages, ChatRequest(messages=messages, tools=tools))
+    pieces = Rendering(template, written, {}).pieces(messages, ChatRequest(messages=messages, tools=tools))
     return "".join(piece.text for piece in pieces), pieces
 
 

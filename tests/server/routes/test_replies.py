@@ -34,7 +34,7 @@ def ended(reason="stop", stop=None) -> End:
 
 
 def envelope():
-    return Envelope(id="resp_0", model="m", options=ChatRequest(messages=[], max_tokens=1000), created=5)
+    return Envelope(id="resp_0", model="m", fingerprint="f", options=ChatRequest(messages=[], max_tokens=1000), created=5)
 
 
 def responses(kept=None, **changed: Any):
