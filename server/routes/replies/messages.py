@@ -148,7 +148,7 @@ class Messages:
     def _message(self, content: list[Fields]) -> Fields:
         envelope = self.envelope
         about: Fields = {"id": envelope.id, "type": "message", "role": "assistant", "model": envelope.model}
-        return about | {"content": content, "stop_reason": None, "stop_sequence": None}
+        return about | {"content": content, "stop_reason": None, "stop_sequence": None} | envelope.notes()
 
     def _reason(self, end: End) -> Fields:
         if end.reason == "length":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from time import time
 
 from msgspec import Raw
@@ -35,12 +34,15 @@ class Responses:
 
     def progress(self, index: int, progress: Progress) -> list[bytes]:
         begun = self.begin()
-        told = {"type": "response.in_progress", "prompt_progress": asdict(progress)} | self._now("in_progress")
+        told = {"type": "response.in_progress"} | self._now("in_progress") | self.envelope.progress(progress)
         return [*begun, self._event(told)]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         self._length += len(delta.text)
-        return self._events(self._read(self._reader.push(delta.text)))
+        events = self._read(self._reader.push(delta.text))
+        if events:
+            events[-1] |= self.envelope.times(index, delta)
+        return self._events(events)
 
     def end(self, index: int, end: End) -> list[bytes]:
         return self._events([*self._read(self._reader.finish()), *self._output.finish(_status(end))])
@@ -84,7 +86,7 @@ class Responses:
         }
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         done = {"completed_at": int(time()) if status == "completed" else None, "incomplete_details": details}
-        return self._response(status) | done | {"usage": usage} | accounts(report)
+        return self._response(status) | done | {"usage": usage} | accounts(report) | self.envelope.notes()
 
     def _now(self, status: str) -> Fields:
         return {"response": self._response(status)}

@@ -74,7 +74,10 @@ def test_the_clients_stream_ends_with_the_response(server):
 
 
 def test_progress_of_a_long_prompt_stands_between_created_and_the_text(server):
-    found = events(server, input="word " * 2000, return_progress=True)
+    found = events(server, input="word " * 2000, return_progress=True, timings_per_token=True, mistaken=1)
+    deltas = [event for event in found if event["type"] == "response.output_text.delta"]
+    assert deltas and all("predicted_per_second" in event["timings"] for event in deltas)
+    assert "mistaken" in found[-1]["response"]["warnings"][0]
     told = [event for event in found if "prompt_progress" in event]
     assert told and all(event["type"] == "response.in_progress" for event in told)
     assert [event["type"] for event in found].count("response.created") == 1 and found[0]["type"] == "response.created"
