@@ -137,7 +137,7 @@ def with_definitions(
 
     And whether that message is a new one. written: how calls are written.
     """
-    definitions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
     text = _WORDING.format(definitions=definitions, form=_FORM if written == CALL else "write", example=example)
     if not messages or messages[0]["role"] not in ("system", "developer"):
@@ -147,6 +147,13 @@ def with_definitions(
     if isinstance(content, list):
         return [{**first, "content": [*content, {"type": "text", "text": text}]}, *rest], False
     return [{**first, "content": f"{content or ''}\n\n{text}".strip()}, *rest], False
+
+
+def _definition(tool: Mapping[str, object]) -> dict[str, object]:
+    """Return what a model needs to know of a tool, and no field that only the client reads."""
+    function = cast("Mapping[str, object]", tool["function"])
+    shown = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
+    return {"type": "function", "function": shown}
 
 
 def with_calls(message: Message, written: Written) -> Message:

@@ -25,7 +25,7 @@ MAX_COMPARED = 40  # characters of a name that is compared with all known ones
 
 HARMLESS = frozenset({
     # OpenAI's: for its bills, its caches and its watch over abuse
-    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction",
+    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction",
     # llama-server's: what it computes faster with, or keeps when it shifts a full context, which is never shifted here
     "backend_sampling", "n_cache_reuse", "n_keep", "n_discard", "speculative.n_max", "speculative.n_min",
     "speculative.p_min", "speculative.type", "speculative.ngram_size_n", "speculative.ngram_size_m",

@@ -1,6 +1,6 @@
 """A server without a cache computes the right answer anew from the ids of a prompt."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -37,9 +37,9 @@ class Reference:
         door = server.service.door
         submit = door.submit
 
-        def listen(generation: Generation) -> None:
-            self._seen.append(generation)
-            submit(generation)
+        def listen(generations: Sequence[Generation]) -> None:
+            self._seen += generations
+            submit(generations)
 
         door.submit = listen  # no route tells the ids of an answer
 

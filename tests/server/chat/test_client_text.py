@@ -47,7 +47,7 @@ def test_special_tokens_of_a_client_are_text_in_a_prompt(tiny, tmp_path):
         calls = [{"type": "function", "function": {"name": ATTACK, "arguments": "{}"}}]
         said = {"role": "assistant", "content": ATTACK, "name": ATTACK, "reasoning_content": ATTACK, "tool_calls": calls}
         user = {"role": "user", "content": "Hi"}
-        tools = [{"type": "function", "function": {"name": ATTACK}}]
+        tools = [{"type": "function", "function": {"name": "read", "description": ATTACK}}]
         whole = prompt_of(server, messages=[user, said], tools=tools, chat_template_kwargs={"mood": ATTACK})
         model = server.service.model
         start = int(model.tokenize("<|im_start|>", special=True)[0])
@@ -206,7 +206,7 @@ def test_texts_that_are_tokenised_hold_up_no_prompts(tiny, monkeypatch):
 def test_a_prompt_that_is_still_made_at_the_end_of_the_server_is_a_503(tiny, monkeypatch):
     with ThreadPoolExecutor(1) as clients, running(tiny) as server:
         free, begun = Event(), Event()
-        monkeypatch.setattr(server.service.builder, "text", lambda prompt: begun.set() or free.wait(30))
+        monkeypatch.setattr(server.service.builder, "text", lambda prompt, where: begun.set() or free.wait(30))
         waiting = clients.submit(httpx.post, server.url + "/completion", json={"prompt": "x"}, timeout=60)
         begun.wait(30)
         server.uvicorn.config.timeout_graceful_shutdown = 0
