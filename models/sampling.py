@@ -28,11 +28,11 @@ REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
 class Sampler:
     """Chooses the tokens of one request. Call `prime` before the first one, and `close` when the request ends.
 
-    chances: of the last token, where the request asked for them. constraint: the tokens that a grammar allows.
+    constraint: the tokens that a grammar allows.
     """
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
-        self.chances: Chances | None = None
+        self._chances: Chances | None = None  # of the last token, where the request asks for them
         self.constraint: Constraint | None = None
         self._grammar, self._end = sampling.grammar, min(model.ends, default=0)
         self._most, self._after = sampling.n_probs, sampling.post_sampling_probs
@@ -77,7 +77,7 @@ class Sampler:
             step.apply(Row(logits))
         token = self._choose(logits, context, index) if fits else self._end_answer()
         if given is not None and self._most is not None:
-            self.chances = Chances.of_model(given, token, self._most)
+            self._chances = Chances.of_model(given, token, self._most)
         if self._repetitions:
             self._count(np.array([token], np.int32))
         if self.constraint is not None:
@@ -87,7 +87,7 @@ class Sampler:
     def _choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
         if self._last is None:
             token = int(logits.argmax())
-            self.chances = Chances.certain(token) if self._most is not None else None
+            self._chances = Chances.certain(token) if self._most is not None else None
             return token
         if not self._needs_list:
             return llama_cpp.llama_sampler_sample(self._last, context, index)
@@ -100,13 +100,18 @@ class Sampler:
         token = candidates.chosen
         llama_cpp.llama_sampler_accept(self._last, token)
         if self._most is not None:
-            self.chances = Chances.of_samplers(candidates.left, token, self._most)
+            self._chances = Chances.of_samplers(candidates.left, token, self._most)
         return token
 
     def _end_answer(self) -> int:
         """Return the end, where all other tokens are forbidden."""
-        self.chances = Chances.certain(self._end) if self._most is not None else None
+        self._chances = Chances.certain(self._end) if self._most is not None else None
         return self._end
+
+    def take_chances(self) -> Chances | None:
+        """Return the chances of the token that was chosen since the last call, if the request asks for them."""
+        chances, self._chances = self._chances, None
+        return chances
 
     def prime(self, prompt: np.ndarray) -> None:
         """Begin an answer. A prompt's last tokens (int32) count as used, as in llama-server."""

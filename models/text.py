@@ -12,11 +12,13 @@ class TextStream:
     are split over tokens, the text is the same. Empty stop strings are ignored.
     """
 
-    __slots__ = ("_begun", "_decoder", "_held", "_piece", "_stop", "stopped")
+    __slots__ = ("_begun", "_decoder", "_held", "_piece", "_stop", "cut", "stopped")
 
     def __init__(self, stop: Sequence[str], piece: Callable[[int], bytes]) -> None:
         self.stopped: str | None = None
         """The stop string that ended the answer."""
+        self.cut = 0
+        """The bytes of the answer from that stop string on."""
         self._stop = tuple(dict.fromkeys(word for word in stop if word))
         self._piece = piece
         self._decoder = getincrementaldecoder("utf-8")("replace")
@@ -32,6 +34,16 @@ class TextStream:
         """Return the text still held back. Call it once, after the last token; it may find a stop string, too."""
         return self._settle(self._decoder.decode(b"", final=True), final=True)
 
+    def num_before_cut(self, tokens: Sequence[int]) -> int:
+        """Return how many of the answer's last tokens come before its stop string, or share a piece with it."""
+        left, num_tokens = self.cut, len(tokens)
+        for token in reversed(tokens):
+            left -= len(self._piece(token))
+            if left < 0:
+                break
+            num_tokens -= 1
+        return num_tokens
+
     def _settle(self, text: str, *, final: bool) -> str:
         if self.stopped is not None:
             return ""
@@ -43,7 +55,7 @@ class TextStream:
         if found is not None and found[0] <= hold:
             # A stop string that may still turn out to begin earlier goes first: then this one waits.
             start, self.stopped = found
-            settled, self._held = self._held[:start], ""
+            settled, self.cut, self._held = self._held[:start], len(self._held[start:].encode()), ""
         else:
             settled, self._held = self._held[:hold], self._held[hold:]
         return settled

@@ -24,9 +24,10 @@ class Chances:
         first = max(len(row) - most, 0)
         tokens = np.argpartition(row, first)[first:] if 0 < first < len(row) else np.arange(first, len(row))
         tokens = tokens[np.lexsort((tokens, -row[tokens]))].astype(np.int32)
-        best = float(row.max())
-        total = best + float(np.log(np.exp(row - best).sum(dtype=np.float64)))
-        return cls(token, max(float(row[token]) - total, LEAST), tokens, np.maximum(row[tokens] - total, LEAST))
+        best = row.max()
+        total = best + np.log(np.exp(row - best).sum(dtype=np.float64))
+        logprobs = np.maximum(row[tokens] - total, LEAST).astype(np.float32)
+        return cls(token, float(np.float32(max(row[token] - total, LEAST))), tokens, logprobs)
 
     @classmethod
     def of_samplers(cls, left: np.ndarray, token: int, most: int) -> Chances:

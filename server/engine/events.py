@@ -10,6 +10,7 @@ from itertools import chain
 
 import numpy as np
 
+from ...models.sampling import Chances
 from ..errors import RequestError
 from .report import Fields, Report, timings
 
@@ -19,11 +20,17 @@ MAX_PIECES = 8  # unread pieces of text that are sent one by one
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of the answer, and the tokens that it became known with. num_generated: tokens so far, these counted."""
+    """More text of the answer, and the tokens that it became known with.
+
+    chances: of each of these tokens, where they were asked for. num_generated: tokens so far, these counted. is_last: the
+    answer ends with it.
+    """
 
     text: str
     tokens: tuple[int, ...] = ()
+    chances: tuple[Chances, ...] = ()
     num_generated: int = 0
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +58,9 @@ class Progress:
 class End:
     """The last piece of a whole answer, with its tokens. reason: stop or length.
 
-    sampled: the ids (int32) of the whole answer, where they spell its text exactly and may be kept. prompt: its text, for
-    answers that show it; whoever reads the event adds it.
+    chances: as in `Delta`, but none of tokens that only belong to a stop string. sampled: the ids (int32) of the whole
+    answer, where they spell its text exactly and may be kept. prompt: its text, for answers that show it; whoever reads the
+    event adds it.
     """
 
     text: str
@@ -60,7 +68,12 @@ class End:
     report: Report
     sampled: np.ndarray | None = None
     tokens: tuple[int, ...] = ()
+    chances: tuple[Chances, ...] = ()
     prompt: str = ""
+
+    def delta(self) -> Delta:
+        """Return the piece as if the answer went on."""
+        return Delta(self.text, self.tokens, self.chances, num_generated=self.report.num_generated, is_last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +148,5 @@ class Unread:
 def _join(deltas: Sequence[Delta]) -> Delta:
     """Return several pieces as one."""
     tokens = tuple(chain.from_iterable(delta.tokens for delta in deltas))
-    return Delta("".join(delta.text for delta in deltas), tokens, deltas[-1].num_generated)
+    chances = tuple(chain.from_iterable(delta.chances for delta in deltas))
+    return Delta("".join(delta.text for delta in deltas), tokens, chances, deltas[-1].num_generated)

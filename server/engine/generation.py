@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ...models.sampling import Sampling
+from ...models.sampling import Chances, Sampling
 from ...models.text import TextStream
 from ...slots.request import Request
 from .events import Delta, End, Event, Failure, Final, Progress, Unread
@@ -55,6 +55,7 @@ class Generation:
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
     unsent: list[int] = field(default_factory=list)  # tokens whose text is held back
+    unsent_chances: list[Chances] = field(default_factory=list)  # of these, where they were asked for
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0
@@ -72,13 +73,18 @@ class Generation:
     def num_generated(self) -> int:
         return self.request.num_tokens - self.request.num_prompt
 
-    def push(self, token: int, is_end: bool) -> Event | None:
-        """Take the next token (already appended to the request); return its event. An End ends the generation."""
+    def push(self, token: int, is_end: bool, chances: Chances | None = None) -> Event | None:
+        """Take the next token (already appended to the request); return its event. An End ends the generation.
+
+        chances: its own; a token that no sampler chose has none.
+        """
         if not self.first_token:
             self.first_token = perf_counter()
         if self.limit == 0:
             return self._end("", "length", is_end)
         self.unsent.append(token)
+        if self.sampling.n_probs is not None:
+            self.unsent_chances.append(chances or Chances.certain(token))
         if is_end:
             return self._end(self.text.finish(), "stop", is_end)
         text = self.text.push(token)
@@ -87,7 +93,7 @@ class Generation:
         if self.num_generated >= self.limit:
             return self._end(text + self.text.finish(), "length", is_end)
         self.parts.append(text)
-        return Delta(text, self._take_unsent(), self.num_generated) if text else None
+        return Delta(text, *self._take_unsent(), num_generated=self.num_generated) if text else None
 
     def progress(self, now: float) -> Progress:
         """Return how far the prompt is."""
@@ -108,11 +114,16 @@ class Generation:
 
     def _end(self, text: str, reason: str, is_end: bool) -> End:
         self.parts.append(text)
-        return End(text, reason, self._report(), sampled=self._sampled(is_end), tokens=self._take_unsent())
+        if self.unsent_chances and self.text.cut:
+            del self.unsent_chances[self.text.num_before_cut(self.unsent) :]
+        tokens, chances = self._take_unsent()
+        sampled = self._sampled(is_end)
+        return End(text, reason, self._report(), sampled=sampled, tokens=tokens, chances=chances)
 
-    def _take_unsent(self) -> tuple[int, ...]:
-        tokens, self.unsent = tuple(self.unsent), []
-        return tokens
+    def _take_unsent(self) -> tuple[tuple[int, ...], tuple[Chances, ...]]:
+        tokens, chances = tuple(self.unsent), tuple(self.unsent_chances)
+        self.unsent, self.unsent_chances = [], []
+        return tokens, chances
 
     def _sampled(self, is_end: bool) -> np.ndarray | None:
         """Return the answer's ids without the end token, if as plain text they spell exactly the text that was sent.

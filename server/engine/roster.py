@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from time import perf_counter
 
-from ...models.sampling import Sampler
+from ...models.sampling import Chances, Sampler
 from ...slots.request import Request
 from ...slots.scheduler import Scheduler
 from ..errors import RequestError
@@ -58,7 +58,7 @@ class Roster:
         try:
             if sampler.error:
                 raise RequestError(sampler.error, code="invalid_grammar")
-            self._push(generation, token)
+            self._push(generation, token, sampler.take_chances())
             for forced in sampler.take_forced():
                 if generation.done:
                     break
@@ -68,8 +68,8 @@ class Roster:
         except Exception as error:
             self._fail_alone(generation, error)
 
-    def _push(self, generation: Generation, token: int) -> None:
-        event = generation.push(token, self._is_end(token))
+    def _push(self, generation: Generation, token: int, chances: Chances | None = None) -> None:
+        event = generation.push(token, self._is_end(token), chances)
         if isinstance(event, End):
             self.end(generation)
         if event is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ...models.sampling import Chances
 from ...slots.request import Prompt
 from ...slots.scope import Scope
 from ...slots.tiers.disk import DiskTier
@@ -26,6 +27,7 @@ from .lanestore import LaneStore
 from .report import Fields, Report, document_reuse
 
 __all__ = [
+    "Chances",
     "Delta",
     "End",
     "Event",

@@ -21,7 +21,7 @@ from .http import Json, read_body, service_of
 from .pulse import Pulse
 from .replies.chat import Chat
 from .replies.native import Native
-from .replies.reply import Answer, Dialect, Envelope, stream
+from .replies.reply import Answer, Dialect, Envelope, encode, stream
 from .replies.text import Text
 
 T = TypeVar("T")
@@ -77,6 +77,7 @@ def envelope(request: Request, submission: Submission, generations: Sequence[Gen
         generations=generations,
         verbose=service.settings.verbose if options.verbose is None else options.verbose,
         warnings=request.state.warnings,
+        piece=service.model.piece,
     )
 
 
@@ -87,7 +88,10 @@ async def respond(request: Request, generations: Sequence[Generation], dialect: 
     if dialect.envelope.options.stream:
         return EventStream(service, generations, dialect)
     spell = _speller(service, dialect)
-    return Json(dialect.whole(await while_connected(request, collect(service, generations, spell))))
+    answers = await while_connected(request, collect(service, generations, spell))
+    if any(answer.chances for answer in answers):  # much larger than its text
+        return Json(await asyncio.to_thread(lambda: encode(dialect.whole(answers))))
+    return Json(dialect.whole(answers))
 
 
 class EventStream(StreamingResponse):
@@ -177,8 +181,8 @@ async def _collect(generation: Generation, spell: Spell | None) -> Answer:
                 raise error
             case Delta():
                 deltas.append(event)
-            case End(text, tokens=tokens):
-                return Answer((*deltas, Delta(text, tokens)), event)
+            case End():
+                return Answer((*deltas, event.delta()), event)
     raise AssertionError("a generation ends with an end")
 
 

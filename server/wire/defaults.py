@@ -46,7 +46,7 @@ def _breakers(text: str) -> list[str] | None:
 
 def _bias(text: str) -> tuple[int, float | bool]:
     """Return a token and its bias: 15043+1, 15043-0.5, 15043-inf for never. Raises SettingsError."""
-    found = re.fullmatch(r"([0-9]{1,9})(?:(-inf)|([+-][0-9]*\.?[0-9]+))", text.strip())
+    found = re.fullmatch(r"\s*([0-9]{1,9})(?:(-inf)|([+-][0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?))\s*", text)
     if found is None:
         raise SettingsError(f"--logit-bias {text!r}: expected a token's id and a bias, such as 15043+1 or 15043-inf")
     return int(found[1]), False if found[2] else float(found[3])

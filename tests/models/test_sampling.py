@@ -35,7 +35,7 @@ class Bench:
         found = []
         for row in rows:
             self.row[:] = row
-            found.append((sampler.choose(self.row, self.context.handle, 3), sampler.chances))
+            found.append((sampler.choose(self.row, self.context.handle, 3), sampler.take_chances()))
         sampler.close()
         return [token for token, _ in found], [chances for _, chances in found]
 

@@ -8,6 +8,7 @@ from ...chat.answer import CallArguments, CallStart, Content, Fragment, Reader, 
 from ...engine.view import Delta, End, Fields, Progress
 from ...errors import RequestError
 from .native import verbose
+from .probabilities import of_chat
 from .reply import DONE, Answer, Envelope, accounts, event
 
 
@@ -18,6 +19,8 @@ class Chat:
         self.envelope, self._reader = envelope, reader
         self._readers = [reader() for _ in range(envelope.num_choices)]
         self._has_calls = [False] * envelope.num_choices
+        self._probabilities = envelope.probabilities()
+        self._unsent: list[list[Fields]] = [[] for _ in range(envelope.num_choices)]  # tokens, for the next chunk
 
     def begin(self) -> list[bytes]:
         first: Fields = {"role": "assistant", "content": None}
@@ -27,11 +30,12 @@ class Chat:
         return [event(self._body("chat.completion.chunk", [_choice(index, {})]) | self.envelope.progress(progress))]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
+        self._unsent[index] += self._probabilities[index].entries(delta)
         return self._chunks(index, self._readers[index].push(delta.text), self.envelope.times(index, delta))
 
     def end(self, index: int, end: End) -> list[bytes]:
         rest = self._chunks(index, self._readers[index].finish(), {})
-        choice = _choice(index, {}, finish_reason(end, self._has_calls[index]))
+        choice = self._choice(index, {}, finish_reason(end, self._has_calls[index]))
         last = self._body("chat.completion.chunk", [choice]) | accounts(end.report) | self.envelope.notes()
         return [*rest, event(last | verbose(self.envelope, index, Answer((), end)))]
 
@@ -53,7 +57,9 @@ class Chat:
     def _whole_choice(self, index: int, answer: Answer) -> Fields:
         reader = self._reader()
         said = message([*reader.push(answer.text), *reader.finish()])
-        choice: Fields = {"index": index, "message": said | {"refusal": None}, "logprobs": None}
+        (probabilities, *_) = self.envelope.probabilities()
+        logprobs = of_chat(probabilities.entries(answer.whole()))
+        choice: Fields = {"index": index, "message": said | {"refusal": None}, "logprobs": logprobs}
         choice["finish_reason"] = finish_reason(answer.end, "tool_calls" in said)
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
 
@@ -63,7 +69,12 @@ class Chat:
         return [self._chunk(index, _delta(fragment), times) for fragment in fragments]
 
     def _chunk(self, index: int, delta: Fields, times: Fields) -> bytes:
-        return event(self._body("chat.completion.chunk", [_choice(index, delta)]) | times)
+        return event(self._body("chat.completion.chunk", [self._choice(index, delta)]) | times)
+
+    def _choice(self, index: int, delta: Fields, reason: str | None = None) -> Fields:
+        """Return a choice with the tokens whose probabilities were not sent yet."""
+        entries, self._unsent[index] = self._unsent[index], []
+        return _choice(index, delta, reason) | {"logprobs": of_chat(entries)}
 
     def _body(self, kind: str, choices: list[Fields]) -> Fields:
         return self.envelope.head(kind) | {"choices": choices}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...engine.view import Delta, End, Fields, Generation, Progress
 from ...errors import RequestError
@@ -15,6 +16,7 @@ class Native:
     def __init__(self, envelope: Envelope) -> None:
         self.envelope, self._fields = envelope, envelope.options.response_fields
         self._has_line = [False] * envelope.num_choices
+        self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
         return []
@@ -24,9 +26,12 @@ class Native:
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         self._has_line[index] |= "\n" in delta.text
-        if not delta.text:
-            return []
-        return [event(self._piece(index, delta) | self.envelope.times(index, delta))]
+        *first, last = self._probabilities[index].entries(delta) or [None]  # an event for each, as in llama-server
+        empty = replace(delta, text="", tokens=())
+        sent = [event(self._piece(index, empty) | _with(entry)) for entry in first]
+        if not delta.text and last is None:
+            return sent
+        return [*sent, event(self._piece(index, delta) | _with(last) | self.envelope.times(index, delta))]
 
     def end(self, index: int, end: End) -> list[bytes]:
         body = last_body(self.envelope, index, Answer((), end), self._has_line[index])
@@ -45,6 +50,7 @@ class Native:
         bodies: list[Fields] = []
         for index, answer in enumerate(answers):
             body = last_body(made, index, answer, "\n" in answer.text) | {"usage": made.usage([answer.end])}
+            body |= _with(*self._probabilities[index].entries(answer.whole()))
             bodies.append(selected(body, self._fields))
         return bodies[0] if made.num_choices == 1 else bodies
 
@@ -123,3 +129,9 @@ def selected(body: Fields, paths: Sequence[str]) -> Fields:
 def _is_truncated(generation: Generation, end: End) -> bool:
     """Whether the context, and not the request, ended the answer."""
     return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
+
+
+def _with(*entries: Fields | None) -> Fields:
+    """Return the field of tokens with their probabilities, if there are some."""
+    told = [entry for entry in entries if entry is not None]
+    return {"completion_probabilities": told} if told else {}

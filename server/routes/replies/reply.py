@@ -10,9 +10,10 @@ from typing import Protocol
 
 import msgspec
 
-from ...engine.view import Delta, End, Event, Failure, Fields, Generation, Progress, Report
+from ...engine.view import Chances, Delta, End, Event, Failure, Fields, Generation, Progress, Report
 from ...errors import RequestError
 from ...wire.requests import Options
+from .probabilities import Piece, Probabilities
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -23,7 +24,7 @@ class Envelope:
     """The fields that every body of an answer carries. options: the request's, without its texts.
 
     num_prompts: the answer has `options.n` choices of each. generations: of the choices, in order. verbose: the answer shows
-    its prompt and its options, as in llama-server. warnings: about the request's fields.
+    its prompt and its options, as in llama-server. warnings: about the request's fields. piece: the bytes of a token.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Envelope:
     generations: Sequence[Generation] = ()
     verbose: bool = False
     warnings: tuple[str, ...] = ()
+    piece: Piece = lambda token: b""
     created: int = field(default_factory=lambda: int(time()))
 
     @property
@@ -44,6 +46,10 @@ class Envelope:
     @property
     def num_choices(self) -> int:
         return self.num_prompts * self.num_each
+
+    def probabilities(self) -> list[Probabilities]:
+        """Return the writers of the choices' probabilities."""
+        return [Probabilities(self.piece, self.options.post_sampling_probs) for _ in range(self.num_choices)]
 
     @property
     def include_usage(self) -> bool:
@@ -97,6 +103,14 @@ class Answer:
     def tokens(self) -> tuple[int, ...]:
         return tuple(chain.from_iterable(delta.tokens for delta in self.deltas))
 
+    @property
+    def chances(self) -> tuple[Chances, ...]:
+        return tuple(chain.from_iterable(delta.chances for delta in self.deltas))
+
+    def whole(self) -> Delta:
+        """Return it as one piece."""
+        return Delta(self.text, self.tokens, self.chances, is_last=True)
+
 
 class Dialect(Protocol):
     """One API's shape of an answer. Each method but `whole` returns the server-sent events for one event of a choice."""
@@ -143,7 +157,7 @@ async def stream(dialect: Dialect, events: AsyncIterator[tuple[int, Event]]) -> 
                 sent += dialect.delta(index, event)
             case End(text, tokens=tokens):
                 if text or tokens:
-                    sent += dialect.delta(index, Delta(text, tokens, num_generated=event.report.num_generated))
+                    sent += dialect.delta(index, event.delta())
                 sent += dialect.end(index, event)
                 ends[index] = event
             case Failure(error):

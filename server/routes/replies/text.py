@@ -16,6 +16,7 @@ class Text:
     def __init__(self, envelope: Envelope, echoes: Sequence[str] = ()) -> None:
         self.envelope = envelope
         self._echoes = [echo for echo in echoes for _ in range(envelope.num_each)] or [""] * envelope.num_choices
+        self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
         return [event(self._body([_choice(index, echo)])) for index, echo in enumerate(self._echoes) if echo]
@@ -24,9 +25,10 @@ class Text:
         return [event(self._body([_choice(index, "")]) | self.envelope.progress(progress))]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
-        if not delta.text:
+        if not delta.text and not delta.chances:
             return []
-        return [event(self._body([_choice(index, delta.text)]) | self.envelope.times(index, delta))]
+        choice = _choice(index, delta.text) | self._logprobs(index, delta)
+        return [event(self._body([choice]) | self.envelope.times(index, delta))]
 
     def end(self, index: int, end: End) -> list[bytes]:
         body = self._body([_choice(index, "", end.reason)]) | accounts(end.report) | self.envelope.notes()
@@ -50,7 +52,11 @@ class Text:
 
     def _whole_choice(self, index: int, answer: Answer) -> Fields:
         choice = _choice(index, self._echoes[index] + answer.text, answer.end.reason)
+        choice |= self._logprobs(index, answer.whole())
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
+
+    def _logprobs(self, index: int, delta: Delta) -> Fields:
+        return {"logprobs": self._probabilities[index].of_text(delta)} if delta.chances else {}
 
     def _body(self, choices: list[Fields]) -> Fields:
         return self.envelope.head("text_completion") | {"choices": choices}
