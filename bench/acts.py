@@ -152,7 +152,7 @@ class Visitor:
     async def _check(self, answer: aiohttp.ClientResponse) -> None:
         """Accept an answer, or a refusal with a reason. Raises Lost for any error of the server itself."""
         content = await answer.read()
-        is_refusal = answer.status < 500 or answer.status == 503
+        is_refusal = answer.status < 500 or answer.status in (501, 503)
         if answer.status < 400 or (is_refusal and "error" in json.loads(content)):
             return
         raise Lost(
