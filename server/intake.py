@@ -17,6 +17,7 @@ from .chat.turn import Turn
 from .engine.view import Generation, View
 from .errors import RequestError, too_long
 from .wire.defaults import Defaults
+from .wire.grammar import Wanted
 from .wire.requests import Options
 
 
@@ -24,7 +25,7 @@ from .wire.requests import Options
 class Submission:
     """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered.
 
-    echoes: the prompts' texts, where the answer begins with them.
+    echoes: the prompts' texts, where the answer begins with them. wanted: the grammar that the answers must fit.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Submission:
     sampling: Sampling
     turn: Turn | None = None
     echoes: tuple[str, ...] = ()
+    wanted: Wanted | None = None
 
     @property
     def prompt(self) -> ChatPrompt:

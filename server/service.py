@@ -77,9 +77,10 @@ class Service:
 
         def build() -> Submission:
             turn = Turn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)
-            return Submission(id, (turn.chat.prompt,), asked, self.intake.sampling(asked), turn=turn)
+            prompts, wanted = (turn.chat.prompt,), turn.chat.wanted
+            return Submission(id, prompts, asked, self.intake.sampling(asked), turn=turn, wanted=wanted)
 
-        return await self._constrained(await self.builder.threads.run(num_bytes, build), num_bytes)
+        return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Submission:
         """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
@@ -89,14 +90,14 @@ class Service:
         def build() -> Submission:
             prompts = self.builder.prompts(asked)
             echoes = tuple(map(self.builder.spelt, prompts)) if isinstance(asked, TextRequest) and asked.echo else ()
-            return Submission(id, prompts, asked, self.intake.sampling(asked), echoes=echoes)
+            sampling = self.intake.sampling(asked)
+            return Submission(id, prompts, asked, sampling, echoes=echoes, wanted=asked.wanted())
 
-        return await self._constrained(await self.builder.threads.run(num_bytes, build), num_bytes)
+        return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
-    async def _constrained(self, submission: Submission, num_bytes: int) -> Submission:
+    async def _constrained(self, submission: Submission) -> Submission:
         """Return a request with the grammar of its answers, if it has one. Raises RequestError: it cannot be used."""
-        options = submission.options
-        wanted = await self.builder.threads.run(num_bytes, options.wanted) if options.is_constrained else None
+        wanted = submission.wanted
         if wanted is None:
             return submission
         try:

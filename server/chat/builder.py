@@ -30,7 +30,7 @@ from .history import Chat, Entry, History, continue_history
 from .infill import Infill
 from .parts import DocumentSet, Fixed
 from .prompt import ChatPrompt
-from .reading import Readers
+from .reading import Answers
 from .rendering import Rendering
 from .results import make_places
 from .results import rewrite as rewrite_results
@@ -58,8 +58,8 @@ class PromptBuilder:
         self._settings = settings
         self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
-        self._readers = Readers(template.source, model.tokenizer.controls.words)
-        self._rendering = Rendering(template, self._readers.format.written, settings_variables(settings))
+        self._forms = Answers(template.source, model)
+        self._rendering = Rendering(template, self._forms.format.written, settings_variables(settings))
         self.threads = PromptThreads(room)
 
     def close(self) -> None:
@@ -136,6 +136,7 @@ class PromptBuilder:
         use = read_tools(request)
         continues = continues_answer(request, messages, prefills=self._settings.prefill_assistant)
         pieces = self._rendering.pieces(messages, request, continues)
+        pieces += [] if continues else self._forms.closing(request, pieces)
         self._check_size(piece.text for piece in pieces)
         sets = self._document_sets(history, request)
         entries = [
@@ -171,9 +172,10 @@ class PromptBuilder:
             )
         begun = Begun.of(messages[-1], shown_pieces[-1].piece, parts[-1], request.shows_begun) if continues else None
         opening = pieces[:-1] if continues and pieces[-1].message is not None else pieces
-        reader = self._readers.reader(use, self._reasoning_format(request) != "none", opening)
-        prompt, spelt = self._fitting(parts), self._readers.spelt
-        return Chat(prompt, tuple(entries), len(history.kept), reader=reader, spelt=spelt, begun=begun)
+        reader = self._forms.reader(use, self._reasoning_format(request) != "none", opening)
+        wanted, spelt = self._forms.wanted(request, use, opening), self._forms.spelt
+        prompt, entries = self._fitting(parts), tuple(entries)
+        return Chat(prompt, entries, len(history.kept), reader=reader, spelt=spelt, wanted=wanted, begun=begun)
 
     def _reasoning_format(self, request: ChatRequest) -> str:
         return request.reasoning_format or self._settings.reasoning_format

@@ -14,6 +14,7 @@ import numpy as np
 from ...models.chat.messages import Message
 from ...ordering.document import Document
 from ...slots.request import Layout, PlacedDocument
+from ..wire.grammar import Wanted
 from ..wire.requests import HistoryKind
 from .answer import Plain, Reader
 from .begun import Begun
@@ -91,7 +92,7 @@ class Chat:
     """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
 
     reader: makes a reader of the text that the model writes. spelt: the control tokens that the reader needs to see as
-    text. begun: the beginning of the answer, which is the last of the entries.
+    text. wanted: the grammar that the answer must fit. begun: the beginning of the answer, which is the last of the entries.
     """
 
     prompt: ChatPrompt
@@ -99,6 +100,7 @@ class Chat:
     num_kept: int = 0
     reader: Callable[[], Reader] = Plain
     spelt: frozenset[str] = frozenset()
+    wanted: Wanted | None = None
     begun: Begun | None = None
 
     @property

@@ -21,6 +21,7 @@ class Channels:
 
     starts: what begins a header; message: what ends it. ends: what ends a message. to: finds the tool in a header, as the
     group `name`. thought, plain: fit the headers of thoughts, and of content; any other header is content itself.
+    written_thought: the tags around a thought and up to the next header, if there are thoughts.
     """
 
     starts: tuple[str, ...]
@@ -29,6 +30,7 @@ class Channels:
     to: re.Pattern[str]
     thought: re.Pattern[str]
     plain: re.Pattern[str]
+    written_thought: tuple[str, str] | None = None
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ class Format:
     """One row of the table of families.
 
     signs: texts that all stand in the templates of the family. shapes: how its calls are read; written: how a grammar has
-    them written. noise: tags around content. calls_end_thoughts: a call may begin in a thought, which it ends.
+    them written. around: the tags around content; noise: others of that kind. calls_end_thoughts: a call may begin in a
+    thought, which it ends.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Format:
     channels: Channels | None = None
     noise: tuple[str, ...] = ()
     written: Written = CALL
+    around: tuple[str, str] = ("", "")
     calls_end_thoughts: bool = False
     new_id: Callable[[str], str] = plain_id
 
@@ -85,5 +87,17 @@ class Format:
         """Return the open thought with which a prompt ends, with its tag; empty if none is open."""
         if self.thinking is None:
             return ""
-        start = max(prompt.rfind(tag) for tag in self.thinking.starts)
-        return prompt[start:] if start > max(prompt.rfind(tag) for tag in self.thinking.ends) else ""
+        start, end = self.thinking.last(prompt)
+        return prompt[start:] if start > end else ""
+
+    def thought(self, prompt: str) -> tuple[str, str, bool] | None:
+        """Return the tags of the thought that an answer may begin with, and whether the prompt's end opens it already.
+
+        None if it has none, or if the prompt closes it.
+        """
+        if self.channels:
+            return self.channels.written_thought and (*self.channels.written_thought, False)
+        if self.thinking is None:
+            return None
+        start, end = self.thinking.last(prompt)
+        return None if end > start else (self.thinking.starts[0], self.thinking.ends[0], start >= 0)

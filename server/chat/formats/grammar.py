@@ -1,10 +1,10 @@
-"""The grammar of an answer that must call tools, in Lark as llguidance reads it."""
+"""The grammar of calls and thoughts in Lark, as llguidance reads it."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .values import TEXT, parameter_types
@@ -16,14 +16,12 @@ Definitions = Sequence[tuple[str, Mapping[str, object]]]
 
 
 @dataclass(slots=True)
-class CallGrammar:
-    """Writes grammars. marker: returns a control token's piece of Lark; controls: their spellings."""
+class GrammarWriter:
+    """Writes one grammar. controls: the ids of the control tokens that may stand in it, by their spelling."""
 
-    controls: Collection[str]
-    marker: Callable[[str], str]
+    controls: Mapping[str, int]
     schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name
     _rules: list[str] = field(default_factory=list)
-    _num_rules: int = 0
 
     def calls(self, written: Written, tools: Definitions, parallel: bool) -> str:
         """Add the rules of one call of these tools or, if they may be `parallel`, of several; return their name."""
@@ -32,8 +30,8 @@ class CallGrammar:
         return self.rule(f"{self.text(written.begin)} {one}{several} {self.text(written.end)}")
 
     def thought(self, start: str, end: str) -> str:
-        """Add the rule of a thought between two tags, the first of which may be empty; return its name."""
-        return self.rule(f"{self.text(start)} {self._free(end)}")
+        """Add the rule of a thought, with the white space behind it, between tags; return its name. start: may be empty."""
+        return self.rule(f'{self.text(start)} {self._free(end)} "\\n"? "\\n"?')
 
     def lark(self, start: str) -> str:
         """Return the grammar of answers that are `start`."""
@@ -41,14 +39,16 @@ class CallGrammar:
 
     def rule(self, body: str, options: str = "") -> str:
         """Add a rule; return its name."""
-        name = f"r{self._num_rules}"
-        self._num_rules += 1
+        name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
 
     def text(self, text: str) -> str:
         """Return a text as a piece of Lark, in which control tokens are tokens."""
-        return " ".join(self.marker(part) if part in self.controls else _quoted(part) for part in self._parts(text)) or '""'
+        return " ".join(map(self._part, self._parts(text))) or '""'
+
+    def _part(self, text: str) -> str:
+        return f"<[{self.controls[text]}]>" if text in self.controls else _quoted(text)
 
     def _parts(self, text: str) -> list[str]:
         """Cut a text at the control tokens in it."""

@@ -30,7 +30,9 @@ HEADED = (
             to=re.compile(r"\bto=(?:functions\.)?(?P<name>[^\s<]+)"),
             thought=re.compile(r"^analysis|<\|channel\|>\s*analysis"),
             plain=re.compile(r"(?s).*"),
+            written_thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
         ),
+        around=("<|channel|>final<|message|>", ""),
         written=Written("<|channel|>commentary to=functions.$name <|constrain|>json<|message|>$arguments"),
     ),
     Format(
@@ -44,6 +46,7 @@ HEADED = (
             thought=NEVER,
             plain=re.compile(r"(?:>>>)?\s*all\s*"),
         ),
+        around=("all\n", ""),
         written=Written("$name\n$arguments", between=">>>"),
     ),
     Format(

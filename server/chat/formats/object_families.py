@@ -26,6 +26,7 @@ OBJECTS = (
         ("<|START_ACTION|>",),
         (JsonCalls(("<|START_ACTION|>",), ("<|END_ACTION|>",), names=("tool_name",), ids=("tool_call_id",)),),
         calls_end_thoughts=True,
+        around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         noise=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         written=Written(
             '{"tool_call_id": "$number", "tool_name": "$name", "parameters": $arguments}',

@@ -22,6 +22,10 @@ class Thinking:
     def tags(self) -> tuple[str, ...]:
         return self.starts + self.ends
 
+    def last(self, text: str) -> tuple[int, int]:
+        """Return the places of the last tag that begins a thought, and of the last that ends one; -1 for none."""
+        return max(map(text.rfind, self.starts)), max(map(text.rfind, self.ends))
+
 
 @dataclass(slots=True)
 class Spoken:

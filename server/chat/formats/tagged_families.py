@@ -36,6 +36,7 @@ TAGGED = (
             ),
         ),
         thinking=Thinking(("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",)),
+        around=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
         noise=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
         written=Written(
             '<|open|>call tool="$name" index="$number"<|sep|>$arguments<|close|>call<|sep|>',
