@@ -72,7 +72,7 @@ class Options(GrammarOptions, Struct, frozen=True):
 
     def without_texts(self) -> Self:
         """Return the options without the texts that they belong to, which may take much memory."""
-        raise NotImplementedError
+        return self
 
     def limit(self, default: int = -1) -> int:
         """Return the most tokens to generate: the default, if the request sets no limit; -1: no limit."""
