@@ -43,7 +43,8 @@ class Sampler:
         self._make(model, sampling)
         self._repetitions = [*self._first, *(step for _, step in self._between)]
         asks = self._most is not None and self._after
-        self._needs_list = bool(self._between) or asks or sampling.typical_p < 1  # which fails on infinite logits
+        self._sorts = sampling.sorts_all
+        self._needs_list = bool(self._between) or asks or self._sorts or sampling.typical_p < 1  # fails on infinite logits
 
     def _make(self, model: Model, sampling: Sampling) -> None:
         """Make the steps in the order that the request asks for."""
@@ -91,7 +92,7 @@ class Sampler:
             return token
         if not self._needs_list:
             return llama_cpp.llama_sampler_sample(self._last, context, index)
-        candidates = Candidates(logits)
+        candidates = Candidates(logits, sort=self._sorts)
         for chain, step in self._between:
             candidates.apply(chain)
             if step.apply(candidates):

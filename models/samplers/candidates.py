@@ -24,17 +24,20 @@ class Row:
 class Candidates:
     """A list of tokens that samplers shorten, order and choose from.
 
-    row: the logits of the vocabulary, (tokens,); those of minus infinity are left out.
+    row: the logits of the vocabulary, (tokens,); those of minus infinity are left out. sort: the best ones first, for a
+    sampler that would sort the whole vocabulary, which takes llama.cpp several times as long.
     """
 
-    def __init__(self, row: np.ndarray) -> None:
+    def __init__(self, row: np.ndarray, sort: bool = False) -> None:
         possible = np.flatnonzero(row > -np.inf)
         tokens = possible if len(possible) else np.arange(len(row))
+        if sort:
+            tokens = tokens[np.argsort(-row[tokens])]
         self._data = np.zeros(len(tokens), KIND)
         self._data["id"], self._data["logit"] = tokens, row[tokens]
         self._start = self._data.ctypes.data
         pointer = ctypes.cast(self._start, ctypes.POINTER(llama_cpp.llama_token_data))
-        self._arrays = (llama_cpp.llama_token_data_array * 1)((pointer, len(tokens), -1, False))
+        self._arrays = (llama_cpp.llama_token_data_array * 1)((pointer, len(tokens), -1, sort))
         self._struct = self._arrays[0]
 
     @property

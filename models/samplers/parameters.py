@@ -19,6 +19,7 @@ SAMPLERS = {  # the samplers that may be ordered, by name, each with its letter
     "penalties": "e", "dry": "d", "top_n_sigma": "s", "top_k": "k", "typ_p": "y", "top_p": "p", "min_p": "m", "xtc": "x",
     "temperature": "t", "infill": "i", "adaptive_p": "a",
 }  # fmt: skip
+FEW = 1000  # tokens that `top_k` leaves and that are sorted fast
 ORDER = tuple(name for name in SAMPLERS if name not in ("infill", "adaptive_p"))
 NUMBER = "number"  # in the metadata of a field
 BREAKERS = ("\n", ":", '"', "*")
@@ -145,6 +146,13 @@ class Sampling(Numbers):
             "adaptive_p": True,
         }
         return not self.mirostat and not any(may_drop.get(name, False) for name in self.samplers)
+
+    @property
+    def sorts_all(self) -> bool:
+        """Whether a sampler sorts all tokens of the vocabulary."""
+        sorters = {"typ_p": self.typical_p < 1, "temperature": self.dynatemp_range > 0, "top_k": self.top_k > FEW}
+        first = next((name for name in self.samplers if sorters.get(name) or (name == "top_k" and self.top_k)), "")
+        return self.mirostat > 0 or sorters.get(first, False)
 
     def shown(self) -> dict[str, object]:
         """Return the parameters in force, as llama-server's `generation_settings` names them."""

@@ -26,12 +26,15 @@ class Native:
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         self._has_line[index] |= "\n" in delta.text
+        if not delta.text and not delta.chances:
+            return []
         *first, last = self._probabilities[index].entries(delta) or [None]  # an event for each, as in llama-server
-        empty = replace(delta, text="", tokens=())
-        sent = [event(self._piece(index, empty) | _with(entry)) for entry in first]
-        if not delta.text and last is None:
-            return sent
-        return [*sent, event(self._piece(index, delta) | _with(last) | self.envelope.times(index, delta))]
+        sent: list[bytes] = []
+        for entry, token in zip(first, delta.tokens, strict=False):
+            alone = Delta("", (token,), num_generated=delta.num_generated - len(delta.tokens) + len(sent) + 1)
+            sent.append(event(self._piece(index, alone) | _with(entry)))
+        rest = replace(delta, tokens=delta.tokens[len(sent) :])
+        return [*sent, event(self._piece(index, rest) | _with(last) | self.envelope.times(index, rest))]
 
     def end(self, index: int, end: End) -> list[bytes]:
         body = last_body(self.envelope, index, Answer((), end), self._has_line[index])

@@ -107,6 +107,11 @@ def test_a_stream_has_an_event_for_each_token(server):
     whole = server.http.post("/completion", json=asked).json()
     assert "completion_probabilities" not in events[-1]
     assert [event["completion_probabilities"][0] for event in events[:-1]] == whole["completion_probabilities"]
+    held = asked | {"stop": "".join(tokens_of(whole)[1:3]) + "never"}  # so that three tokens become known at once
+    for known in (events, streamed(server, "/completion", held)):
+        assert [each["tokens"] for each in known[:-1]] == [[token["id"]] for token in whole["completion_probabilities"]]
+        assert [each["tokens_predicted"] for each in known[:-1]] == [1, 2, 3, 4, 5, 6]
+        assert "".join(each["content"] for each in known) == whole["content"]
 
 
 def tokens_of(answer):
