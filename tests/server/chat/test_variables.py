@@ -1,5 +1,7 @@
 """What a request and the settings give to the chat template."""
 
+from pathlib import Path
+
 import pytest
 from slotcache.models.chat.named import named_template, names
 from slotcache.models.chat.template import ChatTemplate
@@ -111,5 +113,7 @@ def test_each_named_template_shows_a_whole_chat(name):
     assert begun[-1].text == "Hello."
 
 
-def test_names_say_what_is_not_known():
+def test_the_documentation_has_the_names():
+    page = (Path(__file__).parents[3] / "docs/api.md").read_text()
+    assert [name for name in names() if f"`{name}`" not in page] == []
     assert named_template("llama33") is None
