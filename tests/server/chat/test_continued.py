@@ -109,6 +109,9 @@ def test_reasoning_of_the_beginning_stands_in_the_answer(tiny, tmp_path):
         message = up.chat(messages=[USER, begun("one", reasoning_content="I count.")])["choices"][0]["message"]
         assert message["reasoning_content"] == "I count." and message["content"].startswith("one")
         assert rendered(up, USER, begun(None, reasoning_content="I c")).endswith("<think>I c")
+        message = up.chat(messages=[USER, begun(None, reasoning_content="I c")])["choices"][0]["message"]
+        thought = message["reasoning_content"]
+        assert thought.startswith("I c") and len(thought) > 3 and thought.count("I c") == 1 and not message["content"]
 
 
 @pytest.mark.parametrize(
