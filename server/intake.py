@@ -133,7 +133,7 @@ class Intake:
 
     def _pieces(self, submission: Submission) -> Callable[[int], bytes]:
         """Return the bytes of a token in an answer: none of a control token, but those that a chat's reader reads."""
-        spelt = submission.turn.chat.spelt if submission.turn else frozenset()
+        spelt = submission.turn.chat.form.spelt if submission.turn else frozenset()
         return self._model.piece_with(spelt) if spelt else self._model.piece
 
     def idle_prefill(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> Generation:

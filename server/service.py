@@ -77,8 +77,9 @@ class Service:
 
         def build() -> Submission:
             turn = Turn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)
-            prompts, wanted = (turn.chat.prompt,), turn.chat.wanted
-            return Submission(id, prompts, asked, self.intake.sampling(asked), turn=turn, wanted=wanted)
+            form, sampling = turn.chat.form, self.intake.sampling(asked)
+            sampling = sampling if form.thought is None else sampling.changed({"thought": form.thought})
+            return Submission(id, (turn.chat.prompt,), asked, sampling, turn=turn, wanted=form.wanted)
 
         return await self._constrained(await self.builder.threads.run(num_bytes, build))
 

@@ -118,6 +118,8 @@ class Settings(Numbers):
     pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one, for embeddings; without it, as the model's file says; rank: the same as --reranking", llama="LLAMA_ARG_POOLING")
     embd_normalize: int = row(2, ("--embd-normalize",), "the norm that embeddings are divided by: 0: of the largest number, to 32,760; 1: taxicab; 2: Euclidean; n: the n-norm; -1: none", least=-1, most=100)
     reasoning_format: ReasoningFormat = row("auto", ("--reasoning-format",), "thoughts of a model: none leaves them in the content, all others put them into `reasoning_content`", llama="LLAMA_ARG_THINK")
+    reasoning_budget: int = row(-1, ("--reasoning-budget",), "the most tokens of an answer's thoughts: then they are ended; 0: at once; -1: no limit", least=-1, llama="LLAMA_ARG_THINK_BUDGET")
+    reasoning_budget_message: str = row("", ("--reasoning-budget-message",), "a text in front of the tag that ends a thought which reached its limit", llama="LLAMA_ARG_THINK_BUDGET_MESSAGE")
     chat_template_kwargs: str = row("", ("--chat-template-kwargs",), "variables of the chat template, as JSON: the defaults of a request's `chat_template_kwargs`", llama="LLAMA_ARG_CHAT_TEMPLATE_KWARGS")
     reasoning: Switch = row("auto", ("-rea", "--reasoning"), "default of the template's `enable_thinking`; auto: on, if the template is one of a model that reasons", llama="LLAMA_ARG_REASONING")
     reasoning_effort: str = row("", ("--reasoning-effort",), "default of a request's `reasoning_effort`: low, medium, high, ...; default: the template's own", llama="LLAMA_ARG_REASONING_EFFORT")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from ..grammar.grammars import Grammar
+    from ..thought import ThoughtLimit
 
 T = TypeVar("T", int, float)
 Number = int | float
@@ -107,6 +108,7 @@ class Sampling(Numbers):
     n_probs: int | None = None  # an answer tells the chances of its tokens, and of this many most probable ones
     post_sampling_probs: bool = False  # these are as the samplers left them, not as the model gave them
     grammar: Grammar | None = None  # what the answer must be
+    thought: ThoughtLimit | None = None  # how long its thoughts may be
 
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Return the parameters with some changed; a number outside its range becomes the nearest one in it."""

@@ -58,7 +58,7 @@ class PromptBuilder:
         self._settings = settings
         self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
-        self._forms = Answers(template.source, model)
+        self._forms = Answers(template.source, model, settings)
         self._rendering = Rendering(template, self._forms.format.written, settings_variables(settings))
         self.threads = PromptThreads(room)
 
@@ -172,13 +172,8 @@ class PromptBuilder:
             )
         begun = Begun.of(messages[-1], shown_pieces[-1].piece, parts[-1], request.shows_begun) if continues else None
         opening = pieces[:-1] if continues and pieces[-1].message is not None else pieces
-        reader = self._forms.reader(use, self._reasoning_format(request) != "none", opening)
-        wanted, spelt = self._forms.wanted(request, use, opening), self._forms.spelt
-        prompt, entries = self._fitting(parts), tuple(entries)
-        return Chat(prompt, entries, len(history.kept), reader=reader, spelt=spelt, wanted=wanted, begun=begun)
-
-    def _reasoning_format(self, request: ChatRequest) -> str:
-        return request.reasoning_format or self._settings.reasoning_format
+        form = self._forms.of(request, use, opening)
+        return Chat(self._fitting(parts), tuple(entries), len(history.kept), form=form, begun=begun)
 
     def _fitting(self, parts: Sequence[Fixed | DocumentSet]) -> ChatPrompt:
         """Make the prompt, without hints of the ranking if it is too long with them."""

@@ -14,12 +14,12 @@ import numpy as np
 from ...models.chat.messages import Message
 from ...ordering.document import Document
 from ...slots.request import Layout, PlacedDocument
-from ..wire.grammar import Wanted
 from ..wire.requests import HistoryKind
-from .answer import Plain, Reader
+from .answer import Reader
 from .begun import Begun
 from .parts import DocumentSet
 from .prompt import ChatPrompt
+from .reading import PLAIN, Form
 
 Documents = tuple[Document, ...]
 INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
@@ -91,26 +91,23 @@ class History:
 class Chat:
     """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
 
-    reader: makes a reader of the text that the model writes. spelt: the control tokens that the reader needs to see as
-    text. wanted: the grammar that the answer must fit. begun: the beginning of the answer, which is the last of the entries.
+    form: of the text that the model writes. begun: the beginning of the answer, which is the last of the entries.
     """
 
     prompt: ChatPrompt
     entries: tuple[Entry, ...]
     num_kept: int = 0
-    reader: Callable[[], Reader] = Plain
-    spelt: frozenset[str] = frozenset()
-    wanted: Wanted | None = None
+    form: Form = PLAIN
     begun: Begun | None = None
 
     @property
     def shown_reader(self) -> Callable[[], Reader]:
         """Makes a reader of the part of its answer that the client gets."""
-        return self.whole_reader if self.begun is None or self.begun.is_shown else self.reader
+        return self.whole_reader if self.begun is None or self.begun.is_shown else self.form.reader
 
     @property
     def whole_reader(self) -> Callable[[], Reader]:
-        return self.reader if self.begun is None else self.begun.read_whole(self.reader)
+        return self.form.reader if self.begun is None else self.begun.read_whole(self.form.reader)
 
     def place_entries(self, layout: Layout) -> tuple[Entry, ...]:
         """Return the entries before the answer, with the order of documents that the layout chose; later turns keep it."""

@@ -4,44 +4,62 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ...models.chat.marks import Piece
 from ...models.grammar.source import Source
 from ...models.model import Model
+from ...models.thought import ThoughtLimit
 from ..errors import RequestError
+from ..settings import Settings
 from ..wire.grammar import Wanted
 from ..wire.requests import ChatRequest
-from .answer import Reader
+from .answer import Plain, Reader
 from .formats.families import detect
 from .formats.grammar import GrammarWriter
 from .tools import ToolUse
 
 
-class Answers:
-    """The form of a model's answers. source: of its chat template."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of one answer. reader: makes a reader of its text. spelt: the control tokens that stand in that text.
 
-    def __init__(self, source: str, model: Model) -> None:
-        self.format = detect(source)
+    wanted: the grammar that it must fit. thought: the limit of its thoughts.
+    """
+
+    reader: Callable[[], Reader] = Plain
+    spelt: frozenset[str] = frozenset()
+    wanted: Wanted | None = None
+    thought: ThoughtLimit | None = None
+
+
+PLAIN = Form()
+
+
+class Answers:
+    """The form of a model's answers. source: of its chat template. settings: the defaults of a request's options."""
+
+    def __init__(self, source: str, model: Model, settings: Settings) -> None:
+        self._settings = settings
+        self._model, self.format = model, detect(source)
         self.spelt = self.format.spelled(model.tokenizer.controls.words)
         """The control tokens that readers need to see."""
         self._ids = {spelling: int(model.tokenize(spelling, special=True)[0]) for spelling in self.spelt}
 
-    def reader(self, use: ToolUse, thinks: bool, pieces: Sequence[Piece]) -> Callable[[], Reader]:
-        """Return a maker of readers of one answer: all find the same ids of calls.
-
-        thinks: thoughts are told from content. pieces: the prompt's, whose end may open a thought.
-        """
-        return partial(
+    def of(self, request: ChatRequest, use: ToolUse, pieces: Sequence[Piece]) -> Form:
+        """Return the form of a request's answers. pieces: the prompt's; its end may open a thought. Raises RequestError."""
+        reader = partial(
             self.format.reader,
             use.types(),
-            seed=secrets.token_hex(16),
-            thinks=thinks,
+            seed=secrets.token_hex(16),  # all readers of an answer find the same ids of calls
+            thinks=(request.reasoning_format or self._settings.reasoning_format) != "none",
             opened=_opening(pieces),
             controls=self.spelt,
         )
+        return Form(reader, self.spelt, self._wanted(request, use, pieces), self._limit(request, pieces))
 
-    def wanted(self, request: ChatRequest, use: ToolUse, pieces: Sequence[Piece]) -> Wanted | None:
+    def _wanted(self, request: ChatRequest, use: ToolUse, pieces: Sequence[Piece]) -> Wanted | None:
         """Return the grammar of an answer, if it must fit one: behind a thought, its calls or the form of its content.
 
         Raises RequestError.
@@ -72,12 +90,36 @@ class Answers:
         return Wanted("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[Piece]) -> list[Piece]:
-        """Return the end of a thought that the prompt opens where the answer may have none: a client's own grammar."""
-        thought = self.format.thought(_opening(pieces))
+        """Return the end of a thought that the prompt opens, where the answer may have none.
+
+        It has no token for one, or its thought would have to fit a client's own grammar.
+        """
+        thought, (most, message) = self.format.thought(_opening(pieces)), self._budget(request)
         given = request.wanted() if request.is_constrained else None
-        if not thought or not thought[2] or given is None or given.source.kind == "json_schema":
+        if not thought or not thought[2] or (most and (given is None or given.source.kind == "json_schema")):
             return []
-        return [Piece(f"{thought[1]}\n\n", None)]
+        return [*([Piece(message, None, is_plain=True)] if message else []), Piece(f"{thought[1]}\n\n", None)]
+
+    def _limit(self, request: ChatRequest, pieces: Sequence[Piece]) -> ThoughtLimit | None:
+        thought, (most, message) = self.format.thought(_opening(pieces)), self._budget(request)
+        if most < 0 or not thought:
+            return None
+        start, end, is_open = thought
+        closing = (*self._model.tokenize(message).tolist(), *self._model.tokenize(end, special=True).tolist())
+        return ThoughtLimit(
+            most=most,
+            start=start.encode(),
+            end=end.encode(),
+            is_open=is_open,
+            closing=closing,
+            piece=self._model.piece_with(self.spelt),
+        )
+
+    def _budget(self, request: ChatRequest) -> tuple[int, str]:
+        """Return the most tokens of a thought, -1 for no limit, and the text in front of its end."""
+        asked, message = (request.reasoning_budget_tokens, request.thinking_budget_tokens), request.reasoning_budget_message
+        most = next((tokens for tokens in asked if tokens is not None and tokens >= 0), self._settings.reasoning_budget)
+        return most, self._settings.reasoning_budget_message if message is None else message
 
 
 def _opening(pieces: Sequence[Piece]) -> str:

@@ -42,7 +42,9 @@ class Turn:
         reader = self.chat.whole_reader()
         answer = message([*reader.push(text), *reader.finish()])
         whole = self.chat.begun.content + text if self.chat.begun else text
-        is_content = answer == {"role": "assistant", "content": whole} and not any(tag in text for tag in self.chat.spelt)
+        is_content = answer == {"role": "assistant", "content": whole} and not any(
+            tag in text for tag in self.chat.form.spelt
+        )
         return answer, whole if is_content else answer_key(answer), is_content
 
     def ids(self, sampled: np.ndarray) -> np.ndarray:

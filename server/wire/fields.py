@@ -44,6 +44,7 @@ REFUSED: Mapping[str, tuple[tuple[Json, ...], str]] = {
     "function_call": (("none", "auto"), OLD_TOOLS),
     "web_search_options": ((), "this server searches nothing: send what was found as `documents`"),
     "verbosity": (("medium",), "say in the messages how long the answer shall be"),
+    "reasoning_control": ((False,), "`reasoning_budget_tokens` bounds a thought"),
     "chat_template": (("",), "--chat-template-file sets one for all requests"),
     "n_indent": ((0,), "a `grammar` can ask for an indentation"),
     "t_max_predict_ms": ((-1, 0), "`max_tokens` bounds the answer"),

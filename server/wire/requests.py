@@ -17,6 +17,7 @@ from .sampling import Json
 HistoryKind = Literal["auto", "whole", "new"]
 Effort = Annotated[str, Meta(max_length=32)]
 Count = Annotated[int, Meta(ge=0)]
+MAX_MESSAGE = 4096  # characters of a text that ends a thought
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 
 
@@ -120,7 +121,9 @@ class ChatRequest(Options, frozen=True, kw_only=True):
     parse_tool_calls: bool | None = None
     reasoning_format: ReasoningFormat | None = None
     reasoning_effort: Effort | None = None
-    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    thinking_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    reasoning_budget_message: Annotated[str, Meta(max_length=MAX_MESSAGE)] | None = None
     chat_template_kwargs: dict[str, Json] = {}
     reasoning: Reasoning | None = None
     add_generation_prompt: bool | None = None

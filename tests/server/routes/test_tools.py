@@ -129,15 +129,42 @@ def test_a_schema_and_tools_are_one_or_the_other(family):
             assert reason == "tool_calls" and said["tool_calls"][0] == ["get_time", "{}"]
 
 
-def test_an_open_thought_comes_before_what_the_answer_must_be(tiny, tmp_path):
-    (tmp_path / "template.jinja").write_text(TEMPLATE + "<think>\n{# <tool_call> #}")
-    with running(tiny, chat_template_file=str(tmp_path / "template.jinja")) as up:
-        for wish in ({"tools": [WEATHER], "tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
-            (said, reason), begun = whole(ask(up, max_tokens=20, **wish)), ask(up, max_tokens=20, **wish, stream=True)
-            assert said["reasoning_content"] and reason == "length" and not said["content"]
-            assert joined(begun)[1] == "length"
-        said, _ = whole(ask(up, max_tokens=20, extra_body={"grammar": 'root ::= "yes"'}))
-        assert (said["content"], said["reasoning_content"]) == ("yes", "")
+@pytest.fixture(scope="module")
+def thinking(tiny, tmp_path_factory):
+    """A server of a random model whose prompts open a thought."""
+    path = tmp_path_factory.mktemp("templates") / "template.jinja"
+    path.write_text(TEMPLATE + "<think>\n{# <tool_call> #}")
+    with running(tiny, chat_template_file=str(path)) as up:
+        yield up
+
+
+def test_an_open_thought_comes_before_what_the_answer_must_be(thinking):
+    for wish in ({"tools": [WEATHER], "tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        said, reason = whole(ask(thinking, max_tokens=20, **wish))
+        assert said["reasoning_content"] and reason == "length" and not said["content"]
+        assert joined(ask(thinking, max_tokens=20, **wish, stream=True))[1] == "length"
+    said, _ = whole(ask(thinking, max_tokens=20, extra_body={"grammar": 'root ::= "yes"'}))
+    assert (said["content"], said["reasoning_content"]) == ("yes", "")
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5])
+@pytest.mark.parametrize("logprobs", [None, True])
+def test_a_thought_ends_when_its_budget_is_spent(thinking, budget, logprobs):
+    limits = {"reasoning_budget_tokens": budget, "reasoning_budget_message": " Enough."}
+    fields = {"max_tokens": 120, "extra_body": limits, "logprobs": logprobs, "seed": 3}
+    calls = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    for wish in ({}, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}}, calls):
+        answer = ask(thinking, **fields, **wish)
+        said, reason = whole(answer)
+        assert said["reasoning_content"].endswith("Enough.") == bool(budget)
+        assert reason == ("length" if not wish else "tool_calls" if wish is calls else "stop")
+        assert said["tool_calls"] if wish is calls else said["content"]
+        if wish:
+            shown = said["tool_calls"][0][1] if wish is calls else said["content"]
+            jsonschema.validate(json.loads(shown), CITY)
+        if logprobs:
+            assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
+        assert joined(ask(thinking, **fields, **wish, stream=True)) == (said, reason)
 
 
 def test_tools_without_a_call_leave_the_answer_alone(server):
