@@ -54,6 +54,7 @@ _ALL = (
     Scenario(".scenarios.quality", "answer quality of the embedded model"),
     Scenario(".offline.arrange", "time to choose an order and write the prompt"),
     Scenario(".offline.residency", "cost of idle and moved KV, without a server"),
+    Scenario(".offline.masks", "time of a grammar at each token, without a server"),
     Scenario(".offline.replacement", "eviction policies for idle KV, simulated"),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}

@@ -55,3 +55,13 @@ def test_arrange_measures_every_way_of_ordering(tmp_path: Path, capsys: Any) -> 
     (table,) = report["tables"]
     assert len(table["rows"]) == 4 and all(0 < row[2] <= row[3] for row in table["rows"])
     assert [bar["number"] for bar in report["bars"]] == [1, 1, 7, 7]
+
+
+def test_masks_measures_every_grammar(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    assert main(["masks", "--tokens", "700", "--answers", "1", "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    (table,) = report["tables"]
+    assert "a vocabulary of 700 tokens" in table["title"]
+    assert len(table["rows"]) == 5 and all(row[1] > 0 and 0 < row[2] <= row[3] <= row[4] for row in table["rows"])
+    assert [bar["number"] for bar in report["bars"]] == [1]
