@@ -31,6 +31,7 @@ from .wire.infill import InfillRequest
 from .wire.requests import ChatRequest, CompletionRequest, TextRequest
 
 logger = logging.getLogger("slotcache")
+MOST_GRAMMARS = 32  # that wait to be compiled: each may take two seconds
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -101,6 +102,8 @@ class Service:
         wanted = submission.wanted
         if wanted is None:
             return submission
+        if self.grammars.num_waiting >= MOST_GRAMMARS:
+            raise RequestError("too many grammars wait to be compiled: try again", status=503, retry_after=1)
         try:
             grammar = await asyncio.wrap_future(self.grammars.compile(wanted.source))
         except GrammarError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import stack_size
+from threading import Lock, stack_size
 
 from llguidance import LLMatcher
 
@@ -46,7 +46,7 @@ class Grammar:
 class Grammars:
     """Compiles in a thread of its own, one grammar after the other. The vocabulary is read there first, at once.
 
-    Call `close` before the model is closed.
+    Safe from several threads. num_waiting: compilations that are not done yet. Call `close` before the model is closed.
     """
 
     def __init__(self, model: Model) -> None:
@@ -55,10 +55,20 @@ class Grammars:
         self._trial = TrialProcess()
         self._kept: OrderedDict[Source, Grammar] = OrderedDict()  # the least recently used first
         self._num_bytes = 0  # of the kept ones
+        self._lock = Lock()  # of the kept ones
+        self.num_waiting = 0
 
     def compile(self, source: Source) -> Future[Grammar]:
-        """Compile a grammar, or find it. The future raises GrammarError."""
-        return self._thread.submit(self._compile, source)
+        """Compile a grammar, or find it at once. The future raises GrammarError."""
+        if found := self._find(source):
+            done: Future[Grammar] = Future()
+            done.set_result(found)
+            return done
+        with self._lock:
+            self.num_waiting += 1
+        compiling = self._thread.submit(self._compile, source)
+        compiling.add_done_callback(self._count_done)
+        return compiling
 
     def marker(self, text: str) -> str:
         """Return a piece of Lark for a mark in a chat's format: see `Tokens.marker`. Waits for the vocabulary."""
@@ -69,12 +79,21 @@ class Grammars:
         self._thread.shutdown(cancel_futures=True)
         self._trial.close()
 
+    def _find(self, source: Source) -> Grammar | None:
+        with self._lock:
+            if source in self._kept:
+                self._kept.move_to_end(source)
+            return self._kept.get(source)
+
+    def _count_done(self, compiling: Future[Grammar]) -> None:
+        with self._lock:
+            self.num_waiting -= 1
+
     # ---- in its thread ---------------------------------------------------------------------------------------------
 
     def _compile(self, source: Source) -> Grammar:
-        if source in self._kept:
-            self._kept.move_to_end(source)
-            return self._kept[source]
+        if found := self._find(source):  # it was asked for twice
+            return found
         if source.size > MAX_BYTES:
             raise GrammarError(f"it has {source.size:,} characters: expected at most {MAX_BYTES:,}")
         definition = self._trial.define(source)
@@ -85,11 +104,12 @@ class Grammars:
         return grammar
 
     def _keep(self, source: Source, grammar: Grammar) -> None:
-        self._kept[source] = grammar
-        self._num_bytes += grammar.num_bytes
-        while self._num_bytes > KEPT:
-            _, dropped = self._kept.popitem(last=False)
-            self._num_bytes -= dropped.num_bytes
+        with self._lock:
+            self._kept[source] = grammar
+            self._num_bytes += grammar.num_bytes
+            while self._num_bytes > KEPT:
+                _, dropped = self._kept.popitem(last=False)
+                self._num_bytes -= dropped.num_bytes
 
 
 def _deep_thread() -> ThreadPoolExecutor:

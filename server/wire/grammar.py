@@ -71,7 +71,7 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
         schema = given.get("schema")
         if schema is None and kind == "json_schema":
             raise RequestError(f"{field}.schema is missing", param=f"{field}.schema")
-        return Wanted(f"{field}.schema", _schema_source(schema or {"type": "object"}))
+        return Wanted(f"{field}.schema", _schema_source({"type": "object"} if schema in (None, {}) else schema))
 
 
 def _schema_source(schema: Json) -> Source:

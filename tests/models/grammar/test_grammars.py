@@ -220,6 +220,9 @@ def test_compiled_grammars_are_kept_and_bounded(grammars):
     assert compiled(grammars, large[-1]) is compiled(grammars, large[-1])
     assert sum(grammar.num_bytes for grammar in grammars._kept.values()) == grammars._num_bytes <= KEPT
     assert schema({"const": "first"}) not in grammars._kept
+    slow = grammars.compile(HOSTILE["intersections"])
+    assert grammars.compile(large[-1]).done() and not slow.done(), "a kept one waits for no other"
+    assert isinstance(slow.exception(), GrammarError) and grammars.num_waiting == 0
 
 
 def test_answers_of_one_grammar_are_independent_of_each_other(model, grammars):

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from slotcache.server import service
 
 from server.conftest import running
 
@@ -137,6 +138,12 @@ def test_an_answer_whose_tokens_are_all_forbidden_fails_alone(server):
     refused = server.http.post(TEXT, json=body | {"logit_bias": [["a", False], ["b", False]]})
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "invalid_grammar"
     assert text_of(TEXT, ask(server, TEXT, **body | {"logit_bias": [["a", False]]})) == "b"
+
+
+def test_grammars_that_wait_to_be_compiled_are_bounded(server, monkeypatch):
+    monkeypatch.setattr(service, "MOST_GRAMMARS", 0)
+    answer = server.http.post(TEXT, json={"prompt": "x", "regex": "another"})
+    assert answer.status_code == 503 and answer.headers["Retry-After"]
 
 
 def test_where_chances_are_asked_for_each_token_is_sampled(server):
