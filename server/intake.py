@@ -117,6 +117,7 @@ class Intake:
             text=TextStream(options.stops(), piece),
             limit=limit,
             wanted=wanted,
+            patience=max(options.t_max_predict_ms, 0) / 1000,
             scope=options.cache_scope,
             wants_progress=options.return_progress,
             no_cache_reason=self._no_cache_reason(caches, cache),

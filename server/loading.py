@@ -145,7 +145,7 @@ def _serve(settings: Settings, model: Model) -> Service:
         door=door,
         view=view,
         builder=builder,
-        template=source,
+        template=template,
         metrics=metrics,
         intake=intake,
         open=running,

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+from ..models.chat.template import ChatTemplate
 from ..models.context import Context
 from ..models.grammar.grammars import Grammars
 from ..models.grammar.source import GrammarError
@@ -39,7 +40,7 @@ class Service:
     """The routes' door: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
 
     name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, of the build, the model
-    and its settings. template: the chat template's source. open: generations that were submitted and that the engine has not
+    and its settings. template: of chats. open: generations that were submitted and that the engine has not
     ended yet, each with the turn to remember, if any.
     """
 
@@ -47,7 +48,7 @@ class Service:
     name: str
     build: str
     fingerprint: str
-    template: str
+    template: ChatTemplate
     model: Model
     context: Context
     grammars: Grammars

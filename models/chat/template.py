@@ -32,6 +32,22 @@ class ChatTemplate:
         """Whether the model reasons before its answer, if `enable_thinking` is not false."""
         return self._dialect.thinks
 
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """What the template shows, by llama-server's names."""
+        dialect = self._dialect
+        return {
+            "supports_string_content": not dialect.parts,
+            "supports_typed_content": dialect.parts or dialect.takes_lists,
+            "supports_tools": self.knows("tools"),
+            "supports_tool_calls": self.knows("tool_calls"),
+            "supports_parallel_tool_calls": self.knows("tool_calls"),
+            "supports_system_role": not dialect.merges_system,
+            "supports_preserve_reasoning": self.knows("reasoning_content"),
+            "supports_reasoning_effort": self.knows("reasoning_effort"),
+            "supports_object_arguments": self.knows("tool_calls") and not dialect.text_arguments,
+        }
+
     def knows(self, name: str) -> bool:
         """Whether the template reads a variable, or a field of a message, of this name: `tools`, `enable_thinking`, ..."""
         return name in self._template.names

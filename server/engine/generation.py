@@ -59,6 +59,8 @@ class Generation:
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0
+    patience: float = 0.0  # seconds for the answer after its first token, if it has a whole line by then; 0: no limit
+    has_line: bool = False
     final: Final | None = None  # once its client can read it
     done: bool = False
     abandoned: bool = False
@@ -90,10 +92,17 @@ class Generation:
         text = self.text.push(token)
         if self.text.stopped is not None:
             return self._end(text, "stop", is_end)
-        if self.num_generated >= self.limit:
+        if self.num_generated >= self.limit or self._is_late(text):
             return self._end(text + self.text.finish(), "length", is_end)
         self.parts.append(text)
         return Delta(text, *self._take_unsent(), num_generated=self.num_generated) if text else None
+
+    def _is_late(self, text: str) -> bool:
+        """Whether the answer has had its time, and has a whole line. text: its newest piece."""
+        if not self.patience:
+            return False
+        self.has_line = self.has_line or "\n" in text
+        return self.has_line and perf_counter() - self.first_token > self.patience
 
     def progress(self, now: float) -> Progress:
         """Return how far the prompt is."""

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from ..errors import RequestError
-from .requests import ChatRequest, CompletionRequest, ConversationReference, Json, StreamOptions
+from .requests import ChatRequest, ConversationReference, Json, StreamOptions, TextRequest
 
 MAX_WARNINGS = 8  # of a request; more unknown fields are counted
 MAX_FIELDS = 512  # of a body: each unknown one takes a few microseconds
@@ -35,6 +35,7 @@ HARMLESS = frozenset({
 
 TEXT_ONLY = "this server reads and writes text only"
 OLD_TOOLS = "this form of tools is outdated: send `tools` and `tool_choice`"
+BY_TEMPLATE = "the chat template decides it, and no field of a request"
 REFUSED: Mapping[str, tuple[tuple[Json, ...], str]] = {
     "audio": ((), TEXT_ONLY),
     "modalities": ((["text"],), TEXT_ONLY),
@@ -46,8 +47,16 @@ REFUSED: Mapping[str, tuple[tuple[Json, ...], str]] = {
     "verbosity": (("medium",), "say in the messages how long the answer shall be"),
     "reasoning_control": ((False,), "`reasoning_budget_tokens` bounds a thought"),
     "chat_template": (("",), "--chat-template-file sets one for all requests"),
+    "best_of": ((1,), "send `n`, and choose among the choices"),
+    "reasoning_budget_tokens": ((-1,), "`thinking_budget_tokens` says how much the model reasons"),
+    "reasoning_budget_message": (("",), "`thinking_budget_tokens` says how much the model reasons"),
+    "reasoning_control": ((False,), "`thinking_budget_tokens` says how much the model reasons"),
+    "reasoning_in_content": ((False,), "`reasoning_format` says where reasoning stands"),
+    "chat_format": ((), BY_TEMPLATE),
+    "chat_parser": ((), BY_TEMPLATE),
+    "generation_prompt": ((), BY_TEMPLATE),
+    "preserved_tokens": (([],), BY_TEMPLATE),
     "n_indent": ((0,), "a `grammar` can ask for an indentation"),
-    "t_max_predict_ms": ((-1, 0), "`max_tokens` bounds the answer"),
     "grammar_lazy": ((False,), "a `lark_grammar` can let free text stand in front"),
     "grammar_triggers": (([],), "a `lark_grammar` can let free text stand in front"),
     "tfs_z": ((1,), "this sampler is outdated, and llama-server has it no more"),
@@ -58,7 +67,7 @@ REFUSED: Mapping[str, tuple[tuple[Json, ...], str]] = {
 NESTED: Mapping[str, type[Struct]] = {"stream_options": StreamOptions, "conversation": ConversationReference}
 """Fields that are objects of their own."""
 
-ELSEWHERE = frozenset({*ChatRequest.__struct_encode_fields__, *CompletionRequest.__struct_encode_fields__})
+ELSEWHERE = frozenset({*ChatRequest.__struct_encode_fields__, *TextRequest.__struct_encode_fields__})
 """Fields of the routes that most clients use."""
 
 _shown = Repr()

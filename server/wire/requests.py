@@ -18,6 +18,7 @@ HistoryKind = Literal["auto", "whole", "new"]
 Effort = Annotated[str, Meta(max_length=32)]
 Count = Annotated[int, Meta(ge=0)]
 MAX_MESSAGE = 4096  # characters of a text that ends a thought
+Choices = Annotated[int, Meta(ge=1, le=128)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 
 
@@ -34,10 +35,12 @@ class Options(GrammarOptions, Struct, frozen=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    n: Choices | None = None
     prompt_cache_key: str | None = None
 
     n_predict: int | None = None
+    n_cmpl: Choices | None = None
+    t_max_predict_ms: Annotated[int, Meta(ge=-1)] = -1
     return_progress: bool = False
     timings_per_token: bool = False
     return_tokens: bool = False
@@ -54,6 +57,11 @@ class Options(GrammarOptions, Struct, frozen=True):
     order_hint: bool | None = None
     keep_first: Annotated[int, Meta(ge=0)] = 0
     keep_last: Annotated[int, Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        """Take llama-server's name of `n`."""
+        if self.n is None and self.n_cmpl is not None:
+            msgspec.structs.force_setattr(self, "n", self.n_cmpl)
 
     def check(self) -> None:
         """Refuse options that the server would ignore although they change the answer. Raises RequestError."""

@@ -65,6 +65,20 @@ def test_what_would_change_the_answer_is_refused_and_what_asks_for_nothing_is_no
         assert answer.json().get("choices") == plain.get("choices")
 
 
+def test_the_time_for_an_answer_ends_it_at_a_line(server):
+    body = {"max_tokens": 3000, "logit_bias": [["\n", 100]]}
+    answer = post(server, "/completion", **body, t_max_predict_ms=50).json()
+    assert 1 < answer["timings"]["predicted_n"] < 3000 and answer["stop_type"] == "limit" and "\n" in answer["content"]
+    assert answer["timings"]["predicted_ms"] > 50
+    kept = post(server, "/completion", max_tokens=300, logit_bias=[["a", 100]], t_max_predict_ms=1).json()
+    assert kept["timings"]["predicted_n"] == 300, "no line is whole"
+
+
+def test_n_has_llama_server_s_name_as_well(server):
+    assert len(post(server, "/v1/chat/completions", n_cmpl=2).json()["choices"]) == 2
+    assert len(post(server, "/v1/chat/completions", n_cmpl=2, n=1).json()["choices"]) == 1
+
+
 def test_harmless_fields_are_taken_with_any_value(server):
     fields = {name: {"a": 1} for name in HARMLESS if "stream_options" not in name}
     answer = post(server, "/v1/chat/completions", **fields, stream_options={"include_obfuscation": False})

@@ -32,6 +32,8 @@ def test_properties_have_llama_server_s_fields(named):
     settings = shown["default_generation_settings"]
     assert settings["n_ctx"] == 8192
     assert (settings["params"]["temperature"], settings["params"]["seed"], settings["params"]["n_predict"]) == (0.5, 42, 7)
+    caps = shown["chat_template_caps"]
+    assert caps["supports_system_role"] and caps["supports_string_content"] and len(caps) == 9
     assert shown["modalities"] == {"vision": False, "video": False, "audio": False}
     assert (shown["endpoint_slots"], shown["endpoint_metrics"], shown["endpoint_props"]) == (True, True, False)
     assert shown["build_info"].startswith("b") and shown["is_sleeping"] is False and shown["model_ftype"]
