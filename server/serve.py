@@ -79,7 +79,7 @@ def make_server(settings: Settings) -> tuple[Server, Host]:
     host = Host(settings, Bodies.up_to(settings.max_body << 20))
     config = uvicorn.Config(
         make_app(host),
-        host=settings.host,
+        host=settings.hosts,  # type: ignore[arg-type]  # as asyncio takes it
         port=settings.port,
         http=Connection,
         log_config=None,

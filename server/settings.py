@@ -65,7 +65,7 @@ class Settings(Numbers):
     offline: bool = row(False, ("--offline",), "with -hf, use only what is in the local cache", llama="LLAMA_ARG_OFFLINE")
     alias: str = row("", ("-a", "--alias"), "the model's name in answers, or several, separated by commas: the first of the alphabet is the name, as in llama-server; without one, the file's name", llama="LLAMA_ARG_ALIAS")
     tags: str = row("", ("--tags",), "words about the model, separated by commas, which `GET /v1/models` shows", llama="LLAMA_ARG_TAGS")
-    host: str = row("127.0.0.1", ("--host",), "address to listen on", llama="LLAMA_ARG_HOST")
+    host: str = row("127.0.0.1", ("--host",), "address to listen on, or several, separated by commas", llama="LLAMA_ARG_HOST")
     port: int = row(8080, ("--port",), "port to listen on", most=65535, llama="LLAMA_ARG_PORT")
     api_key: str = row("", ("--api-key",), "if set, requests must carry it, as `Authorization: Bearer ...` or `X-Api-Key: ...`; several keys are separated by commas", llama="LLAMA_API_KEY")
     api_key_file: str = row("", ("--api-key-file",), "a file with more such keys, one a line; # begins a comment", llama="LLAMA_ARG_API_KEY_FILE")
@@ -135,6 +135,11 @@ class Settings(Numbers):
     check: bool = row(False, ("--check",), "check the cache's invariants whenever the server is idle")
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
     # fmt: on
+
+    @property
+    def hosts(self) -> list[str]:
+        """The addresses to listen on."""
+        return [host.strip() for host in self.host.split(",")]
 
     def names(self, model: Path) -> tuple[str, ...]:
         """Return the model's names, in the order of the alphabet as llama-server has them; without --alias, its file's."""

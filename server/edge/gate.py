@@ -28,8 +28,8 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
         self._app, self._keys, self._origins = app, keys, origins
-        self._names = names(settings.host) | frozenset(map(str.lower, listed(settings.allowed_hosts)))
-        self._any_address = _is_wildcard(settings.host)
+        self._names = frozenset(map(str.lower, listed(settings.allowed_hosts))).union(*map(names, settings.hosts))
+        self._any_address = any(map(_is_wildcard, settings.hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
