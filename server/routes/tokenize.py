@@ -94,4 +94,7 @@ def _encode_text(vectors: Vectors, tokens: list[int]) -> bytes:
 
 
 def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:
-    return encode({"prompt": service.model.detokenize(tokens, special=True), "n_tokens": len(tokens)})
+    """Encode a prompt as the text that `/completion` makes the same tokens of: it puts BOS in front by itself."""
+    begin = service.model.tokenizer.begin
+    shown = tokens[len(begin) :] if np.array_equal(tokens[: len(begin)], begin) else tokens
+    return encode({"prompt": service.model.detokenize(shown, special=True), "n_tokens": len(tokens)})

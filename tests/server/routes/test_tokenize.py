@@ -2,6 +2,8 @@
 
 import pytest
 
+from server.conftest import running
+
 TEXT = "Grüße aus Köln 媽 🤗"
 
 
@@ -52,3 +54,16 @@ def test_a_prompt_may_mix_texts_and_ids(server):
             assert whole["timings"]["prompt_n"] <= 2 * len(hello)
     image = {"prompt_string": "a", "multimodal_data": ["b"]}
     assert server.http.post("/completion", json={"prompt": image}).status_code == 400
+
+
+def test_the_text_of_a_chat_is_a_prompt_of_the_same_tokens(tiny):
+    chat = {"messages": [{"role": "user", "content": "Hello"}]}
+    with running(tiny) as server:
+        tokenizer = server.service.model.tokenizer
+        for begin in (tokenizer.begin, tokenizer("<|endoftext|>", special=True)):
+            tokenizer.begin = begin  # as if this model wanted it
+            shown = ask(server, "/apply-template", **chat)
+            assert not shown["prompt"].startswith("<|endoftext|>")
+            length = ask(server, "/v1/chat/completions", **chat, max_tokens=1)["usage"]["prompt_tokens"]
+            assert length == ask(server, "/completion", prompt=shown["prompt"], n_predict=1)["tokens_evaluated"]
+            assert length == shown["n_tokens"]
