@@ -1,5 +1,6 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
 # make test                         the whole suite
+# make client-test                  the clients of others (anthropic, langchain, llama-index, litellm) against a server
 # make lint                         ruff and pyright
 # make prose                        the rate of indefinite words in docstrings, comments and documents
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
@@ -13,13 +14,26 @@ CASES ?= 420
 BIN := $(VENV)/bin
 ENGINE := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test lint prose fuzz install clean
+.PHONY: serve test client-test lint prose fuzz install clean
 
 serve: $(VENV)/.installed
 	$(BIN)/slotcache serve $(ARGS)
 
 test: $(VENV)/.developing
 	$(BIN)/python -m pytest $(ARGS)
+
+client-test: $(VENV)/.clients
+	$(VENV)/clients/bin/python -m pytest tests/clients $(ARGS)
+
+# The clients' environment stands on the other one: it sees the server's packages, and its own come first.
+$(VENV)/.clients: $(VENV)/.developing
+	$(PYTHON) -m venv $(VENV)/clients
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+		> "$$($(VENV)/clients/bin/python -c 'import site; print(site.getsitepackages()[0])')/server.pth"
+	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+		print(*extras["clients"], sep="\n")' > $(VENV)/clients/requirements.txt
+	$(VENV)/clients/bin/pip install --quiet --requirement $(VENV)/clients/requirements.txt
+	@touch $@
 
 lint: $(VENV)/.developing build/types/slotcache
 	$(BIN)/ruff check .

@@ -24,6 +24,7 @@ class Tags:
         self._begun = frozenset(tag[:length] for tag in self.tags for length in range(1, len(tag)))
         # `(?!)` fits nowhere.
         self._any = re.compile("|".join(map(re.escape, self.tags)) or "(?!)")
+        self._first = re.compile("|".join(re.escape(first) for first in {tag[0] for tag in self.tags}) or "(?!)")
 
     def __contains__(self, tag: str) -> bool:
         return tag in self.tags
@@ -39,8 +40,10 @@ class Tags:
 
     def _begun_at(self, text: str, at: int) -> int:
         """Return where the longest end of the text begins that more text may make a tag."""
-        earliest = max(at, len(text) - self._longest + 1)
-        return next((place for place in range(earliest, len(text)) if text[place:] in self._begun), len(text))
+        for found in self._first.finditer(text, max(at, len(text) - self._longest + 1)):
+            if text[found.start() :] in self._begun:
+                return found.start()
+        return len(text)
 
 
 class Text:

@@ -1,11 +1,12 @@
 """`/v1/responses` with the real client over a real port."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, ConfigDict, Field
 
 from server.chat.test_conversations import documents, user
 from server.conftest import REST, running
@@ -191,6 +192,50 @@ def test_prompts_are_counted_exactly(server, path, body):
         assert counted.json()["input_tokens"] == real
     server.http.post(path, json=body | {"cache_scope": "uncomputed", "cache_prompt": True})
     assert server.http.get("/v1/cache", params={"scope": "uncomputed"}).json()["runs"] == []
+
+
+class Weather(BaseModel):
+    """An answer of a given form."""
+
+    model_config = ConfigDict(extra="forbid")
+    city: str = Field(max_length=8)
+    days: Literal["one", "two"]
+
+
+TOOL: Any = {"type": "function", "name": "get_weather", "parameters": Weather.model_json_schema(), "strict": True}
+
+
+def test_an_answer_is_parsed(server):
+    answer = server.openai.responses.parse(model="tiny", input="Weather?", text_format=Weather, temperature=0)
+    assert isinstance(answer.output_parsed, Weather) and answer.status == "completed"
+    with server.openai.responses.stream(model="tiny", input="Weather?", text_format=Weather, temperature=0) as stream:
+        stream.until_done()
+        assert stream.get_final_response().output_parsed == answer.output_parsed
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_tools_are_called_and_their_results_answered(server, keeps):
+    """The call's id is the same in the answer, in its stream and in the stored conversation."""
+    scope = {"scope": f"tools {keeps}"}
+    fields: Any = {"model": "tiny", "tools": [TOOL], "parallel_tool_calls": False, "temperature": 0}
+    fields["extra_body"] = {"cache_scope": scope["scope"]}
+    question = {"role": "user", "content": "What is the weather?"}
+    with server.openai.responses.stream(**fields, input=[question], tool_choice="required", prompt_cache_key="k") as stream:
+        stream.until_done()
+        first = stream.get_final_response()
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    assert call.name == "get_weather" and Weather.model_validate_json(call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
+    if keeps:
+        second = server.openai.responses.create(**fields, input=[result], previous_response_id=first.id, max_output_tokens=4)
+        items = server.openai.responses.input_items.list(second.id, order="asc", extra_query=scope).data
+        assert [getattr(item, "call_id", call.call_id) for item in items] == [call.call_id] * len(items)
+    else:
+        history = [question, *first.to_dict()["output"], result]
+        second = server.openai.responses.create(**fields, input=history, max_output_tokens=4, prompt_cache_key="k")
+    # The call itself was sampled, so it is cached; how the model ended it may differ from what the template writes.
+    assert second.usage.input_tokens_details.cached_tokens > first.usage.input_tokens
+    assert second.usage.output_tokens == 4 or second.status == "completed"
 
 
 def test_errors_are_openais(server):
