@@ -101,7 +101,7 @@ class Plan:
 
     afterwards: operations to carry out then, even if the batch failed. num_spare: cells that stay free beside the batch's
     own, for the runner's use during the step. background: no client waits for it, so it may be aborted.
-    admitted: ids of the requests that left the queue for it.
+    admitted: ids of the requests that left the queue for it. adapters: the LoRA adapters that compute all of its spans.
     """
 
     operations: tuple[Operation, ...] = ()
@@ -110,6 +110,7 @@ class Plan:
     num_spare: int = 0
     background: bool = False
     admitted: tuple[int, ...] = ()
+    adapters: str = ""
 
     @property
     def num_tokens(self) -> int:

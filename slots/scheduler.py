@@ -19,7 +19,7 @@ from .plan import Plan
 from .queue import Queue
 from .request import Request
 from .snapshots import Snapshots
-from .step import Step
+from .step import Step, in_turn
 from .tree import PrefixTree
 
 
@@ -92,6 +92,7 @@ class Scheduler:
             afterwards,
             num_spare=self.cells.num_free - step.num_tokens,
             background=step.background,
+            adapters=step.adapters,
             admitted=tuple(request.id for request in started if request.sequence is not None),  # not preempted since
         )
 
@@ -138,22 +139,27 @@ class Scheduler:
         return failed
 
     def _next_step(self) -> Step:
-        """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more."""
+        """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more.
+
+        The requests of one set of adapters share a step, the sets take turns.
+        """
+        last = self.step.adapters
         apart = self.cells.num_used >= self.tree.costs.apart_from_cells
         if apart and self.step.is_decode_turn and any(request.decoding for request in self.running):
             step = Step(self.tree, self.cells, self.snapshots, self.counters)
-            step.prefill([request for request in self.running if not request.decoding], self.budget.limit(self.batch_size))
+            same = [request for request in self.running if request.scope.adapters == last and not request.decoding]
+            step.prefill(same, self.budget.limit(self.batch_size))
             if step.spans:
                 return step
         while True:
             step = Step(self.tree, self.cells, self.snapshots, self.counters)
-            while not self.cells.reserve(len(decoding := [request for request in self.running if request.decoding])):
+            while not self.cells.reserve(len(decoding := in_turn(self.running, last, decoding=True))):
                 self._preempt()
             step.decode(decoding)
             step.is_decode_turn = apart and bool(step.spans)
             if not step.is_decode_turn:
                 left = self.batch_size - step.num_tokens
-                behind = [request for request in self.running if not request.decoding]
+                behind = in_turn(self.running, last, decoding=False)
                 step.prefill(behind, self.budget.limit(left) if step.spans else left)
             if step.spans or not self.running:
                 return step

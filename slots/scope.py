@@ -1,6 +1,7 @@
 """Scopes: only requests of one scope share KV.
 
-A shared scope is named by clients (`cache_scope`). A private scope belongs to one request: nothing of it is kept.
+A shared scope is named by clients (`cache_scope`). A private scope belongs to one request: nothing of it is kept. KV that
+was computed with LoRA adapters is of another scope than KV of the same name without them.
 """
 
 from __future__ import annotations
@@ -9,26 +10,45 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_NAME = 256  # characters: a scope's name is a name, not a document
+MAX_TEXT = MAX_NAME + 4096  # characters of a scope as text
+SEPARATOR = "\0"  # no client's name has it
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The key of one tree of prompts."""
+    """The key of one tree of prompts. adapters: the LoRA adapters that compute its KV, as a text; empty: none."""
 
     kind: Literal["shared", "private"]
     name: str
+    adapters: str = ""
 
     @classmethod
-    def shared(cls, name: str) -> Scope:
+    def shared(cls, name: str, adapters: str = "") -> Scope:
         """The scope that clients name."""
-        return cls("shared", name)
+        return cls("shared", name, adapters)
 
     @classmethod
-    def private(cls, request: int) -> Scope:
+    def private(cls, request: int, adapters: str = "") -> Scope:
         """The scope of one request, by its id."""
-        return cls("private", str(request))
+        return cls("private", str(request), adapters)
+
+    @classmethod
+    def read(cls, text: str) -> Scope:
+        """Return the shared scope that a text stands for: see `text`."""
+        name, _, adapters = text.partition(SEPARATOR)
+        return cls.shared(name, adapters)
+
+    @property
+    def text(self) -> str:
+        """A shared scope as text, in files."""
+        return f"{self.name}{SEPARATOR}{self.adapters}" if self.adapters else self.name
 
     @property
     def is_shared(self) -> bool:
         """Whether KV of this scope may outlive its request."""
         return self.kind == "shared"
+
+
+def name_in(text: str) -> str:
+    """Return the name in a scope's text."""
+    return text.partition(SEPARATOR)[0]

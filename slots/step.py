@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .budget import chunk_size
 from .cells import Cells
@@ -27,6 +27,11 @@ class Step:
         self.is_decode_turn = False
         self._num_cells = 0  # cells of the spans, and of one token behind each prompt
         self._leaders: list[Request] = []  # requests that this step prefills, or would with more tokens or cells
+
+    @property
+    def adapters(self) -> str:
+        """The LoRA adapters of its requests, which all have the same."""
+        return self.requests[0].scope.adapters if self.requests else ""
 
     @property
     def background(self) -> bool:
@@ -100,3 +105,14 @@ class Step:
         self.requests.append(request)
         self.num_tokens += size
         self._num_cells += size
+
+
+def in_turn(running: Sequence[Request], last: str, *, decoding: bool) -> list[Request]:
+    """Return the running requests that may share the next step: those of one set of LoRA adapters.
+
+    A context computes with one set at a time. Of several, the turn is that of the set after `last`, the last step's.
+    decoding: those that decode; else those with a prompt to compute.
+    """
+    sets = list(dict.fromkeys([request.scope.adapters for request in running]))
+    turn = sets[(sets.index(last) + 1) % len(sets)] if last in sets else next(iter(sets), "")
+    return [request for request in running if request.decoding is decoding and request.scope.adapters == turn]

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from ..archive import Record
-from ..scope import Scope
+from ..scope import Scope, name_in
 from .fileindex import Entry, FileIndex
 from .folder import own_folder, remove_stale
 from .neighbours import Neighbours, changed_at, names, stock
@@ -94,12 +94,12 @@ class DiskTier:
         """Return whether a file is in the index and its scope is not being dropped. From any thread."""
         with self._changed:
             entry = self._index.entries.get(self.folder / key)
-            return entry is not None and entry.scope not in self._dropped
+            return entry is not None and name_in(entry.scope) not in self._dropped
 
     def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
         """Delete a scope's files in all folders, and wait for it. Return whether it was done in time. From any thread."""
         with self._changed:
-            self._pending = [record for record in self._pending if record.scope != scope]
+            self._pending = [record for record in self._pending if record.scope.name != scope.name]
             self._pending_bytes = sum(len(record.data) for record in self._pending)
             self._dropped.append(scope.name)
             self._changed.notify_all()
@@ -179,12 +179,12 @@ class DiskTier:
     def _forget(self, scopes: set[str]) -> None:
         self._seen = -1  # look again: the clock of a file system is too coarse to show every change
         self._look()
-        self._remove([entry for entry in self._index.newest_first()[::-1] if entry.scope in scopes])
+        self._remove([entry for entry in self._index.newest_first()[::-1] if name_in(entry.scope) in scopes])
         self._neighbours.drop(scopes)
 
     def _write(self, record: Record) -> None:
         self._look()
-        path, scope, now = self.folder / file_name(record), record.scope.name, time.time_ns()
+        path, scope, now = self.folder / file_name(record), record.scope.text, time.time_ns()
         if path in self._index.entries:
             return
         parts = encode(record, self._made_by)
@@ -236,7 +236,7 @@ class DiskTier:
 
     def _has_beginnings(self, record: Record) -> bool:
         with self._indexing:
-            return self._index.stands_on_files(record.scope.name, record.start, record.tokens)
+            return self._index.stands_on_files(record.scope.text, record.start, record.tokens)
 
     def _make_room(self, size: int) -> None:
         """Delete the least recently used files: first those of other folders, then ours, on which no file stands."""

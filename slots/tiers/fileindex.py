@@ -43,7 +43,7 @@ class FileIndex(RadixTree):
 
     def add(self, file: Path, scope: str, start: int, tokens: np.ndarray, *, size: int, used: int) -> Entry:
         """Add a file with the KV of `tokens` (int32) from `start` on."""
-        node = self.insert(self.root(Scope.shared(scope)), tokens, (start,))[len(tokens)]
+        node = self.insert(self.root(Scope.read(scope)), tokens, (start,))[len(tokens)]
         entry = Entry(path=file, scope=scope, start=start, stop=len(tokens), size=size, used=used, node=node)
         self.entries[file] = entry
         for covered in self._run(entry):
@@ -65,12 +65,12 @@ class FileIndex(RadixTree):
 
     def stands_on_files(self, scope: str, start: int, tokens: np.ndarray) -> bool:
         """Return whether all KV before the run from `start` on is in files."""
-        match = self.match(Scope.shared(scope), tokens[:start])
+        match = self.match(Scope.read(scope), tokens[:start])
         return match.length == start and all(self._covers.get(node) for node in path(match.node))
 
     def beginnings(self, scope: str, start: int, tokens: np.ndarray) -> list[Entry]:
         """Return the files that a run from `start` on stands on, and shorter files from `start` on, the deepest first."""
-        match = self.match(Scope.shared(scope), tokens)
+        match = self.match(Scope.read(scope), tokens)
         nodes = list(path(match.node))
         on_path = {node for node in nodes if node.end <= match.length}
         found: set[Entry] = set()

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ..scope import name_in
 from .record import SUFFIX, Torn, open_file, read_head
 
 FOLDER = re.compile("[0-9a-f]{16}")
@@ -93,7 +94,7 @@ def stock(folder: Path) -> dict[Path, tuple[int, int]]:
 def _is_of(path: Path, scopes: Collection[str]) -> bool:
     try:
         with open_file(path) as file:
-            return read_head(file)[0].scope in scopes
+            return name_in(read_head(file)[0].scope) in scopes
     except Torn:
         return True
     except OSError:

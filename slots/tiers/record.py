@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from ..archive import Record
-from ..scope import MAX_NAME, Scope
+from ..scope import MAX_TEXT, Scope
 from .provenance import Provenance
 
 MAGIC = b"slotcache KV 2\n"
@@ -49,7 +49,7 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     model: HexDigest
     settings: HexDigest
-    scope: Annotated[str, Meta(max_length=MAX_NAME)]
+    scope: Annotated[str, Meta(max_length=MAX_TEXT)]
     start: Position
     tokens: Position
     size: Large
@@ -71,7 +71,7 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def file_name(record: Record) -> str:
     """Return a name that is the same for the same run of the same scope, and that reveals neither."""
-    digest = hashlib.blake2b(json.dumps([record.scope.name, record.start]).encode(), digest_size=16)
+    digest = hashlib.blake2b(json.dumps([record.scope.text, record.start]).encode(), digest_size=16)
     digest.update(record.tokens.tobytes())
     return digest.hexdigest() + SUFFIX
 
@@ -82,7 +82,7 @@ def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
     head = Head(
         model=made_by.model,
         settings=made_by.settings,
-        scope=record.scope.name,
+        scope=record.scope.text,
         start=record.start,
         tokens=len(record.tokens),
         size=len(record.data),
@@ -112,7 +112,7 @@ def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
     head, tokens = read_path(file, size, made_by)
     data = _read(file, head.size, head.data, "its checksum is wrong")
     worth = {"frequency": head.frequency, "token_cost": head.token_cost}
-    return Record(Scope.shared(head.scope), tokens, head.start, data, documents=head.documents, **worth)
+    return Record(Scope.read(head.scope), tokens, head.start, data, documents=head.documents, **worth)
 
 
 def read_path(file: BufferedIOBase, size: int, made_by: Provenance) -> tuple[Head, np.ndarray]:

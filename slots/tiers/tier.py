@@ -37,7 +37,7 @@ class Tier(Protocol[Key]):
         ...
 
     def drop(self, scope: Scope) -> object:
-        """Forget the records of a scope. Returns when they are gone."""
+        """Forget the records of a scope's name, with all adapters. Returns when they are gone."""
         ...
 
 

@@ -13,7 +13,7 @@ from slotcache.slots.tiers.writing import WriteBehind
 
 from support.asks import CONTEXT, Ask
 from support.life import EXPECTED, SEEN, Life
-from support.memory import cut
+from support.memory import cut, seen
 from support.remote import Remote
 
 EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
@@ -54,8 +54,8 @@ class Keeping(Life):
         return self.tier.put(record)
 
     def look_at(self, record):
-        tokens = record.tokens.tolist()
-        cells = [tuple(tokens[: at + 1]) for at in range(record.start, len(tokens))]
+        tokens = seen(record.tokens.tolist(), record.scope.adapters)
+        cells = [tokens[: at + 1] for at in range(record.start, len(tokens))]
         assert record.data == (cells if self.can_cut else ["state", *cells]), "not the KV of these tokens"
 
     def take_in(self, record):
@@ -104,7 +104,7 @@ class Keeping(Life):
     def let_go_by(self, act, scope):
         if act == "drop":
             self.tier.drop(scope)
-            assert all(self.record(key).scope != scope for key in self.tier.load(MOST_KEPT))
+            assert all(self.record(key).scope.name != scope.name for key in self.tier.load(MOST_KEPT))
         return super().let_go_by(act, scope)
 
     def lane(self, number):

@@ -23,7 +23,7 @@ from slotcache.slots.tree import PrefixTree
 
 from support.asks import ASKS, CONTEXT, SCOPES
 from support.fixed_prompt import Fixed
-from support.memory import Memory, next_token
+from support.memory import Memory, next_token, seen
 
 OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories that all lives share
 SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and the ends of requests
@@ -31,15 +31,15 @@ EXPECTED = {
     *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load", "set aside"),
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
     *("refused", "interrupted", "abandoned", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
-    *("overtaken", "guess", "private", "its lane"),
+    *("overtaken", "guess", "private", "its lane", "adapters in turn"),
     *("forced", "forced and paused"),
 }
 
 
-def greedy(prompt: list[int], limit: int) -> list[int]:
+def greedy(prompt: list[int], limit: int, adapters: str) -> list[int]:
     tokens = list(prompt)
     for _ in range(limit):
-        tokens.append(next_token(tuple(tokens)))
+        tokens.append(next_token(seen(tokens, adapters)))
     return tokens
 
 
@@ -109,7 +109,7 @@ class Life(RuleBasedStateMachine):
         number = next(self.ids)
         kept = ask.scope if ask.cache and not self.can_cut else None  # the scope of its states
         cache = ask.cache and self.can_cut
-        scope, guess = ask.scope if cache else Scope.private(number), ask.background and ask.of == 1
+        scope, guess = ask.scope if cache else Scope.private(number, ask.scope.adapters), ask.background and ask.of == 1
         request = Request(
             number,
             prompt,
@@ -228,6 +228,7 @@ class Life(RuleBasedStateMachine):
         self.check_rest(plan)
         SEEN.update(type(operation).__name__ for operation in plan.operations)
         SEEN["guess"] += any(request.guess for request in self.scheduler.running)
+        SEEN["adapters in turn"] += len({request.scope.adapters for request in self.scheduler.running}) > 1
         SEEN["private"] += any(not request.cache and request.snapshot_scope is None for request in self.scheduler.running)
         SEEN["paused"] += any(request.num_preempted for request in self.scheduler.waiting)
         SEEN["forced and paused"] += any(one.num_preempted and self.forced[one.id] for one in self.scheduler.waiting)
@@ -243,13 +244,14 @@ class Life(RuleBasedStateMachine):
         for request in self.scheduler.running:
             assert request.sequence is not None
             held = self.memory.cells.get(request.sequence.id, {})
-            assert request.computed == 0 or held[request.computed - 1] == tuple(request.tokens[: request.computed].tolist())
+            known = seen(request.tokens[: request.computed].tolist(), request.scope.adapters)
+            assert request.computed == 0 or held[request.computed - 1] == known
 
     def force(self, request):
         """Append several tokens at once, as a grammar does: those that would be sampled one after the other."""
         most = min(self.forced[request.id], request.num_prompt + request.limit - request.num_tokens)
         for _ in range(most):
-            request.append(next_token(tuple(request.tokens[: request.num_tokens].tolist())))
+            request.append(next_token(seen(request.tokens[: request.num_tokens].tolist(), request.scope.adapters)))
         SEEN["forced"] += most > 1
 
     def check_rest(self, plan):
@@ -272,7 +274,8 @@ class Life(RuleBasedStateMachine):
         self.open.remove(request)
         self.scheduler.finish(request)
         result = request.tokens[: request.num_tokens].tolist()
-        assert result == greedy(request.layout.tokens.tolist(), request.limit), "reuse changed a result"
+        expected = greedy(request.layout.tokens.tolist(), request.limit, request.scope.adapters)
+        assert result == expected, "reuse changed a result"
         assert request.wanted_lane in (-1, request.lane), "another lane than the one it waited for"
         if not request.cache and request.snapshot_scope is None:
             assert request.cached == 0 and request.source == "none"

@@ -22,7 +22,7 @@ class Memory:
         """Carry out a plan; sampled tokens are a function of the whole prefix, like greedy decoding."""
         for operation in plan.operations:
             self.apply(operation)
-        sampled = [self.compute(span) for span in plan.spans]
+        sampled = [self.compute(span, plan.adapters) for span in plan.spans]
         for operation in plan.afterwards:
             self.apply(operation)
         assert self.num_used <= self.num_cells, "the pool overflowed"
@@ -74,12 +74,12 @@ class Memory:
                     self.identities[sequence, position] = self.next_cell
                     self.next_cell += 1
 
-    def compute(self, span: Span) -> int | None:
+    def compute(self, span: Span, adapters: str) -> int | None:
         mine = self.cells.setdefault(span.sequence, {})
         assert sorted(mine) == list(range(span.start)), "the sequence does not hold exactly what came before"
         prefix = mine[span.start - 1] if span.start else ()
         assert all(mine[position] == prefix[: position + 1] for position in range(span.start)), "a foreign cell"
-        for offset, token in enumerate(span.tokens.tolist()):
+        for offset, token in enumerate(seen(span.tokens.tolist(), adapters)):
             prefix = (*prefix, token)
             mine[span.start + offset] = prefix
             self.identities[span.sequence, span.start + offset] = self.next_cell
@@ -95,6 +95,11 @@ def cut(data: Any, start: int, stop: int) -> Any:
     """Return the part of a copy at positions [start, stop). A cell's position is the length of its prefix less one."""
     assert len(data[0]) <= start + 1 and stop <= len(data[-1]), "a copy of other positions"
     return [cell for cell in data if start < len(cell) <= stop]
+
+
+def seen(tokens: list[int], adapters: str) -> tuple[int, ...]:
+    """Return tokens as a model with adapters sees them: other ones."""
+    return tuple(token + 101 * len(adapters) for token in tokens)
 
 
 def next_token(prefix: tuple) -> int:

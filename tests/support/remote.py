@@ -37,7 +37,7 @@ class Remote:
 
     def drop(self, scope: Scope) -> None:
         with self._lock:
-            self._records = {key: record for key, record in self._records.items() if record.scope != scope}
+            self._records = {key: record for key, record in self._records.items() if record.scope.name != scope.name}
 
     def load(self, num_bytes: int) -> list[str]:
         chosen: dict[str, int] = {}
