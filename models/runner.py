@@ -16,6 +16,7 @@ import numpy as np
 
 from ..slots.node import Blob
 from ..slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
+from .adapters import NO_ADAPTERS, Adapters
 from .context import WARM_UP, Context
 from .errors import Interrupted, NoRoom, RunnerError
 from .grammar.constraint import compute_masks
@@ -30,8 +31,9 @@ NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
 class Runner:
     """Plan in, sampled tokens out."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, adapters: Adapters | None = None) -> None:
         self.context = context
+        self._adapters, self._applied = adapters, NO_ADAPTERS
         self.batch = Batch(max(context.batch, context.costs.tile, WARM_UP))
         self.interrupt = Interrupt(context)
         self._layout: Layout | None = None  # of saved states, once one was made
@@ -48,6 +50,7 @@ class Runner:
         if not plan.spans:
             return []
         self.batch.fill(plan.spans)
+        self._apply_adapters(plan.adapters)
         padded = self._pad(plan)
         constraints = [samplers[span.request].constraint for span in plan.spans if span.logits and span.request in samplers]
         compute_masks([one for one in constraints if one is not None], self._beside)
@@ -69,6 +72,13 @@ class Runner:
             for span in plan.spans:
                 self._guard(span.sequence, span.start, span.stop)
         return self._sample(plan.spans, samplers)
+
+    def _apply_adapters(self, name: str) -> None:
+        """Compute with another set of adapters, if it is another one."""
+        if name != self._applied:
+            assert self._adapters is not None, "a request with adapters that are not there"
+            self._adapters.apply(self.context.handle, name)
+            self._applied = name
 
     def _decode(self, may_end_early: bool) -> int:
         if not may_end_early:

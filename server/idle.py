@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from sys import getsizeof
 
+from ..slots.scope import Scope
 from .chat.builder import PromptBuilder
 from .chat.history import Entry
 from .chat.parts import DocumentSet
@@ -42,7 +43,7 @@ class AnsweredChat:
     """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages."""
 
     request: int
-    scope: str
+    scope: Scope
     options: bytes
     entries: tuple[Entry, ...]
 
@@ -56,7 +57,7 @@ class AnsweredChat:
 class LikelyPrompts:
     """Prompts that new chats of a scope may begin with, the likeliest first."""
 
-    scope: str
+    scope: Scope
     prompts: deque[ChatPrompt]
 
 
@@ -122,9 +123,9 @@ class IdlePrefill:
     def forget(self, scope: str) -> None:
         """Abort, and drop the scope's part of the backlog."""
         self.abort()
-        for answered in [answered for answered in self._answers if answered.scope == scope]:
+        for answered in [answered for answered in self._answers if answered.scope.name == scope]:
             self._answers.remove(answered)
-        for sets in [sets for sets in self._sets if sets.scope == scope]:
+        for sets in [sets for sets in self._sets if sets.scope.name == scope]:
             self._sets.remove(sets)
 
     async def _work(self) -> None:
@@ -164,7 +165,7 @@ class IdlePrefill:
     def _next_prompt(self, answered: AnsweredChat) -> ChatPrompt | None:
         return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
 
-    async def _prefill(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> bool:
+    async def _prefill(self, prompt: ChatPrompt, scope: Scope, guess: bool = False, follows: int | None = None) -> bool:
         """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or a guess would evict).
 
         True where it can never be cached, too: then the next one has its turn.

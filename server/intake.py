@@ -14,6 +14,7 @@ from ..slots.request import Request
 from ..slots.scope import Scope
 from .chat.prompt import ChatPrompt
 from .chat.turn import Turn
+from .engine.adapters import Lora
 from .engine.view import Generation, View
 from .errors import RequestError, too_long
 from .wire.defaults import Defaults
@@ -51,17 +52,21 @@ class Submission:
 class Intake:
     """Makes generations. It belongs to the event loop.
 
-    limit: tokens that a prompt and its answer may have together. defaults: of requests.
+    limit: tokens that a prompt and its answer may have together. defaults: of requests. lora: the adapters.
     """
 
-    def __init__(self, model: Model, view: View, limit: int, defaults: Defaults) -> None:
-        self.limit, self.defaults = limit, defaults
+    def __init__(self, model: Model, view: View, limit: int, defaults: Defaults, *, lora: Lora) -> None:
+        self.limit, self.defaults, self.lora = limit, defaults, lora
         self._model, self._view = model, view
         self._ids = itertools.count(1)
 
     def caches(self, options: Options) -> bool:
         """Return whether a request may read and fill the cache."""
         return self.defaults.caches or options.opts_in if options.cache_prompt is None else options.cache_prompt
+
+    def scope(self, options: Options) -> Scope:
+        """Return the scope of a request's KV if it is cached. Raises RequestError: an adapter that is not there."""
+        return Scope.shared(options.cache_scope, self.lora.name(options.lora))
 
     def sampling(self, options: Options) -> Sampling:
         """Return a request's sampling parameters. It may tokenise, so it runs in a prompt thread. Raises RequestError."""
@@ -94,13 +99,13 @@ class Intake:
         options, (first, choice) = submission.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
-        shared, caches = Scope.shared(options.cache_scope), self.caches(options)
+        shared, caches = self.scope(options), self.caches(options)
         cache = caches and self._model.can_trim
         request = Request(
             id=next(self._ids) if choice else first,
             prompt=prompt,
             limit=max(limit, 1),
-            scope=shared if cache else Scope.private(first),
+            scope=shared if cache else Scope.private(first, shared.adapters),
             cache=cache,
             priority=options.priority,
             background=background,
@@ -137,19 +142,19 @@ class Intake:
         spelt = submission.turn.chat.form.spelt if submission.turn else frozenset()
         return self._model.piece_with(spelt) if spelt else self._model.piece
 
-    def idle_prefill(self, prompt: ChatPrompt, scope: str, guess: bool = False, follows: int | None = None) -> Generation:
+    def idle_prefill(self, prompt: ChatPrompt, scope: Scope, guess: bool = False, follows: int | None = None) -> Generation:
         """Return a generation that only computes a prompt, in idle time. guess, follows: as in `Request`."""
         request = Request(
             id=next(self._ids),
             prompt=prompt,
             limit=1,
-            scope=Scope.shared(scope),
+            scope=scope,
             background=True,
             guess=guess,
             follows=follows,
         )
         text = TextStream((), self._model.piece)
-        return Generation(id="", request=request, sampling=GREEDY, text=text, limit=0, scope=scope)
+        return Generation(id="", request=request, sampling=GREEDY, text=text, limit=0, scope=scope.name)
 
     def _no_cache_reason(self, caches: bool, cache: bool) -> str | None:
         if not caches:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
+from ..models.adapters import Adapters
 from ..models.chat.named import DEFAULT_TEMPLATE, named_template, names
 from ..models.chat.sandbox import TemplateError
 from ..models.chat.template import ChatTemplate
@@ -38,6 +39,7 @@ from .chat.stored import Vocabulary
 from .chat.tokens import AnswerMemory
 from .chat.turn import Turn
 from .edge.bodies import LARGEST
+from .engine.adapters import Lora
 from .engine.arrivals import Arrivals
 from .engine.door import Door
 from .engine.engine import Engine
@@ -100,13 +102,15 @@ def _serve(settings: Settings, model: Model) -> Service:
         template = ChatTemplate(source, model.bos, model.eos, model.tokenizer.controls)
     except TemplateError as error:
         raise ModelError(f"the chat template cannot be used: {error}") from None
+    files = adapter_files(settings)
+    adapters = Adapters(model, [path for path, _ in files])
     num_sequences = MAX_SEQUENCES if model.can_trim else 2 * settings.parallel + 2
     context = Context(model, _context_settings(settings, model, num_sequences))
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
     limit = min(most, model.context_train or most)
-    runner = Runner(context)
+    runner = Runner(context, adapters)
     host_bytes = _host_bytes(settings)
     host = HostTier(host_bytes // max(token_bytes(settings, model), 1), EvictionPolicy(settings.eviction))
     tree = PrefixTree(context.num_cells, context.scratch, host, EvictionPolicy(settings.eviction), costs=context.costs)
@@ -129,7 +133,8 @@ def _serve(settings: Settings, model: Model) -> Service:
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     conversations = Conversations(*bounds, shelf=_shelf(settings, made_by))
     conversations.restore(Vocabulary(model.num_vocab, builder.tokens))
-    intake = Intake(model, view, limit, Defaults.of(settings, model))
+    scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
+    intake = Intake(model, view, limit, Defaults.of(settings, model), lora=Lora(adapters, scales))
     idle = IdlePrefill(door, view, builder, intake, next_turns=settings.idle_prefill, num_sets=settings.idle_sets)
     running: dict[Generation, Turn | None] = {}
     metrics = Metrics(conversations, running, idle)
@@ -187,6 +192,18 @@ def _named_or_jinja(template: str) -> str:
     if source == template and not re.search(r"[\s{]", template):
         raise SettingsError(f"--chat-template {template}: expected Jinja or one of {', '.join(names())}")
     return source
+
+
+def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
+    """Return the files of --lora, then those of --lora-scaled, each with its scale. Raises ModelError."""
+    found = [(Path(file).expanduser(), 1.0) for file in filter(None, settings.lora.split(","))]
+    for entry in filter(None, settings.lora_scaled.split(",")):
+        file, _, scale = entry.rpartition(":")
+        try:
+            found.append((Path(file).expanduser(), float(scale)))
+        except ValueError:
+            raise ModelError(f"--lora-scaled {entry}: expected FILE:SCALE") from None
+    return found
 
 
 def _template_source(settings: Settings, model: Model) -> str:

@@ -182,7 +182,7 @@ class Service:
         entries = turn.entries(request.layout, answer, sampled if is_content else None)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
         if request.cache and generation.limit:
-            self.idle.add(AnsweredChat(request.id, generation.scope, turn.options, entries), turn.chat.prompt)
+            self.idle.add(AnsweredChat(request.id, request.scope, turn.options, entries), turn.chat.prompt)
         return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:

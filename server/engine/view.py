@@ -84,15 +84,13 @@ class View:
         """Return the KV that a scope has cached."""
         return await self._ask(lambda: Holdings.of(self._scheduler, Scope.shared(scope)))
 
-    async def predict(self, prompt: Prompt, scope: str) -> Prediction:
+    async def predict(self, prompt: Prompt, scope: Scope) -> Prediction:
         """Lay out a prompt as if it were submitted now. A dry run: nothing changes."""
-        return await self._ask(lambda: Prediction.of(self._scheduler, prompt, Scope.shared(scope)))
+        return await self._ask(lambda: Prediction.of(self._scheduler, prompt, scope))
 
-    async def missing(self, prompt: Prompt, scope: str) -> Missing:
+    async def missing(self, prompt: Prompt, scope: Scope) -> Missing:
         """Return the part of a prompt that idle prefill would compute. A dry run as well."""
-        return await self._ask(
-            lambda: Missing(*self._scheduler.cells.forecast(prompt, Scope.shared(scope)), idle=self._scheduler.idle)
-        )
+        return await self._ask(lambda: Missing(*self._scheduler.cells.forecast(prompt, scope), idle=self._scheduler.idle))
 
     async def pin(self, generation: Generation, seconds: float) -> int:
         """Keep the prompt of a finished generation in the cache for `seconds`; return the tokens that are pinned now."""
@@ -129,5 +127,6 @@ class View:
     def _drop(self, scope: str) -> int:
         """Runs in the engine's thread. The background ends first, or it would fill the scope again."""
         self._engine.background.drop_scope(scope)
-        shared = Scope.shared(scope)
-        return self._scheduler.tree.drop(shared) + self._scheduler.snapshots.drop(shared)
+        tree, snapshots = self._scheduler.tree, self._scheduler.snapshots
+        named = [one for one in {*tree.roots, *snapshots.roots} if one.is_shared and one.name == scope]
+        return sum(tree.drop(one) + snapshots.drop(one) for one in named)

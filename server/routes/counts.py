@@ -33,5 +33,5 @@ async def _count(request: Request, asked: ChatRequest) -> dict[str, int]:
     """Count the tokens that the prompt would have now: a hint after its documents depends on their order."""
     service = service_of(request)
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
-    predicted = await service.view.predict(submission.prompt, asked.cache_scope)
+    predicted = await service.view.predict(submission.prompt, service.intake.scope(asked))
     return {"input_tokens": len(predicted.layout.tokens)}

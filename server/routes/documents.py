@@ -22,7 +22,7 @@ async def order(request: Request) -> Response:
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
     if not any(message.get("documents") for message in asked.messages) and not asked.documents:
         raise RequestError("there are no documents to order: send some", param="documents")
-    predicted = await service.view.predict(submission.prompt, asked.cache_scope)
+    predicted = await service.view.predict(submission.prompt, service.intake.scope(asked))
     layout, reused, on_device = predicted.layout, predicted.reused, predicted.on_device
     return Json(
         {

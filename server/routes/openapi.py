@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..engine.view import Fields
+from ..wire.adapters import AdapterScales
 from ..wire.embedding import EmbeddingRequest, RerankRequest
 from ..wire.infill import InfillRequest
 from ..wire.messages import MessagesCountRequest, MessagesRequest
@@ -50,6 +51,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/reranking": RerankRequest,
     "/rerank": RerankRequest,
     "/reranking": RerankRequest,
+    "/lora-adapters": AdapterScales,
     "/v1/cache/warm": WarmRequest,
     "/v1/documents/order": OrderRequest,
     "/v1/speculate": SpeculateRequest,

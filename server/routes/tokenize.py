@@ -55,7 +55,7 @@ async def apply_template(request: Request) -> Response:
     service = service_of(request)
     asked = await read_body(request, ChatRequest)
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
-    layout = (await service.view.predict(submission.prompt, asked.cache_scope)).layout
+    layout = (await service.view.predict(submission.prompt, service.intake.scope(asked))).layout
     work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.tokens)
     return Json(await while_connected(request, work))
 

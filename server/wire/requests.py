@@ -8,9 +8,10 @@ from typing import Annotated, Literal, Self
 import msgspec
 from msgspec import Meta, Struct
 
-from ...slots.scope import MAX_NAME
+from ...slots.scope import MAX_NAME, SEPARATOR
 from ..errors import RequestError
 from ..settings import ORDERS, ReasoningFormat
+from .adapters import AdapterList
 from .grammar import GrammarOptions
 from .sampling import Json
 
@@ -49,6 +50,7 @@ class Options(GrammarOptions, Struct, frozen=True):
     response_fields: list[str] = []
     cache_prompt: bool | None = None
     id_slot: Annotated[int, Meta(ge=-1)] = -1
+    lora: AdapterList | None = None
 
     cache_scope: str = ""
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
@@ -227,5 +229,7 @@ class TextRequest(CompletionRequest, frozen=True, kw_only=True):
 
 def check_scope(scope: str, where: str) -> None:
     """Raise RequestError for a scope that is too long."""
+    if SEPARATOR in scope:
+        raise RequestError(f"{where} has a NUL: expected a name", param=where)
     if len(scope) > MAX_NAME:
         raise RequestError(f"{where} has {len(scope):,} characters: expected at most {MAX_NAME}", param=where)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from slotcache.models.adapters import Adapters
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.model import Model
 from slotcache.models.runner import Runner
@@ -42,8 +43,10 @@ class Lab:
         apart=math.inf,
         aside=math.inf,
         kernel=None,
+        adapters: Adapters | None = None,
     ):
         """kernel: tokens that a kernel computes; the whole batch if it is not said."""
+        self.adapters = adapters or Adapters(model)
         settings = ContextSettings(
             num_cells=num_cells,
             batch=batch,
@@ -58,7 +61,7 @@ class Lab:
         self.scheduler = Scheduler(tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}
-        self.runner = Runner(self.context)
+        self.runner = Runner(self.context, self.adapters)
         self.answers: dict[int, Answer] = {}
         self.number = 0
 

@@ -1,0 +1,62 @@
+"""LoRA adapters beside a model, and the sets of them that compute together."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from . import log
+from .digest import digest
+from .errors import ModelError
+from .model import Model, check_file
+
+NO_ADAPTERS = ""  # the name of the empty set
+
+
+class Adapters:
+    """The adapters of a model, numbered from 0. They live as long as the model, and must be there before its contexts.
+
+    A set of adapters has a name, which says which files with which scales compute: KV of one name is the same KV to the bit,
+    in this process and, of a single adapter, in a later one. llama.cpp adds several in the order of their addresses, which
+    rounds differently in each process.
+    """
+
+    def __init__(self, model: Model, paths: Sequence[Path] = ()) -> None:
+        self.paths = tuple(paths)
+        self._handles = [_load(model, path) for path in paths]
+        self._digests = [digest([path])[:16] for path in paths]
+        self._process = secrets.token_hex(4)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def name(self, scales: Mapping[int, float]) -> str:
+        """Return the name of the set with these scales by number; an adapter without a scale, or with 0, is not in it."""
+        used = [(number, float(np.float32(scale))) for number, scale in sorted(scales.items())]
+        entries = [f"{number}:{self._digests[number]}*{scale!r}" for number, scale in used if scale]
+        return ",".join(entries) + (f"@{self._process}" if len(entries) > 1 else "")
+
+    def apply(self, context: llama_cpp.llama_context_p, name: str) -> None:
+        """Let a context compute with the set of this name from now on."""
+        used = [entry.split(":") for entry in name.partition("@")[0].split(",")] if name else []
+        handles = [self._handles[int(number)] for number, _ in used]
+        scales = [float(rest.partition("*")[2]) for _, rest in used]
+        pointers = (ctypes.POINTER(ctypes.c_void_p) * len(used))(*handles)
+        numbers = (ctypes.c_float * len(used))(*scales)
+        llama_cpp.llama_set_adapters_lora(context, pointers, len(used), numbers)
+
+
+def _load(model: Model, path: Path):
+    """Raises ModelError."""
+    check_file(path)
+    handle = llama_cpp.llama_adapter_lora_init(model.handle, str(path).encode())
+    if not handle:
+        raise ModelError(f"cannot load the LoRA adapter {path}: {log.last_complaint()}")
+    if llama_cpp.llama_adapter_get_alora_n_invocation_tokens(handle):
+        raise ModelError(f"{path} is an activated LoRA adapter, which applies to a part of the prompt only: not supported")
+    return handle
