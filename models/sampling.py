@@ -74,7 +74,7 @@ class Sampler:
             self._watch([token])
         if token is None:
             return self._chosen(logits, context, index)
-        self.chances = Chances.certain(token) if self._most is not None else None
+        self._chances = Chances.certain(token) if self._most is not None else None
         self._count(np.array([token], np.int32))
         return token
 
@@ -89,7 +89,7 @@ class Sampler:
             step.apply(Row(logits))
         token = self._choose(logits, context, index) if fits else self._end_answer()
         if given is not None and self._most is not None:
-            self.chances = Chances.of_model(given, token, self._most)
+            self._chances = Chances.of_model(given, token, self._most)
         if self._repetitions:
             self._count(np.array([token], np.int32))
         self._go_on(token)

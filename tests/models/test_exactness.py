@@ -10,6 +10,7 @@ small that one token alone is rounded like many; `test_exactness_weights` has we
 import numpy as np
 import pytest
 from slotcache.models.model import Model
+from slotcache.slots.scope import Scope
 from support.lab import Lab
 
 TEXT = (
@@ -235,8 +236,8 @@ def test_without_cache_prompt_nothing_is_read_and_nothing_left(model, lab, words
 
 
 def test_scopes_share_nothing(model, lab, words):
-    first = lab.run(words[:200], limit=3, scope="x")
-    second = lab.run(words[:200], limit=3, scope="y")
+    first = lab.run(words[:200], limit=3, scope=Scope.shared("x"))
+    second = lab.run(words[:200], limit=3, scope=Scope.shared("y"))
     assert second.request.cached == 0 and first.request.cached == 0
     close(model, second)
 

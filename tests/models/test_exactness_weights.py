@@ -161,7 +161,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
             answer = lab.run(tokens, limit=1, stops=reading.stops, scope=scope)
             assert answer.request.cached == most
             yield "same prompt again", answer
-            lab.run(tokens[:20], limit=2, scope="another")
+            lab.run(tokens[:20], limit=2, scope=Scope.shared("another"))
             answer = lab.run(tokens, limit=1, stops=reading.stops, scope=scope)
             assert answer.request.sources["host"] == most
             yield "restore from host memory", answer
@@ -190,8 +190,8 @@ def test_a_fork_at_the_end_of_a_document_gets_the_same_bits(weights):
             reading = weights.readings[number]
             shared = reading.stops[-2]
             donor = np.concatenate([reading.tokens[:shared], reading.parts[1][:9]])
-            lab.run(donor, limit=3, stops=reading.stops[:-1], scope=number)
-            answer = lab.run(reading.tokens, limit=1, stops=reading.stops, scope=number)
+            lab.run(donor, limit=3, stops=reading.stops[:-1], scope=Scope.shared(f"{number}"))
+            answer = lab.run(reading.tokens, limit=1, stops=reading.stops, scope=Scope.shared(f"{number}"))
             assert shared <= answer.request.cached < len(reading.tokens) and answer.request.source == "fork"
             yield "fork at the end of a document", answer
 

@@ -69,7 +69,7 @@ def test_what_the_window_has_passed_is_not_taken_for_new_tokens(model, prompt):
     lab.run(prompt[:300], limit=2)
     assert lab.scheduler.tree.drop(LEAVES) > 100
     # Its cells come first, and behind them stand those of the other prompt, which its window has passed.
-    lab.run(prompt[300:] + 1, limit=100, scope="comes")
+    lab.run(prompt[300:] + 1, limit=100, scope=Scope.shared("comes"))
     for cut in (60, 30, 200):
         other = np.concatenate([prompt[:cut], prompt[350:390]])
         forked = lab.run(other, limit=3)

@@ -55,7 +55,7 @@ def test_answers_that_wait_for_idle_time_are_bounded_in_bytes(tiny, monkeypatch)
     with running(tiny, parallel=2, idle_prefill=True) as server, busy(server):
         for number in range(6):
             server.chat(messages=[USER | {"more": JUNK}], cache_scope=str(number))
-        assert [ahead.scope for ahead in server.service.idle._answers] == ["3", "4", "5"]
+        assert [ahead.scope.name for ahead in server.service.idle._answers] == ["3", "4", "5"]
         assert server.metric("slotcache_idle_bytes") <= 1 << 20
 
 
