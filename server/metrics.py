@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from math import ceil
+from time import thread_time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -125,6 +126,7 @@ class Metrics:
         yield GaugeMetricFamily(
             "slotcache_requests_open", "Accepted requests that the engine has not ended yet", len(self._open)
         )
+        yield CounterMetricFamily("slotcache_loop_seconds", "Processor time of the event loop's thread", thread_time())
         yield GaugeMetricFamily("slotcache_idle_bytes", "Memory kept for idle work to come", self._idle.num_bytes)
         for name, (help, value) in self._figures.counters.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)

@@ -1,4 +1,4 @@
-"""Time of a step outside llama.cpp, by the length of the streams' context. Reads slotcache's own gauge."""
+"""Time of a step outside llama.cpp, by the length of the streams' context. Reads slotcache's own figures."""
 
 import argparse
 import asyncio
@@ -14,9 +14,12 @@ from ..stats import median
 
 HOST_SECONDS = "slotcache_step_host_seconds"
 GENERATED = "slotcache_generated_tokens_total"
+LOOP_SECONDS = "slotcache_loop_seconds_total"
 SAMPLES = 20
 PAUSE = 0.05
 """Seconds between two readings."""
+STREAMED = 3.0
+"""Seconds in which the event loop's time is measured: long beside the time of two readings."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,26 +30,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Read the gauge while all lanes generate after one prompt, which they share."""
+    """Read the figures while all lanes generate after one prompt, which they share."""
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
     lengths = [int(length) for length in args.contexts.split(",")]
 
-    async def work(client: Client) -> list[float]:
-        return [await _host_seconds(client, length, args.parallel) for length in lengths]
+    async def work(client: Client) -> list[tuple[float, float]]:
+        return [await _seconds(client, length, args.parallel) for length in lengths]
 
     measured = arm.measure(sampling(args), work)
-    rows = [(length, args.parallel, 1000 * seconds) for length, seconds in zip(lengths, measured, strict=True)]
-    table = Table("step: time outside llama.cpp", ("context", "streams", "host ms a step"), rows)
-    bars = [
-        Bar(5, f"host ms a step at {lengths[0]} tokens of context", 1000 * measured[0], 1.0, unit=" ms"),
-        Bar(5, f"the same at {lengths[-1]} over that at {lengths[0]}", measured[-1] / measured[0], 1.1, unit="x"),
+    rows = [
+        (length, args.parallel, 1e3 * host, 1e6 * loop) for length, (host, loop) in zip(lengths, measured, strict=True)
     ]
-    data = {"arm": arm.describe(), "host_seconds": dict(zip(lengths, measured, strict=True))}
+    table = Table("step: time outside llama.cpp", ("context", "streams", "host ms a step", "loop us a token"), rows)
+    first, last = measured[0], measured[-1]
+    bars = [
+        Bar(5, f"host ms a step at {lengths[0]} tokens of context", 1000 * first[0], 1.0, unit=" ms"),
+        Bar(5, f"the same at {lengths[-1]} over that at {lengths[0]}", last[0] / first[0], 1.1, unit="x"),
+        Bar(5, "wire and HTTP of a streamed token", 1e6 * last[1], 150, unit=" us"),
+    ]
+    data = {"arm": arm.describe(), "seconds": dict(zip(lengths, measured, strict=True))}
     return Report("step", [table], bars=bars, data=data)
 
 
-async def _host_seconds(client: Client, length: int, streams: int) -> float:
-    """Return the gauge's median over steps in which all streams generate."""
+async def _seconds(client: Client, length: int, streams: int) -> tuple[float, float]:
+    """Return the time outside llama.cpp, the median of steps in which all streams generate, and the loop's time a token."""
     query = (await PromptSizer.of(client)).query(f"context {length}", length)
     if (first := await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).error:
         raise BenchError(first.error)
@@ -59,7 +66,10 @@ async def _host_seconds(client: Client, length: int, streams: int) -> float:
             await asyncio.sleep(PAUSE)
             if await client.gauge(GENERATED) > start + 4 * streams:  # all have started
                 readings.append(await client.gauge(HOST_SECONDS))
-        return median(readings)
+        tokens, loop = await client.gauge(GENERATED), await client.gauge(LOOP_SECONDS)
+        await asyncio.sleep(STREAMED)
+        tokens, loop = await client.gauge(GENERATED) - tokens, await client.gauge(LOOP_SECONDS) - loop
+        return median(readings), loop / tokens
     finally:
         for task in tasks:
             task.cancel()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from slotcache.slots.scope import Scope
 
 CONTEXT = 48  # tokens of a prompt with its answer, at most
-SCOPES = st.sampled_from([*[Scope.shared("")] * 3, Scope.shared("x"), Scope.shared("", "a"), Scope.shared("", "ab")])
+SCOPES = st.sampled_from([*[Scope.shared("")] * 6, Scope.shared("x"), Scope.shared("", "a"), Scope.shared("", "ab")])
 
 
 @dataclass(frozen=True, kw_only=True)
