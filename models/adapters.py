@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 
 from . import log
-from .digest import digest
+from .digest import check_unchanged, digest, stamp
 from .errors import ModelError
 from .model import Model, check_file
 
@@ -19,18 +19,27 @@ NO_ADAPTERS = ""  # the name of the empty set
 
 
 class Adapters:
-    """The adapters of a model, numbered from 0. They live as long as the model, and must be there before its contexts.
+    """The adapters of a model, numbered from 0. They live as long as its weights, and must be there before its contexts.
 
-    A set of adapters has a name, which says which files with which scales compute: KV of one name is the same KV to the bit,
-    in this process and, of a single adapter, in a later one. llama.cpp adds several in the order of their addresses, which
-    rounds differently in each process.
+    A set of adapters has a name, which says which files with which scales compute: KV of one name is the same KV to the bit
+    until the weights rest and, of a single adapter, behind that and in a later process. llama.cpp adds several in the order
+    of their addresses, which rounds differently each time they are loaded.
     """
 
     def __init__(self, model: Model, paths: Sequence[Path] = ()) -> None:
         self.paths = tuple(paths)
-        self._handles = [_load(model, path) for path in paths]
+        for path in paths:
+            check_file(path)
+        self._model, self._stamps = model, {path: stamp(path) for path in paths}
+        self._load()
         self._digests = [digest([path])[:16] for path in paths]
         self._process = secrets.token_hex(4)
+        model.weights.on_load.append(self._load)
+
+    def _load(self) -> None:
+        """Load all, which go with the model's weights. Raises ModelError."""
+        check_unchanged(self._stamps)
+        self._handles = [_load(self._model, path) for path in self.paths]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -51,9 +60,13 @@ class Adapters:
         llama_cpp.llama_set_adapters_lora(context, pointers, len(used), numbers)
 
 
+def is_lasting(name: str) -> bool:
+    """Whether KV of a set stays the same when the adapters are loaded again."""
+    return "@" not in name
+
+
 def _load(model: Model, path: Path):
     """Raises ModelError."""
-    check_file(path)
     handle = llama_cpp.llama_adapter_lora_init(model.handle, str(path).encode())
     if not handle:
         raise ModelError(f"cannot load the LoRA adapter {path}: {log.last_complaint()}")

@@ -68,21 +68,39 @@ class Context:
         params.type_v = CACHE_TYPES[settings.cache_type_v]
         if settings.threads:
             params.n_threads = params.n_threads_batch = settings.threads
-        handle = llama_cpp.llama_init_from_model(model.handle, params)
-        if not handle:
-            raise ModelError(f"cannot make a context of {settings.num_cells} cells: {log.last_complaint()}")
-        self.handle = handle
-        memory = llama_cpp.llama_get_memory(handle)
-        if not memory:
-            raise ModelError(f"{model.path} keeps no KV, so it is no text generation model: {model.description}")
-        self.memory = memory
         self.model = model
+        self._params = params
+        self.handle = CLOSED
+        self.open()
         self.scratch: int = (settings.num_sequences - 1) // 2 if model.window else settings.num_sequences - 1
         self.twin: int = self.scratch + 1 if model.window else 0
-        self.num_cells: int = llama_cpp.llama_n_ctx(handle)
-        self.batch: int = min(batch, llama_cpp.llama_n_batch(handle))
+        self.num_cells: int = llama_cpp.llama_n_ctx(self.handle)
+        self.batch: int = min(batch, llama_cpp.llama_n_batch(self.handle))
+
+    def open(self) -> None:
+        """Allocate the pool, empty, and load the weights if they rest. Raises ModelError."""
+        handle = open_context(self.model, self._params)
+        memory = llama_cpp.llama_get_memory(handle)
+        if not memory:
+            raise ModelError(f"{self.model.path} keeps no KV, so it is no text generation model: {self.model.description}")
+        self.memory, self.handle = memory, handle
+
+    def rest(self) -> None:
+        """Free the memory until `open`; the weights go, too, unless another context computes with them."""
+        self.close()
+        self.model.weights.leave()
 
     def close(self) -> None:
         if self.handle:
             llama_cpp.llama_free(self.handle)
             self.handle = CLOSED
+
+
+def open_context(model: Model, params: llama_cpp.llama_context_params) -> llama_cpp.llama_context_p:
+    """Make a llama.cpp context, which counts among those that keep the weights in memory. Raises ModelError."""
+    model.weights.enter()
+    handle = llama_cpp.llama_init_from_model(model.handle, params)
+    if not handle:
+        model.weights.leave()
+        raise ModelError(f"cannot make a context of {params.n_ctx} cells for {model.path.name}: {log.last_complaint()}")
+    return handle

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
@@ -51,6 +51,17 @@ def stamp(path: Path) -> Stamp:
     """Return values that change with a file's content. Raises OSError."""
     about = path.stat()
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
+
+def check_unchanged(stamps: Mapping[Path, Stamp]) -> None:
+    """Raise ModelError if a file is not as it was when it got its stamp."""
+    for path, before in stamps.items():
+        try:
+            after = stamp(path)
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from None
+        if after != before:
+            raise ModelError(f"{path} changed since it was loaded: start again")
 
 
 def cache_folder() -> Path:

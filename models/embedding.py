@@ -9,9 +9,8 @@ import llama_cpp
 import numpy as np
 
 from ..slots.plan import Span
-from . import log
-from .context import CLOSED, FLASH_ATTENTION
-from .errors import ModelError, RunnerError
+from .context import CLOSED, FLASH_ATTENTION, open_context
+from .errors import RunnerError
 from .model import POOLINGS, Model
 from .runner import Batch
 
@@ -57,19 +56,32 @@ class Embedder:
         params.pooling_type = POOLINGS.get(settings.pooling, UNSPECIFIED)
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         params.n_threads = params.n_threads_batch = settings.threads
-        handle = llama_cpp.llama_init_from_model(model.handle, params)
-        if not handle:
-            raise ModelError(f"cannot make a context for the vectors of {model.path}: {log.last_complaint()}")
-        self.handle = handle
+        self._params = params
+        self.handle = CLOSED
+        self.open()
         self.threads = settings.threads
-        number = llama_cpp.llama_pooling_type(handle)
+        number = llama_cpp.llama_pooling_type(self.handle)
         self.pooling = next(name for name, value in POOLINGS.items() if value == number)
         self.is_ranker = self.pooling == "rank"
         sizes = llama_cpp.llama_model_n_cls_out if self.is_ranker else llama_cpp.llama_model_n_embd_out
         self.width: int = sizes(model.handle)
-        self._memory = llama_cpp.llama_get_memory(handle)  # an encoder has none
         self._batch = Batch(size)
         self._begin, self._end = _frame(model)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.handle)
+
+    def open(self) -> None:
+        """Allocate the context if it rests, and load the weights if they do. Raises ModelError."""
+        if not self.handle:
+            self.handle = open_context(self.model, self._params)
+            self._memory = llama_cpp.llama_get_memory(self.handle)  # an encoder has none
+
+    def rest(self) -> None:
+        """Free the memory until `open`: see `Context.rest`."""
+        self.close()
+        self.model.weights.leave()
 
     def close(self) -> None:
         if self.handle:

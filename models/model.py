@@ -11,8 +11,9 @@ import llama_cpp
 import numpy as np
 
 from . import log
-from .digest import digest, files_of, stamp
+from .digest import check_unchanged, digest
 from .errors import ModelError
+from .memory.weights import Weights
 from .tokenizer import Tokenizer
 
 ALL_LAYERS = 9999
@@ -26,7 +27,6 @@ NO_KV = frozenset({  # architectures for which llama.cpp keeps no KV
     "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
 })  # fmt: skip
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
-CLOSED = llama_cpp.llama_model_p(0)
 
 
 class Model:
@@ -36,6 +36,7 @@ class Model:
     progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
+    may_rest: the weights may leave memory: see `Weights`. The vocabulary and all that is asked of a model at work stay.
     """
 
     def __init__(
@@ -45,34 +46,40 @@ class Model:
         progress: Callable[[float], bool] | None = None,
         vocab_only: bool = False,
         repack: bool = False,
+        *,
+        may_rest: bool = False,
     ) -> None:
         log.capture()
         llama_cpp.llama_backend_init()
         self.path = path
         check_file(path)
-        self._stamps, self._digest = {file: stamp(file) for file in files_of(path)}, ""
+        self._digest = ""
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
         self._progress = llama_cpp.llama_progress_callback(lambda share, _: progress(share) if progress else True)
         params.progress_callback = self._progress
-        handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-        if not handle:
-            raise ModelError(f"cannot load {path}: {log.last_complaint()}")
-        self.handle = handle
-        vocab = llama_cpp.llama_model_get_vocab(handle)
+        self.weights = Weights(path, params, may_rest=may_rest)
+        vocab = llama_cpp.llama_model_get_vocab(self.weights.head)
         assert vocab is not None
         self.vocab = vocab
         self.num_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
-        self.context_train: int = llama_cpp.llama_model_n_ctx_train(handle)
-        self.num_layers: int = llama_cpp.llama_model_n_layer(handle)
+        self.context_train: int = llama_cpp.llama_model_n_ctx_train(self.handle)
+        self.num_layers: int = llama_cpp.llama_model_n_layer(self.handle)
+        self.width: int = llama_cpp.llama_model_n_embd_inp(self.handle)
+        """Numbers of an embedded token."""
+        self.file_type = (llama_cpp.llama_ftype_name(llama_cpp.llama_model_ftype(self.handle)) or b"").decode()
+        """The quantisation of most tensors, in llama.cpp's words."""
         self._pieces: dict[int, bytes] = {}
         self.tokenizer = Tokenizer(self.vocab)
         self._ends = frozenset(t for t in range(self.num_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, t))
 
     def close(self) -> None:
-        if self.handle:
-            llama_cpp.llama_model_free(self.handle)
-            self.handle = CLOSED
+        self.weights.close()
+
+    @property
+    def handle(self) -> llama_cpp.llama_model_p:
+        """llama.cpp's model. Raises ModelError while the weights rest."""
+        return self.weights.handle
 
     # ---- metadata --------------------------------------------------------------------------------------------------
 
@@ -85,18 +92,7 @@ class Model:
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        return llama_cpp.llama_model_size(self.handle)
-
-    @property
-    def file_type(self) -> str:
-        """The quantisation of most tensors, in llama.cpp's words."""
-        name = llama_cpp.llama_ftype_name(llama_cpp.llama_model_ftype(self.handle))
-        return name.decode() if name else ""
-
-    @property
-    def width(self) -> int:
-        """Numbers of an embedded token."""
-        return llama_cpp.llama_model_n_embd_inp(self.handle)
+        return llama_cpp.llama_model_size(self.weights.head)
 
     @property
     def vocabulary_type(self) -> int:
@@ -105,7 +101,7 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        return llama_cpp.llama_model_n_params(self.handle)
+        return llama_cpp.llama_model_n_params(self.weights.head)
 
     @property
     def num_layer_parameters(self) -> int:
@@ -146,15 +142,14 @@ class Model:
         Raises ModelError if a file has changed since it was loaded.
         """
         if not self._digest:
-            self._digest = digest(self._stamps)
-            if {file: stamp(file) for file in self._stamps} != self._stamps:
-                raise ModelError(f"{self.path} changed since it was loaded: start again")
+            self._digest = digest(self.weights.stamps)
+            check_unchanged(self.weights.stamps)
         return self._digest
 
     @property
     def can_trim(self) -> bool:
         """Whether any prefix of its KV can be reused. False for recurrent and hybrid models: their state is one snapshot."""
-        handle = self.handle
+        handle = self.weights.head
         return not (llama_cpp.llama_model_is_recurrent(handle) or llama_cpp.llama_model_is_hybrid(handle))
 
     @property
@@ -189,7 +184,7 @@ class Model:
     def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
         """Return the length of a value, and write as much of it to `buffer` as fits; -1: no value has this key."""
         text: Any = buffer  # llama_cpp declares the buffer as bytes
-        return llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), text, len(buffer))
+        return llama_cpp.llama_model_meta_val_str(self.weights.head, key.encode(), text, len(buffer))
 
     @property
     def chat_template(self) -> str | None:

@@ -99,6 +99,11 @@ class Runner:
         self.batch.pad(size, tile, self.context.scratch)
         return True
 
+    def rest(self) -> None:
+        """Free the memory of the device until `Context.open`. Its KV is lost."""
+        self.context.rest()
+        self._applied = NO_ADAPTERS
+
     def warm_up(self) -> bool:
         """Compute a few tokens, so that the first request need not allocate; return whether KV can move to host memory."""
         blob = Blob(0, WARM_UP)
@@ -141,7 +146,8 @@ class Runner:
 
     def clear(self) -> None:
         """Free every cell and zero its data."""
-        llama_cpp.llama_memory_clear(self.context.memory, True)
+        if self.context.handle:
+            llama_cpp.llama_memory_clear(self.context.memory, True)
 
     def apply(self, operation: Operation) -> None:
         memory = self.context.memory

@@ -63,6 +63,18 @@ class Host:
         """Why the engine has ended for good, if it has."""
         return self.service.engine.failure if self.service else None
 
+    @property
+    def is_asleep(self) -> bool:
+        """Whether all models have left memory."""
+        computers = self.vectors.computers if self.vectors else []
+        engines = [self.service.engine.sleep] if self.service else []
+        return all(one.is_asleep for one in (*engines, *computers))
+
+    def rouse(self) -> None:
+        """Wake the model that generates, since a request will follow."""
+        if self.service is not None:
+            self.service.engine.sleep.rouse()
+
     def loaded(self) -> Vectors:
         """Return the models. Raises RequestError 503 while they load, and once the engine has ended."""
         if self.vectors is None:

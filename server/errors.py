@@ -82,3 +82,8 @@ def too_long(num_tokens: int, limit: int, at_least: bool = False) -> RequestErro
         n_prompt_tokens=num_tokens,
         n_ctx=limit,
     )
+
+
+def not_loaded(error: Exception) -> RequestError:
+    """Make the error of a request for which a model that slept could not be loaded."""
+    return RequestError(f"the model could not be loaded again: {error}", status=503, code="loading_failed")

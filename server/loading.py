@@ -20,7 +20,7 @@ from ..models.context import MAX_SEQUENCES, Context, ContextSettings
 from ..models.device import devices
 from ..models.errors import ModelError
 from ..models.grammar.grammars import Grammars
-from ..models.heap import return_large_blocks
+from ..models.memory.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
 from ..slots.eviction import EvictionPolicy
@@ -87,7 +87,7 @@ def _open(settings: Settings, path: Path, progress: Callable[[float], bool] | No
     for folder, flag in ((settings.cache_dir, "--cache-dir"), (settings.slot_save_path, "--slot-save-path")):
         if folder:
             own_folder(Path(folder).expanduser(), flag)
-    model = Model(path, settings.gpu_layers, progress, repack=settings.repack)
+    model = Model(path, settings.gpu_layers, progress, repack=settings.repack, may_rest=settings.sleep_after > 0)
     if not model.can_chat and not (settings.embeddings or settings.reranking):
         raise ModelError(
             f"{path} is not a text generation model: {model.description}; serve an encoder with --embeddings or "
@@ -126,7 +126,7 @@ def _serve(settings: Settings, model: Model) -> Service:
     answers = AnswerMemory()
     made_by = _provenance(settings, model, context)
     tiers = lower_tiers(settings, made_by)
-    engine = Engine(scheduler, runner, model.is_end, checks=settings.check, lower=tiers)
+    engine = Engine(scheduler, runner, model.is_end, checks=settings.check, lower=tiers, sleep_after=settings.sleep_after)
     door, view = Door(engine, model), View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))

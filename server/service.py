@@ -73,6 +73,7 @@ class Service:
 
         num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with.
         """
+        self.engine.sleep.rouse()
         asked.check()
         origin = self.conversations.origin(asked, self.intake.caches(asked))
         id = kind + _secret()
@@ -87,6 +88,7 @@ class Service:
 
     async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Submission:
         """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
+        self.engine.sleep.rouse()
         asked.check()
         id = f"cmpl-{_secret()}"
 

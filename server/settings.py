@@ -135,6 +135,7 @@ class Settings(Numbers):
     props: bool = row(False, ("--props",), "accept `POST /props`, which changes nothing, as in llama-server", llama="LLAMA_ARG_ENDPOINT_PROPS")
     log_format: LogFormat = row("text", ("--log-format",), "a line of text or an object of JSON for each line of the log", fixed={"--log-jsonl": "json", "--no-log-jsonl": "text"})
     log_file: str = row("", ("--log-file",), "a file that the log is written to, instead of stderr", llama="LLAMA_ARG_LOG_FILE")
+    sleep_idle_seconds: int = row(-1, ("--sleep-idle-seconds",), "after this many seconds without a request the model leaves memory until the next one; -1: never", least=-1)
     check: bool = row(False, ("--check",), "check the cache's invariants whenever the server is idle")
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
     # fmt: on
@@ -143,6 +144,11 @@ class Settings(Numbers):
     def hosts(self) -> list[str]:
         """The addresses to listen on."""
         return [host.strip() for host in self.host.split(",")]
+
+    @property
+    def sleep_after(self) -> int:
+        """Seconds without a request until sleep; 0: never."""
+        return max(self.sleep_idle_seconds, 0)
 
     def names(self, model: Path) -> tuple[str, ...]:
         """Return the model's names, in the order of the alphabet as llama-server has them; without --alias, its file's."""

@@ -14,6 +14,7 @@ from math import inf
 from threading import Thread
 from time import perf_counter
 
+from ...models.adapters import is_lasting
 from ...models.errors import Interrupted, NoRoom
 from ...models.runner import Runner
 from ...models.state import cut
@@ -24,11 +25,12 @@ from ...slots.scheduler import Scheduler
 from ...slots.snapshots import Snapshots
 from ...slots.tiers.tier import LowerTier
 from ...slots.tiers.writing import WriteBehind
-from ..errors import RequestError
+from ..errors import RequestError, not_loaded
 from .background import Background
 from .inbox import Inbox
 from .outbox import Outbox
 from .roster import Roster
+from .sleep import Sleep
 
 logger = logging.getLogger("slotcache.engine")
 LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
@@ -37,8 +39,8 @@ LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
 class Engine:
     """Runs generations. Other threads use `start`, `stop` and the inbox, most of them through `Door` and `View`.
 
-    is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. failure: why the thread has
-    ended for good.
+    is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. sleep_after: as in `Sleep`.
+    failure: why the thread has ended for good.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Engine:
         *,
         checks: bool = False,
         lower: Sequence[LowerTier] = (),
+        sleep_after: float = 0,
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
         self.inbox, self.outbox = Inbox(), Outbox()
         self.roster = Roster(scheduler, self.outbox, is_end)
         self.background = Background(scheduler, self.roster.end)
+        self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep)
         self.archive = Archive(scheduler.tree, cut)
         self.failure: str | None = None
         self.step_seconds = 0.0  # of the last step
@@ -81,6 +85,8 @@ class Engine:
 
     def carry_out(self) -> None:
         """Carry out the operations that the cache has decided, before the next step."""
+        if not self.sleep.is_awake:
+            return  # none touches KV: all of it has left the device
         try:
             self.runner.run(Plan(self.scheduler.tree.ledger.take_operations()))
         except Exception:
@@ -101,24 +107,27 @@ class Engine:
                 self._use_idle_time(until=perf_counter() + LAST_SAVE)
         except BaseException as error:
             self._end_for_good(error)
+        finally:
+            self.sleep.close()
 
     def _take_turn(self) -> None:
         try:
             self._read_inbox()
             if not self.scheduler.idle:
-                self._step()
+                self._step() if self.sleep.is_awake else self.sleep.wake()
         except Exception:
             self._recover()
         self.outbox.send()
 
     def _read_inbox(self) -> None:
-        """Run the acts of other threads. With nothing to compute, save idle KV, then wait for an act."""
+        """Run the acts of other threads. With nothing to compute, save idle KV, then wait for an act, or fall asleep."""
         self.runner.interrupt.clear()
-        if self.scheduler.idle:
+        if self.scheduler.idle or not self.sleep.is_awake:
             self._use_idle_time()
-            if self._checks:
+            if self._checks and self.scheduler.idle:
                 check(self.scheduler)
-            self.inbox.wait()()
+            act = self.inbox.wait(self.sleep.seconds_left)
+            act() if act else self._fall_asleep()
         while (act := self.inbox.take()) is not None:
             act()
 
@@ -142,12 +151,15 @@ class Engine:
         for request, token in self.scheduler.commit(plan, sampled):
             self.roster.push(request, token)
         self.roster.report_progress()
-        self.step_seconds = perf_counter() - began
+        self.sleep.last_use = perf_counter()
+        self.step_seconds = self.sleep.last_use - began
         self.host_seconds = self.step_seconds - (ran - planned)
 
     def _use_idle_time(self, until: float = inf) -> None:
         """Copy idle KV to host memory, and from host memory to disk, until an act arrives."""
-        while self.inbox.empty and perf_counter() < until and (work := self.scheduler.plan_idle_work()):
+        while (
+            self.sleep.is_awake and self.inbox.empty and perf_counter() < until and (work := self.scheduler.plan_idle_work())
+        ):
             self.runner.run(work)
             self._behind.write()
 
@@ -166,6 +178,24 @@ class Engine:
             self.runner.clear()  # or its cells would stay in use, unknown to the tree
         if not can_move:
             self.scheduler.tree.host.max_tokens = 0
+
+    def _fall_asleep(self) -> None:
+        """Move the KV on the device to host memory, as far as that has room, and free the device."""
+        tree, snapshots = self.scheduler.tree, self.scheduler.snapshots
+        for scope in [scope for scope in {*tree.roots, *snapshots.roots} if not is_lasting(scope.adapters)]:
+            tree.drop(scope)
+            snapshots.drop(scope)
+        tree.evict(tree.ledger.num_ready)
+        self.carry_out()
+        self._behind.write()
+        self.sleep.begin()
+
+    def _end_sleep(self, error: Exception | None) -> None:
+        """Compute what waits; without the model, it fails, and the next request tries again."""
+        if error is None:
+            self._warm_up()
+        else:
+            self.roster.fail(list(self.scheduler.waiting), not_loaded(error))
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ def _gauges(engine: Engine, disk: DiskTier | None, token_bytes: int) -> Describe
         "requests_running": ("Requests on a lane", len(scheduler.running)),
         "requests_waiting": ("Requests in the queue", len(scheduler.waiting)),
         "requests_background": ("Of both, prompts that are computed ahead of their turn", len(engine.background)),
+        "sleeping": ("1 while the model is out of memory", engine.sleep.is_asleep),
         "step_seconds": ("What the last step took", engine.step_seconds),
         "step_host_seconds": ("What of the last step was spent outside llama.cpp", engine.host_seconds),
     }
@@ -57,6 +58,7 @@ def _counters(engine: Engine, disk: DiskTier | None) -> Described:
     return {
         "steps": ("Steps", counters.steps),
         "spans": ("Requests in steps: one for each request that a step computed", counters.spans),
+        "wakeups": ("Times the model came back into memory", engine.sleep.num_wakes),
         "failed_steps": ("Steps that failed", engine.num_failed_steps),
         "prompt_tokens": ("Prompt tokens computed", counters.prefilled_tokens),
         "idle_prompt_tokens": ("Prompt tokens computed in idle time for what may come", counters.idle_tokens),

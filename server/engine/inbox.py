@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import inf
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TypeVar
@@ -60,9 +61,12 @@ class Inbox:
     def empty(self) -> bool:
         return self._acts.empty()
 
-    def wait(self) -> Act:
-        """Wait for the next act and take it out."""
-        return self._acts.get()
+    def wait(self, seconds: float) -> Act | None:
+        """Wait for the next act and take it out. None: none came in time."""
+        try:
+            return self._acts.get(timeout=None if seconds == inf else seconds)
+        except Empty:
+            return None
 
     def take(self) -> Act | None:
         """Take the next act out; None: the inbox is empty."""

@@ -15,7 +15,8 @@ from .http import Json, service_of, vectors_of
 async def show(request: Request) -> Response:
     """Show llama-server's properties and every setting; of an encoder, those that it has."""
     vectors, service = vectors_of(request), request.app.state.host.service
-    return Json((_properties(service) if service else {}) | vectors.properties())
+    shown = (_properties(service) if service else {}) | vectors.properties()
+    return Json(shown | {"is_sleeping": request.app.state.host.is_asleep})
 
 
 def _properties(service: Service) -> Fields:
@@ -37,7 +38,6 @@ def _properties(service: Service) -> Fields:
         "eos_token": model.eos,
         "build_info": service.build,
         "system_fingerprint": service.fingerprint,
-        "is_sleeping": False,
         "cors_proxy_enabled": False,
     }
 

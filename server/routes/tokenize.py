@@ -39,6 +39,7 @@ class DetokenizeRequest(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     vectors = vectors_of(request)
     asked = await read_body(request, TokenizeRequest)
+    request.app.state.host.rouse()
     tokens = await while_connected(request, vectors.threads.run(request.state.num_bytes, _tokens, vectors, asked))
     return Json(await asyncio.to_thread(_encode_tokens, tokens, vectors.model.spelling if asked.with_pieces else None))
 

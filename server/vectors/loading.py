@@ -58,7 +58,9 @@ class _Loader:
         if not file:
             return None
         path = Path(file).expanduser()
-        self.beside.append(Model(path, self.settings.gpu_layers, repack=self.settings.repack))
+        self.beside.append(
+            Model(path, self.settings.gpu_layers, repack=self.settings.repack, may_rest=self.settings.sleep_after > 0)
+        )
         return self._computer(self.beside[-1], path.stem, pooling)
 
     def _computer(self, model: Model, name: str, pooling: str) -> Computer:
@@ -73,4 +75,6 @@ class _Loader:
             most_texts=TEXTS_ON_GPU if any(device.is_gpu for device in devices()) else 1,
         )
         embedder = Embedder(model, settings)
-        return Computer(name, embedder, VectorQueue(embedder, self.is_busy), self.settings.max_queue + 1)
+        return Computer(
+            name, embedder, VectorQueue(embedder, self.is_busy, self.settings.sleep_after), self.settings.max_queue + 1
+        )

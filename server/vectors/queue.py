@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Lock, Thread
+from threading import Lock, Thread, Timer
 
 import numpy as np
 
 from ...models.embedding import Embedder
-from ..errors import RequestError
+from ...models.errors import ModelError
+from ..errors import RequestError, not_loaded
 
 logger = logging.getLogger("slotcache.vectors")
 NICENESS = 10  # the engine's threads come first where both want a core
@@ -41,15 +42,17 @@ class VectorQueue:
     texts wait: the workers that OpenMP keeps for a thread would slow the engine's own down as long as it lives. While the
     engine generates, it computes on one core.
 
-    is_busy: whether the engine generates; called in the queue's thread.
+    is_busy: whether the engine generates; called in the queue's thread. sleep_after: seconds without a text after which the
+    embedder leaves memory; 0: never.
     """
 
-    def __init__(self, embedder: Embedder, is_busy: Callable[[], bool]) -> None:
-        self._embedder, self._is_busy = embedder, is_busy
+    def __init__(self, embedder: Embedder, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
+        self._embedder, self._is_busy, self._sleep_after = embedder, is_busy, sleep_after
         self._lock = Lock()
         self._jobs: deque[Job] = deque()
         self._thread: Thread | None = None
         self._closed = False
+        self._timer = self._start_timer()
 
     def submit(self, texts: Sequence[np.ndarray]) -> Future[list[np.ndarray]]:
         """Queue texts (int32 each, at least one); the future's result is as of `Embedder.vectors`. Cancel it to drop them.
@@ -61,6 +64,7 @@ class VectorQueue:
             if self._closed:
                 raise RequestError("the server is shutting down", status=503)
             self._jobs.append(job)
+            self._timer.cancel()
             if self._thread is None:
                 self._thread = Thread(target=self._work, name="vectors", daemon=True)
                 self._thread.start()
@@ -70,6 +74,7 @@ class VectorQueue:
         """Fail the texts that wait, and return when the thread has ended."""
         with self._lock:
             self._closed, thread = True, self._thread
+            self._timer.cancel()
             waiting, self._jobs = self._jobs, deque()
         for job in waiting:
             _fail(job, RequestError("the server is shutting down", status=503))
@@ -83,10 +88,14 @@ class VectorQueue:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while batch := self._take():
             try:
+                self._embedder.open()
                 vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self._is_busy() else 0)
+            except ModelError as error:
+                self._drop(batch, not_loaded(error))
+                continue
             except Exception:
                 logger.exception("texts could not be computed")
-                self._drop({job for job, _ in batch})
+                self._drop(batch, RequestError("the model failed while computing this", status=500))
                 continue
             for (job, _), vector in zip(batch, vectors, strict=True):
                 job.vectors.append(vector)
@@ -114,13 +123,36 @@ class VectorQueue:
                     self._jobs.pop()
             if not batch:
                 self._thread = None
+                self._timer = self._start_timer()
         return batch
 
-    def _drop(self, jobs: set[Job]) -> None:
+    def _drop(self, batch: Batch, error: RequestError) -> None:
+        """Fail the requests of a batch."""
+        jobs = {job for job, _ in batch}
         with self._lock:
             self._jobs = deque(job for job in self._jobs if job not in jobs)
         for job in jobs:
-            _fail(job, RequestError("the model failed while computing this", status=500))
+            _fail(job, error)
+
+    # ---- sleep -----------------------------------------------------------------------------------------------------
+
+    def _start_timer(self) -> Timer:
+        """Return a timer for the embedder's sleep, which runs if it is in memory and may leave it."""
+        timer = Timer(self._sleep_after, self._fall_asleep)
+        timer.daemon = True
+        if self._sleep_after and self._embedder.is_open and not self._closed:
+            timer.start()
+        return timer
+
+    def _fall_asleep(self) -> None:
+        """Runs in a thread of its own, which also computes the texts that come meanwhile."""
+        with self._lock:
+            if self._thread is not None or self._closed or not self._embedder.is_open:
+                return
+            self._thread = threading.current_thread()
+        self._embedder.rest()
+        logger.info("%s: asleep after %g s without a text", self._embedder.model.path.name, self._sleep_after)
+        self._work()
 
 
 def _fail(job: Job, error: RequestError) -> None:

@@ -33,6 +33,11 @@ class Computer:
         self._pairing = Pairing(embedder.model)
         self._queue, self._max_open, self.num_open = queue, max_open, 0
 
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the model has left memory and no request wants it back."""
+        return not (self.num_open or self.embedder.is_open)
+
     async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the vectors of texts, int32 each. Cancelling it drops the texts. Raises RequestError: the queue is full."""
         if self.num_open >= self._max_open:

@@ -1,0 +1,76 @@
+"""Weights leave memory with their last context, and the vocabulary stays."""
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from slotcache.models.adapters import Adapters, is_lasting
+from slotcache.models.context import Context, ContextSettings
+from slotcache.models.embedding import Embedder, EmbedderSettings
+from slotcache.models.errors import ModelError
+from slotcache.models.generate import SHAPES
+from slotcache.models.model import Model
+from support.adapters import lora
+
+SMALL = ContextSettings(num_cells=256, batch=64, num_sequences=4)
+
+
+@pytest.fixture
+def file(tiny, tmp_path):
+    return Path(shutil.copy(tiny, tmp_path / "own.gguf"))
+
+
+def test_the_last_context_that_rests_frees_them_and_the_vocabulary_stays(file):
+    with closing(Model(file, may_rest=True)) as model:
+        context, embedder = Context(model, SMALL), Embedder(model, EmbedderSettings(pooling="mean"))
+        known = model.width, model.size, model.num_parameters, model.file_type, model.can_trim, model.bos
+        tokens = model.tokenize("Hello, world").tolist()
+        context.rest()
+        assert model.handle
+        embedder.rest()
+        with pytest.raises(ModelError, match="not in memory"):
+            _ = model.handle
+        assert (model.width, model.size, model.num_parameters, model.file_type, model.can_trim, model.bos) == known
+        assert model.tokenize("Hello, world").tolist() == tokens
+        embedder.open()
+        context.open()
+        embedder.rest()
+        assert model.handle
+        context.close()
+
+
+def test_without_leave_they_stay(file):
+    with closing(Model(file)) as model:
+        Context(model, SMALL).rest()
+        assert model.handle and model.tokenize("Hello").size
+
+
+def test_a_load_may_be_given_up_and_tried_again(file):
+    goes_on = [True]
+    with closing(Model(file, progress=lambda share: goes_on[0], may_rest=True)) as model:
+        context = Context(model, SMALL)
+        context.rest()
+        goes_on[0] = False
+        for _ in range(2):
+            with pytest.raises(ModelError, match="cannot load"):
+                context.open()
+        goes_on[0] = True
+        context.open()
+        assert model.handle
+        context.rest()
+        with pytest.raises(ModelError):
+            _ = model.handle
+
+
+@pytest.mark.parametrize("changed", ["own.gguf", "lora.gguf"])
+def test_files_that_changed_are_not_loaded(file, tmp_path, changed):
+    with closing(Model(file, may_rest=True)) as model:
+        adapters = Adapters(model, [lora(tmp_path / "lora.gguf", SHAPES["tiny"], 1)])
+        context = Context(model, SMALL)
+        context.rest()
+        (tmp_path / changed).touch()
+        for _ in range(2):
+            with pytest.raises(ModelError, match=f"{changed} changed since it was loaded"):
+                context.open()
+        assert is_lasting(adapters.name({0: 1.0}))
