@@ -39,6 +39,7 @@ class Scenario:
 _ALL = (
     Scenario(".scenarios.burst", "bursts of questions with overlapping documents"),
     Scenario(".scenarios.mtrag", "human multi-turn RAG conversations"),
+    Scenario(".scenarios.agent", "an agent that reads files by tool calls"),
     Scenario(".scenarios.conversations", "more conversations than lanes"),
     Scenario(".scenarios.decode", "tokens per second of many streams"),
     Scenario(".scenarios.step", "time of a step outside llama.cpp"),
@@ -51,6 +52,7 @@ _ALL = (
     Scenario(".scenarios.soak", "mixed load on all routes for hours"),
     Scenario(".scenarios.history", "a history that grows by a document each turn"),
     Scenario(".scenarios.cached", "a prompt that is cached whole"),
+    Scenario(".scenarios.facts", "answers about files that an agent has read"),
     Scenario(".scenarios.quality", "answer quality of the embedded model"),
     Scenario(".offline.arrange", "time to choose an order and write the prompt"),
     Scenario(".offline.residency", "cost of idle and moved KV, without a server"),

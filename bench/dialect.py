@@ -84,7 +84,7 @@ class ChatDialect:
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
         body: Body = {
             "model": "default",
-            "messages": _messages(query, history, _with_field if self.documents_field else _with_text),
+            "messages": self.messages(query, history),
             "max_tokens": sampling.max_tokens,
             "temperature": 0,
             "stream": True,
@@ -100,6 +100,10 @@ class ChatDialect:
         if self.own_scope:
             body["cache_scope"] = query.session
         return "/v1/chat/completions", body | dict(self.extra or {})
+
+    def messages(self, query: Query, history: History) -> list[Body]:
+        """Return the messages of a query behind its history."""
+        return _messages(query, history, _with_field if self.documents_field else _with_text)
 
     def read(self, event: Body) -> Chunk:
         choice = (event.get("choices") or [{}])[0]

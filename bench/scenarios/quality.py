@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -24,7 +23,7 @@ from ..options import add_options
 from ..progress import Progress
 from ..report import Bar, Report, Table
 from ..server import ServerOptions, slotcache_command
-from ..stats import mean
+from ..stats import f1, mean
 
 PATH = "/v1/chat/completions"
 MAX_TOKENS = 60
@@ -113,13 +112,6 @@ def run(args: argparse.Namespace) -> Report:
     )
     with arm.up() as url:
         return asyncio.run(_measure(url, args))
-
-
-def f1(right: str, given: str) -> float:
-    """Return the F1 score over the words of both answers, as in SQuAD."""
-    left, other = right.lower().split(), given.lower().split()
-    common = (Counter(left) & Counter(other)).total()
-    return 2 * common / (len(left) + len(other)) if common else 0.0
 
 
 def generated(recipe: Recipe, count: int, seed: str) -> list[Session]:

@@ -1,0 +1,181 @@
+"""An agent that reads files by tool calls, turn by turn: ClawTasks, with its tool results as documents and as they are."""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ..agent.dialect import TOOLS, AgentDialect, template_flag
+from ..agent.tasks import Task, queries, read_tasks, spread
+from ..arms import Arm, arms_for
+from ..client import Result
+from ..comparison import Outcome, compare, pace, problems, table
+from ..drive import Run
+from ..error import BenchError, Skip
+from ..options import DATA_VARIABLE, add_clients, add_options, sampling
+from ..report import Bar, Report, Table
+from ..stats import Summary
+from ..trace import Query
+
+REWRITTEN, AS_SENT, THEIRS = "slotcache, tool_documents", "slotcache", "llama-server"
+ASKED = {"tools": TOOLS}
+CACHED = ASKED | {"cache_prompt": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt of a request as a server's /apply-template and /tokenize return it."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench agent`."""
+    add_options(parser, context=32768)
+    add_clients(parser)
+    add_data(parser, tasks=6, characters=12000)
+
+
+def add_data(parser: argparse.ArgumentParser, tasks: int, characters: int) -> None:
+    """Add the options for the tasks and their files."""
+    add = parser.add_argument
+    add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with clawtasks/")
+    add("--tasks", type=int, default=tasks, help="number of tasks, 0 for all (default: %(default)s)")
+    text = "characters of each file that a call returns, 0 for whole files (default: %(default)s)"
+    add("--characters", type=int, default=characters, help=text)
+
+
+def tasks_of(args: argparse.Namespace) -> list[Task]:
+    """Return the tasks that the options choose. Raises Skip without data, BenchError for data that is something else."""
+    if not args.data or not Path(args.data).is_dir():
+        raise Skip(f"{args.scenario} needs --data PATH or {DATA_VARIABLE}: a folder that holds clawtasks/")
+    if args.url:
+        raise BenchError(f"{args.scenario} starts servers with a chat template of its own: leave --url out")
+    try:
+        return read_tasks(Path(args.data), args.characters)
+    except (OSError, ValueError, KeyError) as error:
+        raise BenchError(f"--data {args.data}: {error}") from error
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Send the requests of all tasks, and compare the prompts of slotcache with those of llama-server."""
+    tasks = spread(tasks_of(args), args.tasks)
+    trace = list(queries(tasks))
+    with template_flag() as flag:
+        arms = agent_arms(args, flag)
+        outcomes = compare(arms, trace, args)
+        unlike = asyncio.run(_unlike(arms, outcomes, args)) if arms[-1].name == THEIRS else []
+    size = f"up to {args.characters:,} characters of a file" if args.characters else "whole files"
+    title = f"agent: {len(tasks)} tasks, {len(trace)} requests, {size}, {pace(args)}"
+    data = {"tasks": [task.name for task in tasks], "unlike": unlike, "arms": [outcome.data() for outcome in outcomes]}
+    notes = [*problems(outcomes), *unlike[:5]]
+    tables = [table(title, outcomes), _computed(outcomes)]
+    return Report("agent", tables, bars=_bars(outcomes, unlike), notes=notes, data=data, has_failed=bool(notes))
+
+
+def agent_arms(args: argparse.Namespace, flag: str) -> list[Arm]:
+    """Return slotcache with `tool_documents`, without it, and llama-server if its path is given."""
+    own, theirs = f"{flag} {args.slotcache_args}", f"{flag} {args.llama_args}"
+    shown = argparse.Namespace(**vars(args) | {"slotcache_args": own, "llama_args": theirs})
+    rewritten, as_sent, *others = arms_for(shown, ("auto", "retrieval"))
+    return [
+        replace(rewritten, name=REWRITTEN, dialect=AgentDialect(extra=CACHED | {"tool_documents": "auto"})),
+        replace(as_sent, name=AS_SENT, dialect=AgentDialect(extra=CACHED)),
+        *(replace(arm, dialect=AgentDialect(extra=ASKED)) for arm in others),
+    ]
+
+
+def _computed(outcomes: Sequence[Outcome]) -> Table:
+    columns = ("arm", "prompt tokens", "computed", "longest prompt", "questions: TTFT p50 ms", "files: p50", "turns: p50")
+    rows = []
+    for outcome in outcomes:
+        longest = max((result.prompt_tokens for run in outcome.runs for result in run.answered), default=0)
+        tokens = [int(outcome.total(name)) for name in ("prompt_tokens", "computed_tokens")]
+        waits = (_p50(outcome, _questions), _p50(outcome, _files), _p50(outcome, _turns))
+        rows.append((outcome.arm.name, *tokens, longest, *(1000 * wait for wait in waits)))
+    return Table("requests with a question, those that bring files, and turns of both", columns, rows)
+
+
+def _p50(outcome: Outcome, waits: Callable[[Run], Iterable[float]]) -> float:
+    return Summary.median_of([Summary.of(waits(run)) for run in outcome.runs]).p50
+
+
+def _questions(run: Run) -> list[float]:
+    return [result.ttft for query, result in zip(run.queries, run.results, strict=True) if not query.documents]
+
+
+def _files(run: Run) -> list[float]:
+    return [result.ttft for query, result in zip(run.queries, run.results, strict=True) if query.documents]
+
+
+def _turns(run: Run) -> list[float]:
+    """Return the seconds from each question to the first token of its answer, with the call of the tool between them."""
+    turns: dict[tuple[str, int], list[Result]] = {}
+    for query, result in zip(run.queries, run.results, strict=True):
+        turns.setdefault((query.session, query.turn), []).append(result)
+    return [sum(call.latency for call in calls) + answer.ttft for *calls, answer in turns.values()]
+
+
+async def _unlike(arms: Sequence[Arm], outcomes: Sequence[Outcome], args: argparse.Namespace) -> list[str]:
+    """Return one line for each request of slotcache, as sent, whose prompt is not llama-server's to the token."""
+    compared = [(arm, outcome) for arm, outcome in zip(arms, outcomes, strict=True) if arm.name in (AS_SENT, THEIRS)]
+    prompts = [await _prompts(arm, outcome.runs[0].queries, args) for arm, outcome in compared]
+    results = [outcome.runs[0].results for _, outcome in compared]
+    unlike = []
+    for query, *both in zip(outcomes[0].runs[0].queries, *prompts, *results, strict=True):
+        own, theirs, *used = both
+        if own != theirs or any(_is_other(result, theirs) for result in used):
+            counts = [len(own.tokens), len(theirs.tokens), *(result.prompt_tokens for result in used)]
+            unlike.append(f"{query.session}, turn {query.turn}: prompts of {', '.join(map(str, counts))} tokens")
+    return unlike
+
+
+def _is_other(result: Result, prompt: Prompt) -> bool:
+    return not result.error and result.prompt_tokens != len(prompt.tokens)
+
+
+async def _prompts(arm: Arm, asked: Sequence[Query], args: argparse.Namespace) -> list[Prompt]:
+    prompts, history = [], dict[str, list[tuple[Query, str]]]()
+    with arm.up() as url:
+        async with aiohttp.ClientSession(url, raise_for_status=True) as http:
+            for query in asked:
+                before = history.setdefault(query.session, [])
+                _, body = await arm.dialect.prepare(http, query, before, sampling(args))
+                before.append((query, ""))
+                prompts.append(await _prompt(http, {name: body[name] for name in ("messages", "tools")}))
+    return prompts
+
+
+async def _prompt(http: aiohttp.ClientSession, body: dict[str, Any]) -> Prompt:
+    text = (await _post(http, "/apply-template", body))["prompt"]
+    tokens = await _post(http, "/tokenize", {"content": text, "add_special": True, "parse_special": True})
+    return Prompt(text, tuple(tokens["tokens"]))
+
+
+async def _post(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async with http.post(path, json=body) as answer:
+        return await answer.json()
+
+
+def _bars(outcomes: Sequence[Outcome], unlike: Sequence[str]) -> list[Bar]:
+    if outcomes[-1].arm.name != THEIRS:
+        return []
+    own, _, theirs = outcomes
+    if problems(outcomes):
+        return [Bar(4, "computed tokens, of llama-server's", nan, 0.6)]
+    figures = (
+        ("computed tokens", own.total("computed_tokens"), theirs.total("computed_tokens")),
+        ("TTFT p50 of requests that bring files", _p50(own, _files), _p50(theirs, _files)),
+        ("p50 from a question to the first token of its answer", _p50(own, _turns), _p50(theirs, _turns)),
+    )
+    return [
+        *(Bar(4, f"{name}, of llama-server's", mine / other, 0.6) for name, mine, other in figures),
+        Bar(4, "prompts as sent that are not llama-server's, to the token", float(len(unlike)), 0),
+    ]

@@ -1,0 +1,141 @@
+"""Answers about facts in files that an agent has read: is it still known what `tool_documents` does not show again?"""
+
+import argparse
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from ..agent.dialect import TOOLS, AgentDialect, template_flag
+from ..agent.tasks import File, Task, queries
+from ..arms import Arm
+from ..client import Client, EncodedRequest, Result
+from ..error import BenchError
+from ..options import add_options
+from ..progress import Progress
+from ..report import Bar, Report, Table
+from ..stats import f1, mean
+from ..trace import Query
+from .agent import AS_SENT, REWRITTEN, add_data, agent_arms, tasks_of
+
+WAYS = {AS_SENT: "off", REWRITTEN: "auto"}
+FACT = re.compile(r"^[ -]*([A-Z][A-Za-z0-9 /()'-]{3,50}): (\S.{0,60})$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a file. history: what the agent was asked and has read before; the newest read comes last."""
+
+    history: tuple[Query, ...]
+    text: str
+    answer: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench facts`."""
+    add_options(parser, context=8192, max_tokens=24)
+    add_data(parser, tasks=0, characters=3000)
+    parser.add_argument("--questions", type=int, default=200, help="of all that the files allow (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Ask each question in both ways, one after the other, on one server."""
+    tasks = tasks_of(args)
+    if args.model is None:
+        raise BenchError("facts needs -m MODEL: the weights of the bench model are random, so its answers mean nothing")
+    asked = _chosen(list(_questions(tasks)), args)
+    with template_flag() as flag, (arm := agent_arms(args, flag)[0]).up() as url:
+        answers = asyncio.run(_measure(arm, url, asked, args.max_tokens))
+    return _report(asked, answers)
+
+
+def _questions(tasks: Sequence[Task]) -> Iterator[Question]:
+    """Yield a question for each fact of each file, once it is read. Tasks that read the same files count once."""
+    for task in {tuple(path for path, _ in task.files): task for task in tasks}.values():
+        history: list[Query] = []
+        for query in queries([task]):
+            history.append(query)
+            for file in query.documents:
+                yield from (Question(tuple(history), *fact) for fact in _facts(file))
+
+
+def _facts(file: File) -> Iterator[tuple[str, str]]:
+    """Yield question and answer for each line of the file that is a name and a value, if it has the name once."""
+    path, text = file
+    found = FACT.findall(text)
+    times = Counter(name for name, _ in found)
+    for name, value in found:
+        if times[name] == 1:
+            yield f'In {path}, what stands behind "{name}:"? Answer with those words only.', value.strip()
+
+
+def _chosen(questions: Sequence[Question], args: argparse.Namespace) -> list[Question]:
+    """Return a sample in the order of the tasks, so that questions about one history follow each other."""
+    if not questions:
+        raise BenchError(f"--data {args.data}: no line of the files is a name and a value")
+    places = range(len(questions))
+    return [questions[at] for at in sorted(Random(args.seed).sample(places, min(args.questions, len(places))))]
+
+
+async def _measure(arm: Arm, url: str, asked: Sequence[Question], max_tokens: int) -> dict[str, list[Result]]:
+    answers: dict[str, list[Result]] = {way: [] for way in WAYS}
+    async with Client(url, arm.dialect) as client:
+        with Progress("both ways in turn", len(asked) * len(WAYS)) as progress:
+            for question in asked:
+                for way, results in answers.items():
+                    results.append(result := await client.send(_request(question, WAYS[way], max_tokens)))
+                    if result.error:
+                        raise BenchError(f"{question.text}: {result.error}")
+                    progress.step(f"{way}: {result.text!r} for {question.answer!r}")
+    return answers
+
+
+def _request(question: Question, tool_documents: str, max_tokens: int) -> EncodedRequest:
+    *before, last = question.history
+    asked = Query(last.session, last.turn + 1, question.text)
+    history = [(query, "") for query in (*before, last)]
+    body = {
+        "messages": AgentDialect().messages(asked, history),
+        "tools": TOOLS,
+        "tool_documents": tool_documents,
+        "cache_prompt": True,
+        "cache_scope": tool_documents,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return EncodedRequest("/v1/chat/completions", json.dumps(body).encode())
+
+
+def _report(asked: Sequence[Question], answers: dict[str, list[Result]]) -> Report:
+    scores = {
+        way: [f1(question.answer, result.text) for question, result in zip(asked, results, strict=True)]
+        for way, results in answers.items()
+    }
+    rows = [
+        (
+            way,
+            mean(scores[way]),
+            mean([float(score == 1) for score in scores[way]]),
+            sum(result.prompt_tokens for result in results),
+            sum(result.computed_tokens for result in results),
+        )
+        for way, results in answers.items()
+    ]
+    columns = ("way", "F1", "all words", "prompt tokens", "computed")
+    loss = mean(scores[AS_SENT]) - mean(scores[REWRITTEN])
+    data = [
+        {"question": question.text, "answer": question.answer} | {way: answers[way][at].text for way in WAYS}
+        for at, question in enumerate(asked)
+    ]
+    return Report(
+        "facts",
+        [Table(f"facts: {len(asked)} questions about files that were read", columns, rows)],
+        bars=[Bar(4, "loss of F1 by tool_documents", loss, 0.02)],
+        data={"questions": data},
+    )

@@ -1,0 +1,111 @@
+"""An agent that reads files: the tasks, the messages it sends, and both scenarios against real servers."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slotcache.bench.agent.dialect import AgentDialect
+from slotcache.bench.agent.tasks import Task, Turn, queries, read_tasks, spread
+from slotcache.bench.cli import main
+from slotcache.bench.scenarios.agent import AS_SENT, REWRITTEN
+from slotcache.bench.stats import f1
+from slotcache.bench.text import prose
+from slotcache.models.generate import built_in_model
+
+CLAUSES = "\n\n".join(prose(f"clause {at}", 40) for at in range(6))
+TURNS = {
+    "b": ["Read files/alpha.txt.", "Read files/beta.txt and files/gamma.txt. Compare.", "Which is best?"],
+    "a": ["List the files.", "Read files/beta.txt.", "Read files/alpha.txt."],
+    "missing": ["Read code/service.py."],
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three contracts from one template, and three tasks; the file of one task is missing."""
+    workspace, tasks = tmp_path / "clawtasks/data/workspace", tmp_path / "clawtasks/claw-tasks/all"
+    workspace.mkdir(parents=True)
+    tasks.mkdir(parents=True)
+    for at, name in enumerate(("alpha", "beta", "gamma")):
+        (workspace / f"{name}.txt").write_text(f"Contract ID: C-{at}\nVendor Name: {name} Ltd\n\n{CLAUSES}\n")
+    (tasks / "tasks.json").write_text(json.dumps([{"name": name, "turns": turns} for name, turns in TURNS.items()]))
+    return tmp_path
+
+
+def test_tasks_name_their_files_and_those_without_them_are_left_out(data: Path) -> None:
+    a, b = read_tasks(data)
+    assert [task.name for task in (a, b)] == ["a", "b"]
+    assert [[path for path, _ in turn.files] for turn in b.turns] == [
+        ["files/alpha.txt"],
+        ["files/beta.txt", "files/gamma.txt"],
+        [],
+    ]
+    assert dict(b.files)["files/gamma.txt"].startswith("Contract ID: C-2\n")
+    asked = [(query.turn, query.question, len(query.documents)) for query in queries([b])]
+    assert asked == [(1, TURNS["b"][0], 0), (1, "", 1), (2, TURNS["b"][1], 0), (2, "", 2), (3, TURNS["b"][2], 0)]
+
+
+def test_a_read_ends_with_a_line(data: Path) -> None:
+    (task, _) = read_tasks(data, characters=40)
+    assert task.files[0][1] == "Contract ID: C-1\nVendor Name: beta Ltd\n\n"
+    (task, _) = read_tasks(data, characters=5)
+    assert task.files[0][1] == "Contract ID: C-1\n", "a first line that is too long is read whole"
+
+
+def test_chosen_tasks_lie_apart() -> None:
+    tasks = [Task(str(at), (Turn("?", ()),)) for at in range(10)]
+    assert [task.name for task in spread(tasks, 4)] == ["0", "2", "5", "7"]
+    assert spread(tasks, 0) == spread(tasks, 99) == tasks
+
+
+def test_the_messages_of_an_agent_grow_at_the_end_alone(data: Path) -> None:
+    asked = list(queries(read_tasks(data)[1:]))
+    sent = [AgentDialect().messages(query, [(one, "") for one in asked[:at]]) for at, query in enumerate(asked)]
+    assert [messages[-1]["role"] for messages in sent] == ["user", "tool", "user", "tool", "user"]
+    for before, after in pairwise(sent):
+        assert after[: len(before)] == before
+    call, *results = sent[3][-3:]
+    assert [json.loads(one["function"]["arguments"])["path"] for one in call["tool_calls"]] == [
+        "files/beta.txt",
+        "files/gamma.txt",
+    ]
+    assert [one["id"] for one in call["tool_calls"]] == [one["tool_call_id"] for one in results]
+
+
+def test_f1_counts_common_words() -> None:
+    assert f1("AI Lab C", "ai lab c") == 1 and f1("AI Lab C", "nothing") == 0
+    assert f1("AI Lab C Ltd", "the AI Lab") == pytest.approx(4 / 7)
+
+
+def test_agent_computes_less_with_tool_documents(data: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    options = ["-m", str(built_in_model()), "--data", str(data), "--max-tokens", "1", "--pause", "0", "-t", "1"]
+    assert main(["agent", *options, "--json", str(out)]) == 0
+    assert "agent: 2 tasks, 10 requests" in capsys.readouterr().out
+    arms = {arm["name"]: arm["runs"][0]["requests"] for arm in json.loads(out.read_text())["data"]["arms"]}
+    computed = {
+        name: sum(request["prompt_tokens"] - request["cached_tokens"] for request in requests)
+        for name, requests in arms.items()
+    }
+    assert computed[REWRITTEN] < 0.7 * computed[AS_SENT]
+    assert arms[REWRITTEN][0]["prompt_tokens"] == arms[AS_SENT][0]["prompt_tokens"], "a question alone is not rewritten"
+
+
+def test_facts_asks_both_ways_for_the_same(data: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    options = ["-m", str(built_in_model()), "--data", str(data), "--max-tokens", "1", "-t", "1", "--questions", "4"]
+    assert main(["facts", *options, "--json", str(out)]) == 0
+    asked = json.loads(out.read_text())["data"]["questions"]
+    assert len(asked) == 4 and all({REWRITTEN, AS_SENT} <= set(one) for one in asked)
+    assert {one["answer"] for one in asked} <= {"C-0", "C-1", "C-2", "alpha Ltd", "beta Ltd", "gamma Ltd"}
+    assert "loss of F1 by tool_documents" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scenario", ["agent", "facts"])
+def test_without_data_the_reason_is_one_line(scenario: str, tmp_path: Path, capsys: Any) -> None:
+    assert main([scenario, "--data", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().err.startswith(f"skipped: {scenario} needs --data PATH or SLOTCACHE_DATA")
+    assert main([scenario, "--data", str(tmp_path)]) == 2
+    assert f"slotcache bench: --data {tmp_path}: " in capsys.readouterr().err
