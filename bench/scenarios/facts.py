@@ -37,7 +37,7 @@ class Question:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench facts`."""
     add_options(parser, context=8192, max_tokens=24)
-    add_data(parser, tasks=0, characters=3000)
+    add_data(parser, tasks=3, characters=2500)
     parser.add_argument("--questions", type=int, default=200, help="of all that the files allow (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice (default: %(default)s)")
 
@@ -47,15 +47,21 @@ def run(args: argparse.Namespace) -> Report:
     tasks = tasks_of(args)
     if args.model is None:
         raise BenchError("facts needs -m MODEL: the weights of the bench model are random, so its answers mean nothing")
-    asked = _chosen(list(_questions(tasks)), args)
+    asked = _chosen(list(_questions(_richest(tasks, args.tasks))), args)
     with template_flag() as flag, (arm := agent_arms(args, flag)[0]).up() as url:
         answers = asyncio.run(_measure(arm, url, asked, args.max_tokens))
     return _report(asked, answers)
 
 
+def _richest(tasks: Sequence[Task], count: int) -> list[Task]:
+    """Return the tasks with the most facts, `count` of them or all for 0. Tasks that read the same files count once."""
+    distinct = {tuple(sorted(path for path, _ in task.files)): task for task in tasks}.values()
+    return sorted(distinct, key=lambda task: -sum(len(list(_facts(file))) for file in task.files))[: count or None]
+
+
 def _questions(tasks: Sequence[Task]) -> Iterator[Question]:
-    """Yield a question for each fact of each file, once it is read. Tasks that read the same files count once."""
-    for task in {tuple(path for path, _ in task.files): task for task in tasks}.values():
+    """Yield a question for each fact of each file, once it is read."""
+    for task in tasks:
         history: list[Query] = []
         for query in queries([task]):
             history.append(query)
