@@ -23,15 +23,17 @@ test: $(VENV)/.developing
 	$(BIN)/python -m pytest $(ARGS)
 
 client-test: $(VENV)/.clients
-	$(VENV)/clients/bin/python -m pytest tests/clients $(ARGS)
+	$(VENV)/clients/bin/python -m pytest -W ignore::ResourceWarning tests/clients $(ARGS)  # clients leave event loops open
 
 # The clients' environment stands on the other one: it sees the server's packages, and its own come first.
+# Its pip is a new one: that of Python 3.11 finds no versions that fit together.
 $(VENV)/.clients: $(VENV)/.developing
 	$(PYTHON) -m venv $(VENV)/clients
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 		> "$$($(VENV)/clients/bin/python -c 'import site; print(site.getsitepackages()[0])')/server.pth"
 	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 		print(*extras["clients"], sep="\n")' > $(VENV)/clients/requirements.txt
+	$(VENV)/clients/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/clients/bin/pip install --quiet --requirement $(VENV)/clients/requirements.txt
 	@touch $@
 
