@@ -36,8 +36,7 @@ class Sampler:
         self._chances: Chances | None = None  # of the last token, where the request asks for them
         self.constraint: Constraint | None = None
         self._grammar, self._end = sampling.grammar, min(model.ends, default=0)
-        self._limit, self._clock = sampling.thought, ThoughtClock(sampling.thought) if sampling.thought else None
-        self._closing: list[int] = []  # the rest of the tokens that end a thought
+        self._clock = None if sampling.thought is None else ThoughtClock(sampling.thought)
         self._most, self._after = sampling.n_probs, sampling.post_sampling_probs
         self._biases = _biases(sampling)
         self._first: list[Repetition] = []  # before all chains, so that they need no list of candidates
@@ -69,17 +68,10 @@ class Sampler:
 
     def choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
         """Return the next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
-        token = self._closing.pop(0) if self._closing else None
-        if token is None and self.constraint is not None and (token := self.constraint.first_forced()) is not None:
-            self._watch([token])
-        if token is None:
-            return self._chosen(logits, context, index)
-        self._chances = Chances.certain(token) if self._most is not None else None
-        self._count(np.array([token], np.int32))
-        return token
-
-    def _chosen(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
-        """Return a token that is one of several."""
+        if self.constraint is not None and (forced := self.constraint.first_forced()) is not None:
+            self._watch([forced])
+            self._count(np.array([forced], np.int32))
+            return forced
         given = logits.copy() if self._most is not None and not self._after else None
         if self._biases is not None:
             tokens, values = self._biases
@@ -92,21 +84,16 @@ class Sampler:
             self._chances = Chances.of_model(given, token, self._most)
         if self._repetitions:
             self._count(np.array([token], np.int32))
-        self._go_on(token)
+        self._go_on([token])
         return token
 
-    def _go_on(self, token: int) -> None:
-        """Let the grammar, and the clock of thoughts, know a token; end a thought that is long enough."""
+    def _go_on(self, tokens: Sequence[int]) -> None:
+        """Let the grammar, and the clock of thoughts, know tokens."""
         if self.constraint is not None:
-            self.constraint.accept(token)
-        self._watch([token])
-        if self._limit is not None and self._clock is not None and self._clock.is_over and not self._closing:
-            self._closing = list(self._limit.closing)
-            for closing in self._limit.closing:
-                self._go_on(closing)
+            self.constraint.accept(*tokens)
+        self._watch(tokens)
 
     def _watch(self, tokens: Sequence[int]) -> None:
-        """Let the clock of thoughts know tokens."""
         if self._clock is not None:
             for token in tokens:
                 self._clock.push(token)
@@ -149,14 +136,19 @@ class Sampler:
     def take_forced(self) -> list[int]:
         """Return the tokens that follow the last one in any case, as if they were chosen."""
         forced: list[int] = []
-        if self._most is None:  # else each of them is chosen, to have its chances
-            forced, self._closing = self._closing, []
-        if self.constraint is not None and not self._closing:
-            more = self.constraint.take_forced()
-            self._watch(more)
+        while more := self._next_forced():
             forced += more
         if forced:
             self._count(np.array(forced, np.int32))
+        return forced
+
+    def _next_forced(self) -> list[int]:
+        """Return tokens that the grammar forces, else those that end a thought; more may follow."""
+        forced = [] if self.constraint is None else self.constraint.take_forced()
+        self._watch(forced)
+        if not forced and self._clock is not None and self._clock.is_over:
+            forced = list(self._clock.closing)
+            self._go_on(forced)
         return forced
 
     @property

@@ -70,11 +70,11 @@ class Constraint:
         ends = self._tokens.ends
         return bool((self._mask[ends >> 5] >> (ends & 31) & 1).any())
 
-    def accept(self, token: int) -> None:
-        """Go on behind a token, and then as far as only one text fits."""
+    def accept(self, *tokens: int) -> None:
+        """Go on behind tokens, and then as far as only one text fits."""
         self._settle()
         self._is_computed = False
-        if not self.error and not self._matcher.consume_token(token):
+        if not self.error and not all(map(self._matcher.consume_token, tokens)):
             self._check()
         self._forced = self._find_forced()
 

@@ -57,7 +57,7 @@ class Answers:
             opened=_opening(pieces),
             controls=self.spelt,
         )
-        return Form(reader, self.spelt, self._wanted(request, use, pieces), self._limit(request, pieces))
+        return Form(reader, self.spelt, self._wanted(request, use, pieces), self._limit(request, use, pieces))
 
     def _wanted(self, request: ChatRequest, use: ToolUse, pieces: Sequence[Piece]) -> Wanted | None:
         """Return the grammar of an answer, if it must fit one: behind a thought, its calls or the form of its content.
@@ -95,25 +95,33 @@ class Answers:
         It has no token for one, or its thought would have to fit a client's own grammar.
         """
         thought, (most, message) = self.format.thought(_opening(pieces)), self._budget(request)
-        given = request.wanted() if request.is_constrained else None
-        if not thought or not thought[2] or (most and (given is None or given.source.kind == "json_schema")):
+        if not thought or not thought[2] or (most and not self._has_own_grammar(request)):
             return []
         return [*([Piece(message, None, is_plain=True)] if message else []), Piece(f"{thought[1]}\n\n", None)]
 
-    def _limit(self, request: ChatRequest, pieces: Sequence[Piece]) -> ThoughtLimit | None:
+    def _limit(self, request: ChatRequest, use: ToolUse, pieces: Sequence[Piece]) -> ThoughtLimit | None:
+        """Return the limit of an answer's thoughts. A client's own grammar leaves no place for them. Raises RequestError."""
         thought, (most, message) = self.format.thought(_opening(pieces)), self._budget(request)
-        if most < 0 or not thought:
+        if most < 0 or not thought or self._has_own_grammar(request):
             return None
         start, end, is_open = thought
-        closing = (*self._model.tokenize(message).tolist(), *self._model.tokenize(end, special=True).tolist())
+        if end in message:
+            raise RequestError(f"it must not have the tag {end}, which follows it", param="reasoning_budget_message")
         return ThoughtLimit(
             most=most,
             start=start.encode(),
             end=end.encode(),
+            calls=tuple(tag.encode() for tag in self.format.breaks) if use.types() else (),
             is_open=is_open,
-            closing=closing,
+            anywhere=self.format.thinks_anywhere and not (request.is_constrained or use.mode == "required"),
+            closing=(*self._model.tokenize(message).tolist(), *self._model.tokenize(end, special=True).tolist()),
             piece=self._model.piece_with(self.spelt),
         )
+
+    def _has_own_grammar(self, request: ChatRequest) -> bool:
+        """Whether the client sent a grammar that is no schema: the whole answer must fit it."""
+        given = request.wanted() if request.is_constrained else None
+        return given is not None and given.source.kind != "json_schema"
 
     def _budget(self, request: ChatRequest) -> tuple[int, str]:
         """Return the most tokens of a thought, -1 for no limit, and the text in front of its end."""

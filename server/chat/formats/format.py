@@ -90,6 +90,16 @@ class Format:
         start, end = self.thinking.last(prompt)
         return prompt[start:] if start > end else ""
 
+    @property
+    def thinks_anywhere(self) -> bool:
+        """Whether thoughts may come behind content, too."""
+        return self.channels is not None or (self.thinking is not None and self.thinking.anywhere)
+
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """The tags of calls that end a thought."""
+        return tuple(tag for shape in self.shapes for tag in shape.opens) if self.calls_end_thoughts else ()
+
     def thought(self, prompt: str) -> tuple[str, str, bool] | None:
         """Return the tags of the thought that an answer may begin with, and whether the prompt's end opens it already.
 
