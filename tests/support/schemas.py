@@ -10,7 +10,7 @@ PATTERNS = [
     r"^\w{1,4}@\w{1,4}\.(com|org)$",
     "^[^x]{0,5}$",
 ]
-FORMATS = ["date", "time", "uuid", "ipv4"]
+FORMATS = ["date", "time", "date-time", "uuid", "ipv4", "ipv6"]
 LITERALS = ["red", "dark green", 'quo"ted', "ümlaut", "", 0, -7, 2.5, True, None, ["a", 1], {"k": "v"}]
 NAMES = ["name", "age", "id", "tags", "the value", "ключ", "kind", "x-y", 'q"', "a/b~c"]
 
@@ -30,7 +30,7 @@ def _schema(random: Random, depth: int, references: list[str]) -> Schema:
     if references:
         kinds += [lambda random, *_: {"$ref": random.choice(references)}] * 2
     if depth > 0:
-        kinds += [_object, _object, _array, _tuple, _any_of, _all_of]
+        kinds += [_object, _object, _array, _tuple, _any_of, _one_of, _nullable, _all_of]
     return random.choice(kinds)(random, depth, references)
 
 
@@ -96,6 +96,17 @@ def _tuple(random: Random, depth: int, references: list[str]) -> Schema:
 
 def _any_of(random: Random, depth: int, references: list[str]) -> Schema:
     return {"anyOf": [_schema(random, depth - 1, references) for _ in range(random.randrange(2, 4))]}
+
+
+def _one_of(random: Random, depth: int, references: list[str]) -> Schema:
+    """Parts of which no value fits two."""
+    parts = [_integer, _text, _array, _plain]
+    one = [part(random, depth, references) for part in random.sample(parts, 2)]
+    return {"oneOf": one}
+
+
+def _nullable(random: Random, depth: int, references: list[str]) -> Schema:
+    return {"anyOf": [_schema(random, depth - 1, references), {"type": "null"}]}
 
 
 def _all_of(random: Random, depth: int, references: list[str]) -> Schema:

@@ -52,10 +52,12 @@ ONCE: Any = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 
 
 def test_an_async_stream_that_is_left_frees_its_lane(server):
     async def left():
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            async with await client.chat.completions.create(**LONG, stream=True) as stream:
-                async for _ in stream:
-                    break
+        async with (
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+            await client.chat.completions.create(**LONG, stream=True) as stream,
+        ):
+            async for _ in stream:
+                break
 
     asyncio.run(left())
     until(lambda: not server.service.open)

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from support.schemas import random_schema
 
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 SCHEMAS = int(os.environ.get("SLOTCACHE_SCHEMAS", "25"))
 
 
@@ -24,7 +25,7 @@ def test_answers_to_random_schemas_end_by_themselves_and_are_valid(server):
         (choice,) = answer.json()["choices"]
         ended.append(choice["finish_reason"] == "stop")
         if ended[-1]:
-            jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+            jsonschema.validate(json.loads(choice["message"]["content"]), schema, format_checker=FORMATS)
         else:
             print(seed, temperature, choice["message"]["content"][-100:])
     print(f"{sum(ended)} of {SCHEMAS} answers ended by themselves; each of those is valid")
