@@ -19,6 +19,7 @@ from .edge.gate import Gate
 from .edge.keys import Keys
 from .edge.origins import CrossOrigin, Origins
 from .edge.refusal import refusal
+from .edge.spelling import Spelling
 from .errors import RequestError
 from .log.requests import RequestLog
 from .routes import (
@@ -193,7 +194,7 @@ def _layers(settings: Settings) -> list[Middleware]:
     origins = Origins(settings)
     cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
     gate = Middleware(Gate, settings=settings, keys=Keys.of(settings), origins=origins)
-    return [Middleware(RequestLog), Middleware(Farewell), *cross_origin, gate]
+    return [Middleware(Spelling), Middleware(RequestLog), Middleware(Farewell), *cross_origin, gate]
 
 
 def refuse(request: Request, error: Exception) -> Response:

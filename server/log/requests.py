@@ -22,7 +22,8 @@ Fields = dict[str, object]
 
 
 class RequestLog:
-    """The outermost layer. Routes leave `account` in the request's state: a function that returns figures for the line.
+    """A layer around the gate and the routes. Routes leave `account` in the request's state: a function that returns figures
+    for the line.
 
     Nothing of a prompt or an answer reaches the log, and no id by which a client could go on from an answer.
     """
