@@ -22,6 +22,7 @@ from .edge.refusal import refusal
 from .edge.spelling import Spelling
 from .errors import RequestError
 from .log.requests import RequestLog
+from .metrics import exposition_of_vectors
 from .routes import (
     cache,
     counts,
@@ -90,6 +91,13 @@ class Host:
         if self.service is None:
             raise RequestError(f"{vectors.name} generates no text: it is served for vectors or scores only", status=501)
         return self.service
+
+    async def metrics(self) -> bytes:
+        """Return all metrics in Prometheus' text format. Raises RequestError as `loaded`."""
+        computed = self.loaded().computed
+        if self.service is None:
+            return exposition_of_vectors(computed)
+        return self.service.metrics.exposition(await self.service.view.figures(), computed)
 
     def stop(self) -> None:
         """End all requests with an error; the server shuts down."""

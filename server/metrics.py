@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from time import thread_time
@@ -14,10 +14,29 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from .chat.conversations import Conversations
 from .engine.view import Figures, Generation, Report
 from .idle import IdlePrefill
+from .vectors.queue import Computed
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SMOOTHING = 0.1  # weight of the newest request in the mean time a request takes
 RECENT = 64  # finished requests that a rate is the mean of
+OF_LLAMA_SERVER = (
+    ("counter", "prompt_tokens_total", "Prompt tokens computed"),
+    ("counter", "prompt_tokens_cached_total", "Prompt tokens reused"),
+    ("counter", "prompt_seconds_total", "Time spent on prompts"),
+    ("counter", "tokens_predicted_total", "Tokens generated"),
+    ("counter", "tokens_predicted_seconds_total", "Time spent on answers"),
+    ("counter", "n_decode_total", "Steps"),
+    ("counter", "n_tokens_max", "The longest prompt with its answer"),
+    ("counter", "spec_decode_num_draft_tokens_total", "Tokens drafted"),
+    ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens accepted"),
+    ("counter", "spec_decode_num_drafts_total", "Drafts"),
+    ("gauge", "prompt_tokens_seconds", "Prompt tokens a second, of late"),
+    ("gauge", "predicted_tokens_seconds", "Generated tokens a second, of late"),
+    ("gauge", "requests_processing", "Requests on a lane"),
+    ("gauge", "requests_deferred", "Requests in the queue"),
+    ("gauge", "n_busy_slots_per_decode", "Requests in a step, on average"),
+)
+"""llama-server's metrics: kind, name, help."""
 
 
 @dataclass(slots=True)
@@ -45,6 +64,7 @@ class Metrics:
         self._figures: Figures | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._vectors = VectorMetrics(self._registry)
         self._requests = Counter("slotcache_requests", "Requests by how they ended", ["end"], registry=self._registry)
         self._ttft = self._histogram("slotcache_ttft_seconds", "From arrival to the first token")
         self._queue = self._histogram("slotcache_queue_seconds", "From arrival to admission")
@@ -81,38 +101,31 @@ class Metrics:
         """Return about how long until one of the lanes has finished a request, for Retry-After."""
         return max(1, ceil(self._mean_seconds / lanes))
 
-    def exposition(self, figures: Figures) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        self._figures = figures
-        return generate_latest(self._registry) + self._as_llama_server(figures).encode()
+    def exposition(self, figures: Figures, computed: Computed) -> bytes:
+        """Return all metrics in Prometheus' text format. computed: texts that became vectors or scores."""
+        self._figures, self._vectors.computed = figures, computed
+        return generate_latest(self._registry) + _written(self._as_llama_server(figures, computed))
 
-    def _as_llama_server(self, figures: Figures) -> str:
-        """Return llama-server's metrics. No draft model runs, so that nothing is drafted."""
+    def _as_llama_server(self, figures: Figures, computed: Computed) -> dict[str, float]:
+        """Return the values of llama-server's metrics."""
         gauges, counters = figures.gauges, figures.counters
         of_clients = not gauges["requests_background"][1]  # prompts that are computed ahead give way to all requests
         running, waiting = (gauges[f"requests_{state}"][1] * of_clients for state in ("running", "waiting"))
         steps, spans = counters["steps"][1], counters["spans"][1]
-        rows = (
-            ("counter", "prompt_tokens_total", "Prompt tokens computed", counters["prompt_tokens"][1]),
-            ("counter", "prompt_tokens_cached_total", "Prompt tokens reused", sum(figures.cached_tokens.values())),
-            ("counter", "prompt_seconds_total", "Time spent on prompts", self._prompts.seconds),
-            ("counter", "tokens_predicted_total", "Tokens generated", counters["generated_tokens"][1]),
-            ("counter", "tokens_predicted_seconds_total", "Time spent on answers", self._answers.seconds),
-            ("counter", "n_decode_total", "Steps", steps),
-            ("counter", "n_tokens_max", "The longest prompt with its answer", self._longest),
-            ("counter", "spec_decode_num_draft_tokens_total", "Tokens drafted", 0),
-            ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens accepted", 0),
-            ("counter", "spec_decode_num_drafts_total", "Drafts", 0),
-            ("gauge", "prompt_tokens_seconds", "Prompt tokens a second, of late", self._prompts.per_second()),
-            ("gauge", "predicted_tokens_seconds", "Generated tokens a second, of late", self._answers.per_second()),
-            ("gauge", "requests_processing", "Requests on a lane", running),
-            ("gauge", "requests_deferred", "Requests in the queue", waiting),
-            ("gauge", "n_busy_slots_per_decode", "Requests in a step, on average", spans / max(steps, 1)),
-        )
-        return "".join(
-            f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {float(value)!r}\n"
-            for kind, name, help, value in rows
-        )
+        return {
+            "prompt_tokens_total": counters["prompt_tokens"][1] + computed.tokens,
+            "prompt_tokens_cached_total": sum(figures.cached_tokens.values()),
+            "prompt_seconds_total": self._prompts.seconds,
+            "tokens_predicted_total": counters["generated_tokens"][1],
+            "tokens_predicted_seconds_total": self._answers.seconds,
+            "n_decode_total": steps + computed.steps,
+            "n_tokens_max": self._longest,
+            "prompt_tokens_seconds": self._prompts.per_second(),
+            "predicted_tokens_seconds": self._answers.per_second(),
+            "requests_processing": running,
+            "requests_deferred": waiting,
+            "n_busy_slots_per_decode": spans / max(steps, 1),
+        }
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures; prometheus_client calls this."""
@@ -134,3 +147,32 @@ class Metrics:
         for source in ("own", "fork", "host", "disk", "snapshot"):
             cached.add_metric([source], self._figures.cached_tokens.get(source, 0))
         yield cached
+
+
+class VectorMetrics:
+    """The metrics of texts that became vectors or scores."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.computed = Computed()
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("slotcache_vector_texts", "Texts that became vectors or scores", self.computed.texts)
+        yield CounterMetricFamily("slotcache_vector_tokens", "Tokens of them", self.computed.tokens)
+        yield CounterMetricFamily("slotcache_vector_steps", "Steps that computed them", self.computed.steps)
+
+
+def exposition_of_vectors(computed: Computed) -> bytes:
+    """Return all metrics of a server that generates no text, as `Metrics.exposition` does."""
+    registry = CollectorRegistry()
+    VectorMetrics(registry).computed = computed
+    values = {"prompt_tokens_total": computed.tokens, "n_decode_total": computed.steps}
+    return generate_latest(registry) + _written(values)
+
+
+def _written(values: Mapping[str, float]) -> bytes:
+    """Return llama-server's metrics in Prometheus' text format; one without a value is 0, as drafts are."""
+    return "".join(
+        f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {float(values.get(name, 0))!r}\n"
+        for kind, name, help in OF_LLAMA_SERVER
+    ).encode()

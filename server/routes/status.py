@@ -58,11 +58,10 @@ def _next_token(decoded: int, left: int) -> Fields:
 
 
 async def metrics(request: Request) -> Response:
-    service = service_of(request)
-    _check_shown(service.settings.metrics, "--metrics")
-    written = service.metrics.exposition(await service.view.figures())
-    headers = {"Process-Start-Time-Unix": str(request.app.state.host.started)}
-    return Response(written, media_type="text/plain; version=0.0.4", headers=headers)
+    host = request.app.state.host
+    _check_shown(host.settings.metrics, "--metrics")
+    headers = {"Process-Start-Time-Unix": str(host.started)}
+    return Response(await host.metrics(), media_type="text/plain; version=0.0.4", headers=headers)
 
 
 def _check_shown(shown: bool, flag: str) -> None:

@@ -32,6 +32,18 @@ class Job:
     future: Future[list[np.ndarray]] = field(default_factory=Future)
 
 
+@dataclass(slots=True)
+class Computed:
+    """The texts that became vectors or scores, their tokens, and the steps that this took."""
+
+    texts: int = 0
+    tokens: int = 0
+    steps: int = 0
+
+    def __add__(self, other: Computed) -> Computed:
+        return Computed(self.texts + other.texts, self.tokens + other.tokens, self.steps + other.steps)
+
+
 Batch = list[tuple[Job, np.ndarray]]
 
 
@@ -43,11 +55,12 @@ class VectorQueue:
     engine generates, it computes on one core.
 
     is_busy: whether the engine generates; called in the queue's thread. sleep_after: seconds without a text after which the
-    embedder leaves memory; 0: never.
+    embedder leaves memory; 0: never. computed: in all.
     """
 
     def __init__(self, embedder: Embedder, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
         self._embedder, self._is_busy, self._sleep_after = embedder, is_busy, sleep_after
+        self.computed = Computed()
         self._lock = Lock()
         self._jobs: deque[Job] = deque()
         self._thread: Thread | None = None
@@ -97,6 +110,7 @@ class VectorQueue:
                 logger.exception("texts could not be computed")
                 self._drop(batch, RequestError("the model failed while computing this", status=500))
                 continue
+            self.computed += Computed(len(batch), sum(len(text) for _, text in batch), 1)
             for (job, _), vector in zip(batch, vectors, strict=True):
                 job.vectors.append(vector)
                 if len(job.vectors) == len(job.texts) and job.future.set_running_or_notify_cancel():

@@ -16,7 +16,7 @@ from ..chat.texts import Texts
 from ..chat.threads import PromptThreads
 from ..errors import RequestError
 from ..settings import Settings
-from .queue import VectorQueue
+from .queue import Computed, VectorQueue
 from .texts import tokens_of
 
 RETRY_AFTER = 1  # s
@@ -52,6 +52,10 @@ class Computer:
             return await asyncio.wrap_future(self._queue.submit(texts))
         finally:
             self.num_open -= 1
+
+    @property
+    def computed(self) -> Computed:
+        return self._queue.computed
 
     @staticmethod
     def normalised(vector: np.ndarray, norm: int) -> np.ndarray:
@@ -165,6 +169,11 @@ class Vectors:
             computer.close()
         for model in self.beside:
             model.close()
+
+    @property
+    def computed(self) -> Computed:
+        """What the embedder and the reranker computed."""
+        return sum((computer.computed for computer in self.computers), Computed())
 
     @property
     def computers(self) -> list[Computer]:

@@ -171,6 +171,21 @@ def test_an_encoder_serves_no_text(alone):
     assert alone.http.post("/detokenize", json={"tokens": [9]}).json()["content"].strip() == "machine"
 
 
+@pytest.mark.parametrize("name", ["alone", "beside"])
+def test_vectors_are_counted(name, request):
+    up = request.getfixturevalue(name)
+    names = (
+        *(f"slotcache_vector_{kind}_total" for kind in ("tokens", "texts", "steps")),
+        "llamacpp:prompt_tokens_total",
+        "llamacpp:n_decode_total",
+        "llamacpp:tokens_predicted_total",
+    )
+    before = [up.metric(name) for name in names]
+    tokens = post(up, input=TEXTS)["usage"]["prompt_tokens"]
+    after = [up.metric(name) for name in names]
+    assert [late - early for early, late in zip(before, after, strict=True)] == [tokens, 2, 2, tokens, 2, 0]
+
+
 def test_beside_a_model_that_generates(beside):
     names = {model.id for model in beside.openai.models.list().data}
     assert names == {"tiny", "bert"} and beside.http.get("/props").json()["embedding"]["model"] == "bert"
