@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("slots", "ordering", "models", "server", "bench")
+ROOMS = ("slots", "ordering", "retrieval", "models", "server", "bench")
 COMMAND_LINE = "server.cli"
 MOST_MODULES, MOST_SERVER_MODULES = 24, 14  # of a folder; of server/ without its folders
 
@@ -43,9 +43,11 @@ class Rule:
 RULES = (
     Rule("slots", only=()),
     Rule("ordering", only=()),
+    Rule("retrieval", only=("ordering",)),
+    Rule("retrieval.extract", only=("retrieval.chunks", "retrieval.files", "ordering")),
     Rule("models", only=("slots",)),
-    Rule("server", only=("slots", "ordering", "models")),
-    Rule("bench", only=("slots", "ordering", "models")),
+    Rule("server", only=("slots", "ordering", "retrieval", "models")),
+    Rule("bench", only=("slots", "ordering", "retrieval", "models")),
     Rule(
         "server.routes",
         only=(
@@ -77,6 +79,7 @@ RULES = (
 # From the ground up. A module imports from its own floor and from those below.
 FLOORS = (
     ("slots", "ordering"),
+    ("retrieval",),
     ("models",),
     ("server.settings", "server.errors", "server.flags", "server.log"),
     ("server.edge", "server.wire", "server.provenance"),
@@ -199,5 +202,5 @@ def test_the_folders_are_small_enough_to_look_through():
 
 def test_llama_cpp_is_only_known_in_models():
     for name, path in modules().items():
-        if is_in(name, "slots", "ordering", "bench"):
+        if is_in(name, "slots", "ordering", "retrieval", "bench"):
             assert "llama_cpp" not in path.read_text("utf-8").replace("llama_cpp_python", "").replace("llama_cpp_ex", "")

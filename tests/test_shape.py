@@ -11,13 +11,13 @@ from prose import LIMIT as MOST_INDEFINITE
 from prose import count, project_files, prose_of
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("slots", "ordering", "models", "server", "bench")
+ROOMS = ("slots", "ordering", "retrieval", "models", "server", "bench")
 HUBS = {"Engine": "server", "Service": "server", "Scheduler": "slots", "PrefixTree": "slots"}
 MOST_LINES, MOST_METHODS = 200, 16  # of a hub
 MOST_FILE_LINES = 300
 MOST_ARGUMENTS = 4  # by position: from five on, a reader of the call cannot tell which is which
 MOST_ANY = 40  # in the rooms that a server consists of
-FOREIGN = ("llama_cpp", "torch", "np", "logger")  # calls into these take what their libraries take
+FOREIGN = ("llama_cpp", "torch", "np", "logger", "raw")  # calls into these take what their libraries take
 FOREIGN_METHODS = {"view", "expand", "reshape", "Call"}  # of tensors and of Jinja's syntax trees
 
 

@@ -16,7 +16,8 @@ from slotcache.slots.costs import NEVER, UNMEASURED, Costs
 
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "models" / "costs.py"
-FILES = [path for room in ("slots", "ordering", "models", "server") for path in sorted((ROOT / room).rglob("*.py"))]
+ROOMS = ("slots", "ordering", "retrieval", "models", "server")
+FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 ELSEWHERE = [path for path in FILES if path != PLACE and not path.is_relative_to(ROOT / "models" / "training")]
 OFF = ROOT / "slots" / "costs.py"  # where every rule is turned off
 NAMES = {field.name for field in fields(Costs)}

@@ -1,0 +1,53 @@
+"""Folders of documents to search: files are read, cut into chunks, indexed, kept up to date, and searched in stages.
+
+As a library, without any model a search goes by words alone:
+
+    >>> import asyncio, tempfile
+    >>> from pathlib import Path
+    >>> from slotcache.retrieval import Index, Query
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "tides.md").write_text("# Tides\\n\\nThe moon raises two tides a day.\\n")
+    >>> index = Index([folder], folder.with_suffix(".db"))
+    >>> index.refresh()
+    True
+    >>> for hit in asyncio.run(index.search().hits(Query(text="How many tides are there?"))):
+    ...     print(hit.chunk.places[0].path, hit.chunk.title, hit.chunk.text, sep=" | ")
+    tides.md | Tides | The moon raises two tides a day.
+    >>> index.close()
+
+With an `Embedder`, `refresh` also embeds the chunks, and `index.search(embed=...)` fuses both rankings.
+"""
+
+from .chunks import Chunk, Sizes, cut
+from .files import Folder, FoundFile, SkippedFile
+from .index import Embedder, Index, Progress, Scan
+from .search import FUSED, LEXICAL, RERANKED, Hit, Query, Search, Stage
+from .store import FAILED, INDEXED, SKIPPED, Place, StoredChunk, StoredFile
+from .watching import changes
+
+__all__ = [
+    "FAILED",
+    "FUSED",
+    "INDEXED",
+    "LEXICAL",
+    "RERANKED",
+    "SKIPPED",
+    "Chunk",
+    "Embedder",
+    "Folder",
+    "FoundFile",
+    "Hit",
+    "Index",
+    "Place",
+    "Progress",
+    "Query",
+    "Scan",
+    "Search",
+    "Sizes",
+    "SkippedFile",
+    "Stage",
+    "StoredChunk",
+    "StoredFile",
+    "changes",
+    "cut",
+]

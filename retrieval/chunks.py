@@ -1,0 +1,237 @@
+"""Sections to chunks: the units of search, and of KV reuse.
+
+A chunk is a subtree of headings if that fits, else the text under one heading, cut between paragraphs. Chunks never overlap:
+repeated text would be KV twice. An edit changes the chunk around it and leaves the others as they are, so that their KV and
+their vectors stay valid: no chunk goes beyond its heading, and where the text under a heading is cut depends on the
+paragraphs at the cut, not on how many stand before them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate, chain, pairwise, takewhile
+
+from ..ordering import Document
+from .extract.section import Block, Section
+
+VERSION = 1  # of the rules here: other rules make other chunks
+BYTES_PER_TOKEN = 4  # roughly, in most vocabularies and languages
+BETWEEN_HEADINGS = " > "
+SENTENCE_END = re.compile(r"(?<=[.!?。！？…])[\"')\]»”’]?\s+")
+LINE_END = re.compile(r"\n")
+PARAGRAPH = "\n\n"
+WORD = re.compile(r"\w+")
+MAX_HASHED, HASHED_WORDS = 400, 8  # characters and words of a piece that its hash is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a file. title: its heading path. page, start, stop: its place, as in `Block`.
+
+    id: the first digits of the hash of title and text, and of nothing else: a chunk that only moves keeps it.
+    """
+
+    title: str
+    text: str
+    tokens: int
+    page: int | None
+    start: int
+    stop: int
+
+    @property
+    def document(self) -> Document:
+        """Return the chunk as a document of a prompt."""
+        return Document.parse({"title": self.title, "text": self.text})
+
+    @property
+    def id(self) -> str:
+        return self.document.id
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Tokens of a chunk. most: a subtree, a list or a piece of code up to it stays whole. whole_file: so does a file.
+
+    A cut falls between `first` and `most`; least: no cut leaves less than that behind it, if it can.
+    """
+
+    least: int
+    first: int
+    most: int
+    whole_file: int
+
+    @classmethod
+    def around(cls, tokens: int) -> Sizes:
+        """Return the sizes of chunks of about so many tokens. Raises ValueError below 32."""
+        if tokens < 32:
+            raise ValueError(f"chunks of {tokens} tokens are too small to search: expected at least 32")
+        return cls(least=tokens * 2 // 5, first=tokens * 3 // 5, most=tokens * 7 // 6, whole_file=2 * tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A block, or a part of a long one. glue: the text between it and the piece before it."""
+
+    text: str
+    tokens: int
+    start: int
+    stop: int
+    page: int | None
+    glue: str = PARAGRAPH
+
+
+def embedded_text(title: str, text: str) -> str:
+    """Return the text of a chunk as an embedder or a reranker reads it."""
+    return f"{title}\n{text}" if title else text
+
+
+def count_tokens(text: str) -> int:
+    """Return about how many tokens a text has, whatever the vocabulary."""
+    return -(-len(text.encode(errors="surrogatepass")) // BYTES_PER_TOKEN)
+
+
+def cut(sections: Sequence[Section], sizes: Sizes) -> Iterator[Chunk]:
+    """Yield the chunks of a file in order."""
+    filled = [_Sized(section) for section in sections if section.blocks or section.headings]
+    if not filled:
+        return
+    if sum(section.tokens for section in filled) <= sizes.whole_file:
+        yield _subtree(filled, _shared_depth(filled))
+    else:
+        yield from _cut_tree(filled, 0, sizes)
+
+
+class _Sized:
+    """A section with its tokens, counted once."""
+
+    __slots__ = ("blocks", "headings", "page", "tokens")
+
+    def __init__(self, section: Section) -> None:
+        self.headings, self.blocks, self.page = section.headings, section.blocks, section.page
+        self.tokens = sum(count_tokens(text) for text in (*section.headings[-1:], *(block.text for block in section.blocks)))
+
+
+def _cut_tree(sections: Sequence[_Sized], depth: int, sizes: Sizes) -> Iterator[Chunk]:
+    """Yield the chunks of sections that share `depth` headings."""
+    if depth and sum(section.tokens for section in sections) <= sizes.most:
+        yield _subtree(sections, depth)
+        return
+    own = int(len(sections[0].headings) == depth)
+    if own:
+        yield from _cut_section(sections[0], sizes)
+    starts = [at for at, section in enumerate(sections) if len(section.headings) == depth + 1]
+    for start, stop in pairwise([*starts, len(sections)]):
+        yield from _cut_tree(sections[start:stop], depth + 1, sizes)
+
+
+def _shared_depth(sections: Sequence[_Sized]) -> int:
+    """Return how many headings all sections stand under."""
+    paths = [section.headings for section in sections]
+    least, greatest = min(paths), max(paths)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(least, greatest, strict=False))
+    return sum(1 for _ in same)
+
+
+def _subtree(sections: Sequence[_Sized], depth: int) -> Chunk:
+    """Return sections as one chunk, whose title is the first `depth` headings; the inner headings stand in its text."""
+    pieces: list[_Piece] = []
+    if not any(section.blocks or len(section.headings) > depth for section in sections):
+        depth -= 1  # a heading is all its text
+    for section in sections:
+        if len(section.headings) > depth:
+            heading = f"{'#' * (len(section.headings) - depth + 1)} {section.headings[-1]}"
+            start = section.blocks[0].start if section.blocks else pieces[-1].stop if pieces else 0
+            pieces.append(_Piece(heading, count_tokens(heading), start, start, page=section.page))
+        pieces += map(_piece, section.blocks)
+    return _chunk(sections[0].headings[:depth], pieces)
+
+
+def _cut_section(section: _Sized, sizes: Sizes) -> Iterator[Chunk]:
+    pieces = [piece for block in section.blocks for piece in _split(block, sizes.most)]
+    start = 0
+    for stop in _cuts(pieces, sizes):
+        yield _chunk(section.headings, pieces[start:stop])
+        start = stop
+
+
+def _cuts(pieces: Sequence[_Piece], sizes: Sizes) -> Iterator[int]:
+    """Yield where each chunk ends. Of the places that its size allows, the one before the piece with the least hash.
+
+    So the same pieces win again after an edit elsewhere, and cuts behind an insertion fall where they fell before.
+    """
+    ends = [0, *accumulate(piece.tokens for piece in pieces)]
+    start = 0
+    while start < len(pieces):
+        if ends[-1] - ends[start] <= sizes.most:
+            yield len(pieces)
+            return
+        fitting = start + 1
+        while ends[fitting + 1] - ends[start] <= sizes.most:
+            fitting += 1
+        places = [at for at in range(start + 1, fitting + 1) if ends[at] - ends[start] >= sizes.first] or [fitting]
+        places = [at for at in places if ends[-1] - ends[at] >= sizes.least] or places
+        places = [at for at in places if pieces[at].glue == PARAGRAPH] or places
+        start = min(places, key=lambda at: (_hash(pieces[at]), at))
+        yield start
+
+
+def _hash(piece: _Piece) -> bytes:
+    """Hash the first words of a piece; not its marks and blanks, which depend on the format."""
+    words = WORD.findall(piece.text[:MAX_HASHED])
+    return blake2b(" ".join(words[:HASHED_WORDS]).encode(errors="surrogatepass"), digest_size=8).digest()
+
+
+def _piece(block: Block) -> _Piece:
+    return _Piece(block.text, count_tokens(block.text), block.start, block.stop, page=block.page)
+
+
+def _split(block: Block, most: int) -> Iterator[_Piece]:
+    """Yield a block whole if it fits, else its lines or sentences, and the words of those that are too long."""
+    whole = _piece(block)
+    if whole.tokens <= most:
+        yield whole
+        return
+    glue, length = PARAGRAPH, block.stop - block.start
+    for start, stop in _parts(block, most):
+        text = block.text[start:stop]
+        place = (block.start + min(start, length), block.start + min(stop, length))
+        yield _Piece(text, count_tokens(text), *place, page=block.page, glue=glue)
+        glue = "\n" if block.has_lines else " "
+
+
+def _parts(block: Block, most: int) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of each part of a long block's text."""
+    text, start = block.text, 0
+    ends = LINE_END if block.has_lines else SENTENCE_END
+    for stop, after in chain((match.span() for match in ends.finditer(text)), [(len(text), len(text))]):
+        if count_tokens(text[start:stop]) > most:
+            yield from _slices(text, start, stop, most)
+        elif stop > start:
+            yield start, stop
+        start = after
+
+
+def _slices(text: str, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield parts of at most `size` characters, which end at a blank if they can."""
+    while start < stop:
+        end = min(start + size, stop)
+        blank = text.rfind(" ", start + 1, end) if end < stop else -1
+        end = blank if blank > 0 else end
+        yield start, end
+        start = end + (blank > 0)
+
+
+def _chunk(headings: Iterable[str], pieces: Sequence[_Piece]) -> Chunk:
+    text = pieces[0].text + "".join(piece.glue + piece.text for piece in pieces[1:])
+    page = next((piece.page for piece in pieces if piece.page is not None), None)
+    return Chunk(
+        title=BETWEEN_HEADINGS.join(headings),
+        text=text.strip(),
+        tokens=count_tokens(text),
+        page=page,
+        start=min(piece.start for piece in pieces),
+        stop=max(piece.stop for piece in pieces),
+    )

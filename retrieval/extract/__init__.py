@@ -1,0 +1,1 @@
+"""From a file of any format to sections of text, with their headings and pages."""

@@ -1,0 +1,166 @@
+"""Folders of documents: the files to read, and a reason for each one that is not."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from unicodedata import category
+
+MAX_BYTES = 64 << 20  # of a file
+CONTROLS = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories: control characters, bytes that are no text, line ends
+LINK = "it is a link: links are not followed"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder to read, or one file. name: stands before its paths; empty if it is the only one."""
+
+    root: Path
+    name: str = ""
+
+    def shown(self, parts: tuple[str, ...]) -> str:
+        """Return the path of a file as users see it; control characters are escaped."""
+        path = "/".join((self.name, *parts) if self.name else parts)
+        return path if _is_plain(path) else path.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes with a file: its size in bytes, and the times of its content and of its entry, in ns."""
+
+    size: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+
+
+NEVER_READ = Stamp()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file to read. parts: the names on the way to it from the root; none if the root is the file."""
+
+    folder: Folder
+    parts: tuple[str, ...]
+    stamp: Stamp
+
+    @property
+    def path(self) -> str:
+        return self.folder.shown(self.parts or (self.folder.root.name,))
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedFile:
+    """A file or a folder that is not read, and the reason."""
+
+    path: str
+    reason: str
+    stamp: Stamp = NEVER_READ
+
+
+def folders_of(paths: Sequence[Path]) -> list[Folder]:
+    """Return the folders to read, each with a name of its own if they are several. Raises FileNotFoundError."""
+    roots = list(dict.fromkeys(path.expanduser().resolve(strict=True) for path in paths))
+    if len(roots) == 1:
+        return [Folder(roots[0])]
+    names: dict[str, Path] = {}
+    for root in roots:
+        name = next(name for name in _names(root) if name not in names)
+        names[name] = root
+    return [Folder(root, name) for name, root in names.items()]
+
+
+def _names(root: Path) -> Iterator[str]:
+    yield root.name
+    for number in range(2, 1_000_000):
+        yield f"{root.name}-{number}"
+
+
+def walk(folder: Folder) -> Iterator[FoundFile | SkippedFile]:
+    """Yield all files below a folder, in the order of their names. Links are never followed, dot files never read."""
+    if not folder.root.is_dir():
+        yield _file(folder, (), folder.root.stat())
+        return
+    waiting: list[tuple[str, ...]] = [()]
+    while waiting:
+        parts = waiting.pop()
+        try:
+            with os.scandir(folder.root.joinpath(*parts)) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            yield SkippedFile(folder.shown(parts) or ".", _cannot_be_opened(error))
+            continue
+        below: list[tuple[str, ...]] = []
+        for entry in found:
+            inner = (*parts, entry.name)
+            if reason := _reason(entry):
+                yield SkippedFile(folder.shown(inner), reason)
+            elif entry.is_dir(follow_symlinks=False):
+                below.append(inner)
+            else:
+                with suppress(FileNotFoundError):  # it was removed in the meantime
+                    yield _file(folder, inner, entry.stat(follow_symlinks=False))
+        waiting += reversed(below)
+
+
+def directories(folder: Folder) -> Iterator[Path]:
+    """Yield the folders that hold the files which `walk` finds."""
+    waiting = [folder.root if folder.root.is_dir() else folder.root.parent]
+    while waiting:
+        path = waiting.pop()
+        yield path
+        with suppress(OSError), os.scandir(path) as entries:
+            inner = [entry for entry in entries if not _reason(entry) and entry.is_dir(follow_symlinks=False)]
+            waiting += [Path(entry.path) for entry in inner]
+
+
+def _reason(entry: os.DirEntry[str]) -> str:
+    """Return why an entry is not even looked at; empty if it is."""
+    if not _is_plain(entry.name):
+        return "its name has control characters or is not UTF-8"
+    if entry.name.startswith("."):
+        return "its name begins with a dot"
+    return LINK if entry.is_symlink() else ""
+
+
+def _file(folder: Folder, parts: tuple[str, ...], about: os.stat_result) -> FoundFile | SkippedFile:
+    file = FoundFile(folder, parts, Stamp(about.st_size, about.st_mtime_ns, about.st_ctime_ns))
+    reason = _unfit(about)
+    return SkippedFile(file.path, reason, file.stamp) if reason else file
+
+
+def _unfit(about: os.stat_result) -> str:
+    """Return why a file is not read; empty if it is."""
+    if not stat.S_ISREG(about.st_mode):
+        return "it is not a regular file"
+    if about.st_size > MAX_BYTES:
+        return f"it has {about.st_size >> 20:,} MiB: at most {MAX_BYTES >> 20} are read"
+    return "" if about.st_size else "it is empty"
+
+
+def read_bytes(root: str, parts: tuple[str, ...]) -> bytes:
+    """Return a file's bytes. Raises OSError, also where a link or a device stands on the way to it by now."""
+    folder = os.open(root, os.O_RDONLY | os.O_NONBLOCK)
+    for at, name in enumerate(parts, 1):
+        kind = os.O_NONBLOCK if at == len(parts) else os.O_DIRECTORY
+        try:
+            inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | kind, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = inner
+    with closing(os.fdopen(folder, "rb")) as file:
+        if reason := _unfit(os.fstat(file.fileno())):
+            raise OSError(reason)
+        return file.read(MAX_BYTES)
+
+
+def _is_plain(name: str) -> bool:
+    return name.isprintable() or not any(category(letter) in CONTROLS for letter in name)
+
+
+def _cannot_be_opened(error: OSError) -> str:
+    return f"it cannot be opened: {error.strerror or error}"

@@ -1,0 +1,212 @@
+"""Folders of documents as an index that is kept up to date, one small step at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+from pathlib import Path
+
+import numpy as np
+
+from . import chunks
+from .chunks import Chunk, Sizes, embedded_text
+from .extract.process import FileReader
+from .extract.section import Unreadable
+from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
+from .search import EmbedQuery, Rerank, Search
+from .store import FAILED, SKIPPED, Store, StoredChunk, StoredFile
+from .vectors import VectorIndex, unit
+
+BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits for them at most
+LOOKAHEAD = 64  # chunks that are fetched at once to be embedded
+
+EmbedTexts = Callable[[Sequence[str]], np.ndarray]
+"""Turns texts into vectors (texts, width), float32."""
+
+MayGoOn = Callable[[], bool]
+"""Is called between small steps of work. It may wait while other work comes first; False ends the work for now."""
+
+
+def always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """An embedding model. name: tells its vectors from those of other models, such as a digest of its file."""
+
+    name: str
+    embed: EmbedTexts
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the index is. files, files_left: to read. chunks, vectors: that it has. reading: the file being read."""
+
+    files: int = 0
+    files_left: int = 0
+    chunks: int = 0
+    vectors: int = 0
+    reading: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each file that was found is in the index."""
+        return self.files_left == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The difference between folders and the index: files to read, files that are not read, and paths that are gone."""
+
+    changed: tuple[FoundFile, ...]
+    skipped: tuple[SkippedFile, ...]
+    removed: tuple[str, ...]
+
+
+class Index:
+    """One thread keeps it up to date, all at once (`refresh`) or step by step; any thread may search it.
+
+    progress: how far it is, for any thread to read.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], database: Path, *, embedder: Embedder | None = None, chunk_tokens: int = 300
+    ) -> None:
+        """paths: of folders or files. database: the index's own file, made if there is none.
+
+        Raises FileNotFoundError for a path, ValueError for `chunk_tokens`, OSError and sqlite3.Error for the database.
+        """
+        Sizes.around(chunk_tokens)
+        self.folders = folders_of(paths)
+        origin = {"chunks": f"{chunks.VERSION}, {chunk_tokens} tokens", "vectors": embedder.name if embedder else ""}
+        self.store = Store(database, origin)
+        self.vectors = VectorIndex(*self.store.vectors())
+        self.progress = Progress()
+        self._embedder, self._chunk_tokens = embedder, chunk_tokens
+        self._reader = FileReader()
+        self._count()
+
+    def close(self) -> None:
+        """End the reading of files, and close the database."""
+        self._reader.close()
+        self.store.close()
+
+    def search(self, embed: EmbedQuery | None = None, rerank: Rerank | None = None) -> Search:
+        """Return a search of this index. embed: of the same model as the index's vectors."""
+        return Search(self.store, self.vectors, embed=embed, rerank=rerank)
+
+    def expand(self, id: str, before: int = 1, after: int = 1) -> list[StoredChunk]:
+        """Return a chunk between its neighbours in the first file that has it, in order; empty for an unknown id."""
+        own = self.store.chunks(self.store.numbers(id)[:1])
+        for chunk in own.values():
+            place = chunk.places[0]
+            numbers = self.store.numbers_at(place.path, place.number - before, place.number + after)
+            found = self.store.chunks(numbers)
+            return [found[number] for number in numbers if number in found]
+        return []
+
+    # ---- in the one thread that keeps it up to date ------------------------------------------------------------------
+
+    def refresh(self, may_go_on: MayGoOn = always) -> bool:
+        """Read all files that have changed, then embed all chunks that have no vector. Return whether nothing is left.
+
+        may_go_on: called before each file, each batch of its chunks, and each batch of vectors. False ends the refresh,
+        and the next one resumes it.
+        """
+        scan = self.scan()
+        self.forget(scan)
+        for file in scan.changed:
+            if not may_go_on() or not self.read(file, may_go_on):
+                return False
+        while self.embed_some():
+            if not may_go_on():
+                return False
+        return True
+
+    def scan(self) -> Scan:
+        """Compare the folders with the index, by the sizes and times of files. Nothing is read yet."""
+        known = self.store.files()
+        seen: dict[str, FoundFile | SkippedFile] = {file.path: file for file in chain.from_iterable(map(walk, self.folders))}
+        found = [file for file in seen.values() if isinstance(file, FoundFile)]
+        changed = [file for file in found if not _is_read(known.get(file.path), file.stamp)]
+        skipped = [file for file in seen.values() if isinstance(file, SkippedFile)]
+        news = [file for file in skipped if file.path not in known or known[file.path].reason != file.reason]
+        removed = tuple(path for path in known if path not in seen)
+        self.progress = replace(self.progress, files=len(found), files_left=len(changed))
+        return Scan(tuple(changed), tuple(news), removed)
+
+    def forget(self, scan: Scan) -> None:
+        """Remove the files of a scan that are gone, and note those that are not read, with the reason."""
+        if scan.removed:
+            self.vectors.remove(self.store.remove_files(scan.removed))
+        for file in scan.skipped:
+            self._put(StoredFile(file.path, state=SKIPPED, reason=file.reason, stamp=file.stamp))
+        self._count()
+
+    def read(self, file: FoundFile, may_go_on: MayGoOn = always) -> bool:
+        """Bring a file's chunks into the index, or the reason why it cannot be read. False: `may_go_on` ended it."""
+        self.progress = replace(self.progress, reading=file.path)
+        known = self.store.file(file.path)
+        digest = known.digest if known else ""
+        stored = StoredFile(file.path, stamp=file.stamp)
+        try:
+            reading = self._reader.start(file, digest, self._chunk_tokens)
+            if reading.digest == digest:
+                deque(reading.batches, maxlen=0)  # none, up to the end
+                self.store.put_stamp(file.path, file.stamp)
+            else:
+                self._put(replace(stored, digest=reading.digest), _while(may_go_on, reading.batches))
+        except Unreadable as error:
+            self._put(replace(stored, state=FAILED, reason=str(error)))
+        except _EndedError:
+            return False
+        finally:
+            self.progress = replace(self.progress, reading="")
+        self._count(files_left=max(self.progress.files_left - 1, 0))
+        return True
+
+    def embed_some(self) -> int:
+        """Embed the next chunks without a vector, as many as one batch holds; return how many there were."""
+        if self._embedder is None:
+            return 0
+        batch = _batch(self.store.without_vectors(LOOKAHEAD))
+        if batch:
+            numbers = [number for number, *_ in batch]
+            texts = [embedded_text(title, text) for _, title, text, _ in batch]
+            vectors = unit(self._embedder.embed(texts)).astype(np.float16)
+            self.store.put_vectors(numbers, vectors)
+            self.vectors.add(numbers, vectors)
+            self._count()
+        return len(batch)
+
+    def _put(self, file: StoredFile, batches: Iterable[Sequence[Chunk]] = ()) -> None:
+        self.vectors.remove(self.store.put_file(file, batches))
+
+    def _count(self, **changed: int) -> None:
+        num_chunks, num_vectors = self.store.counts()
+        self.progress = replace(self.progress, chunks=num_chunks, vectors=num_vectors, **changed)
+
+
+class _EndedError(Exception):
+    """`may_go_on` ended the work in the midst of a file, which then stays as it was."""
+
+
+def _while(may_go_on: MayGoOn, batches: Iterable[Sequence[Chunk]]) -> Iterator[Sequence[Chunk]]:
+    for batch in batches:
+        if not may_go_on():
+            raise _EndedError
+        yield batch
+
+
+def _is_read(known: StoredFile | None, stamp: Stamp) -> bool:
+    """Whether a file was read as it is now, even if reading it failed."""
+    return known is not None and known.state != SKIPPED and known.stamp == stamp
+
+
+def _batch(waiting: Sequence[tuple[int, str, str, int]]) -> Sequence[tuple[int, str, str, int]]:
+    """Return the first chunks, at least one, that have no more tokens together than a batch may."""
+    tokens = accumulate(count for *_, count in waiting)
+    return waiting[: max(sum(total <= BATCH_TOKENS for total in tokens), 1)]

@@ -1,0 +1,298 @@
+"""The index in one SQLite file: files, chunks, their places, their words and their vectors. One transaction a file.
+
+A process that is killed leaves a whole index: each file is in it as it was before, or as it is now.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from .chunks import Chunk
+from .files import NEVER_READ, Stamp
+from .schema import SCHEMA, SCHEMA_VERSION, TABLES, VIOLATIONS
+
+INDEXED, FAILED, SKIPPED = "indexed", "failed", "skipped"  # states of a file
+FILES = """
+    select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns
+    from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
+PATIENCE = 30.0  # seconds to wait for another process that writes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file in the index. state: indexed, or, with the reason, failed (to be read) or skipped (not even opened).
+
+    digest: of its bytes. num_chunks, num_vectors: its chunks, and those of them that have a vector.
+    """
+
+    path: str
+    digest: str = ""
+    state: str = INDEXED
+    reason: str = ""
+    num_chunks: int = 0
+    num_vectors: int = 0
+    stamp: Stamp = NEVER_READ
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a chunk stands: in which file, the number in it, and the place as in `Chunk`."""
+
+    path: str
+    number: int
+    page: int | None
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A chunk in the index. number: of its row; id: of its content. places: of its text, maybe in several files."""
+
+    number: int
+    id: str
+    title: str
+    text: str
+    tokens: int
+    places: tuple[Place, ...]
+
+
+class Store:
+    """The SQLite file. One thread may write; any thread may read, meanwhile as well.
+
+    A file of another schema or another origin is emptied, and so is a damaged one: all of it can be made again.
+    """
+
+    def __init__(self, path: Path, origin: Mapping[str, str]) -> None:
+        """origin: of `chunks` and of `vectors`, as text; if it is another one, they are made anew."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path = path
+        try:
+            self._writer = _open(path)
+            self._prepare(origin)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise  # locked, or the disk is full: nothing is wrong with the file
+            _remove(path)
+            self._writer = _open(path)
+            self._prepare(origin)
+        self._reader = _open(path)
+        self._writing, self._reading = Lock(), Lock()
+
+    def _prepare(self, origin: Mapping[str, str]) -> None:
+        connection = self._writer
+        connection.execute("begin immediate")
+        (version,) = connection.execute("pragma user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            for table in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
+                if table[0] in TABLES:
+                    connection.execute(f"drop table {table[0]}")
+            for statement in SCHEMA:
+                connection.execute(statement)
+            connection.execute(f"pragma user_version = {SCHEMA_VERSION}")
+        known = dict(connection.execute("select name, value from origin"))
+        if known.get("chunks") != origin["chunks"]:
+            for table in ("place", "file", "chunk"):
+                connection.execute(f"delete from {table}")
+        if known.get("vectors") != origin["vectors"]:
+            connection.execute("delete from vector")
+        connection.executemany("insert or replace into origin values (?, ?)", origin.items())
+        connection.execute("commit")
+
+    def close(self) -> None:
+        with self._writing, self._reading:
+            self._reader.close()
+            self._writer.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection for reading."""
+        with self._reading:
+            yield self._reader
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._writing:
+            self._writer.execute("begin immediate")
+            try:
+                yield self._writer
+            except BaseException:
+                self._writer.execute("rollback")
+                raise
+            self._writer.execute("commit")
+
+    # ---- files -----------------------------------------------------------------------------------------------------
+
+    def put_file(self, file: StoredFile, batches: Iterable[Sequence[Chunk]] = ()) -> list[int]:
+        """Store a file with all its chunks in order; return the numbers of the chunks that are in no file any more."""
+        with self._transaction() as connection:
+            row, before = _put_row(connection, file)
+            for number, chunk in enumerate(chain.from_iterable(batches), 1):
+                place = (row, number, _chunk_number(connection, chunk), chunk.page, chunk.start, chunk.stop)
+                connection.execute("insert into place values (?, ?, ?, ?, ?, ?)", place)
+            return _remove_orphans(connection, before)
+
+    def put_stamp(self, path: str, stamp: Stamp) -> None:
+        """Store the stamp of a file whose content is the same."""
+        with self._transaction() as connection:
+            times = (stamp.size, stamp.mtime_ns, stamp.ctime_ns, path)
+            connection.execute("update file set size = ?, mtime_ns = ?, ctime_ns = ? where path = ?", times)
+
+    def remove_files(self, paths: Iterable[str]) -> list[int]:
+        """Remove files; return the numbers of the chunks that are in no file any more."""
+        with self._transaction() as connection:
+            before: list[int] = []
+            for path in paths:
+                for (row,) in connection.execute("delete from file where path = ? returning id", (path,)).fetchall():
+                    before += _take_places(connection, row)
+            return _remove_orphans(connection, before)
+
+    def files(self) -> dict[str, StoredFile]:
+        """Return all files by path, in the order of their paths."""
+        with self.reading() as connection:
+            rows = connection.execute(f"{FILES} group by file.id order by path").fetchall()
+        return {row[0]: _stored_file(row) for row in rows}
+
+    def file(self, path: str) -> StoredFile | None:
+        with self.reading() as connection:
+            row = connection.execute(f"{FILES} where path = ? group by file.id", (path,)).fetchone()
+        return _stored_file(row) if row else None
+
+    # ---- chunks ----------------------------------------------------------------------------------------------------
+
+    def chunks(self, numbers: Iterable[int]) -> dict[int, StoredChunk]:
+        """Return chunks with their places, by number; those that are gone are left out."""
+        found: dict[int, StoredChunk] = {}
+        with self.reading() as connection:
+            for number in numbers:
+                row = connection.execute("select number, id, title, text, tokens from chunk where number = ?", (number,))
+                for values in row:
+                    found[number] = StoredChunk(*values, places=_places(connection, number))
+        return found
+
+    def numbers(self, id: str) -> list[int]:
+        """Return the numbers of the chunks with an id: one, or none; more only if their hashes begin alike."""
+        with self.reading() as connection:
+            return [number for (number,) in connection.execute("select number from chunk where id = ?", (id,))]
+
+    def numbers_at(self, path: str, first: int, last: int) -> list[int]:
+        """Return the chunks of a file from the place `first` to `last`, both included, in their order."""
+        query = """
+            select chunk from place join file on file.id = place.file
+            where path = ? and number between ? and ? order by number"""
+        with self.reading() as connection:
+            return [number for (number,) in connection.execute(query, (path, first, last))]
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many chunks and how many vectors there are."""
+        with self.reading() as connection:
+            return connection.execute("select (select count(*) from chunk), (select count(*) from vector)").fetchone()
+
+    # ---- vectors ---------------------------------------------------------------------------------------------------
+
+    def without_vectors(self, limit: int) -> list[tuple[int, str, str, int]]:
+        """Return number, title, text and tokens of the next chunks that have no vector."""
+        query = """
+            select number, title, text, tokens from chunk
+            where not exists (select 1 from vector where chunk = number) order by number limit ?"""
+        with self.reading() as connection:
+            return connection.execute(query, (limit,)).fetchall()
+
+    def put_vectors(self, numbers: Sequence[int], vectors: np.ndarray) -> None:
+        """Store vectors (chunks, width), float16."""
+        with self._transaction() as connection:
+            rows = [(number, vector.tobytes()) for number, vector in zip(numbers, vectors, strict=True)]
+            connection.executemany("insert or replace into vector values (?, ?)", rows)
+
+    def vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers (chunks,) int64 of all chunks with a vector, and the vectors (chunks, width), float16."""
+        with self.reading() as connection:
+            rows = connection.execute("select chunk, x from vector order by chunk").fetchall()
+        vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float16)
+        return np.array([row[0] for row in rows], np.int64), vectors.reshape(len(rows), -1 if rows else 0)
+
+    def check(self) -> None:
+        """Raise AssertionError if the index is not whole."""
+        with self.reading() as connection:
+            assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
+            for violation, query in VIOLATIONS.items():
+                assert connection.execute(query).fetchone() is None, violation
+        with self._transaction() as connection:  # FTS5's own check is a write
+            connection.execute("insert into words(words, rank) values ('integrity-check', 1)")
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Open the file for any thread, readable by its owner alone."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = normal")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _stored_file(row: tuple[str, str, str, str, int, int, int, int, int]) -> StoredFile:
+    return StoredFile(*row[:6], stamp=Stamp(*row[6:]))
+
+
+def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, list[int]]:
+    """Store a file without its places; return its row, and the chunks it had."""
+    stamp = file.stamp
+    row = connection.execute("select id from file where path = ?", (file.path,)).fetchone()
+    before = _take_places(connection, row[0]) if row else []
+    query = """
+        insert into file(path, hash, state, reason, size, mtime_ns, ctime_ns) values (?, ?, ?, ?, ?, ?, ?)
+        on conflict(path) do update set hash = excluded.hash, state = excluded.state, reason = excluded.reason,
+        size = excluded.size, mtime_ns = excluded.mtime_ns, ctime_ns = excluded.ctime_ns returning id"""
+    values = (file.path, file.digest, file.state, file.reason, stamp.size, stamp.mtime_ns, stamp.ctime_ns)
+    ((number,),) = connection.execute(query, values).fetchall()
+    return number, before
+
+
+def _take_places(connection: sqlite3.Connection, file: int) -> list[int]:
+    """Remove the places of a file; return the chunks that stood there."""
+    numbers = [number for (number,) in connection.execute("select distinct chunk from place where file = ?", (file,))]
+    connection.execute("delete from place where file = ?", (file,))
+    return numbers
+
+
+def _remove_orphans(connection: sqlite3.Connection, numbers: Iterable[int]) -> list[int]:
+    """Remove those of the chunks that stand in no file, and return them."""
+    query = "delete from chunk where number = ? and not exists (select 1 from place where place.chunk = chunk.number)"
+    return [number for number in numbers if connection.execute(query, (number,)).rowcount]
+
+
+def _chunk_number(connection: sqlite3.Connection, chunk: Chunk) -> int:
+    """Return the number of a chunk, which is stored if no other file has it."""
+    document = chunk.document
+    known = connection.execute("select number from chunk where key = ?", (document.key,)).fetchone()
+    if known:
+        return known[0]
+    row = (document.id, document.key, document.title, document.text, chunk.tokens)
+    added = connection.execute("insert into chunk(id, key, title, text, tokens) values (?, ?, ?, ?, ?)", row)
+    assert added.lastrowid is not None
+    return added.lastrowid
+
+
+def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:
+    query = """
+        select path, place.number, page, start, stop from place join file on file.id = place.file
+        where chunk = ? order by path, place.number"""
+    return tuple(Place(*row) for row in connection.execute(query, (number,)))

@@ -1,0 +1,44 @@
+"""Notice of changes: of files in old and new folders, and of nothing behind a link."""
+
+from queue import Empty, Queue
+from threading import Event, Thread
+
+import pytest
+from slotcache.retrieval import changes
+from slotcache.retrieval.files import folders_of
+
+PATIENCE = 20.0  # seconds
+
+
+@pytest.fixture
+def notices(tmp_path):
+    folder, stop, found = tmp_path / "notes", Event(), Queue()
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (folder / "link").symlink_to(tmp_path / "outside")
+
+    def watch():
+        for _ in changes(folders_of([folder]), stop):
+            found.put(True)
+
+    thread = Thread(target=watch)
+    thread.start()
+    yield found
+    stop.set()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_changes_are_noticed(notices, tmp_path):
+    folder = tmp_path / "notes"
+    assert notices.get(timeout=PATIENCE)  # at the start
+    (folder / "sub" / "a.txt").write_text("one")
+    assert notices.get(timeout=PATIENCE)
+    (folder / "new").mkdir()
+    assert notices.get(timeout=PATIENCE)
+    assert notices.get(timeout=PATIENCE)  # the new folder is watched
+    (folder / "new" / "b.txt").write_text("two")
+    assert notices.get(timeout=PATIENCE)
+    (tmp_path / "outside" / "c.txt").write_text("three")
+    with pytest.raises(Empty):
+        notices.get(timeout=2)
