@@ -125,6 +125,7 @@ class Intake:
             patience=max(options.t_max_predict_ms, 0) / 1000,
             scope=options.cache_scope,
             wants_progress=options.return_progress,
+            wants_segments=options.report_segments,
             no_cache_reason=self._no_cache_reason(caches, cache),
             detokenize=self._model.detokenize,
             spells=partial(self._model.spells, piece=piece) if keeps else None,

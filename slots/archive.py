@@ -96,7 +96,7 @@ class Archive:
         node = ends[stop]
         node.frequency, node.token_cost, node.num_misses = record.frequency, record.token_cost, 1
         data = record.data if start == record.start else self._cut(record.data, start, stop)
-        tree.host.keep(node, Blob(start, stop, data, source=source))
+        tree.host.keep(node, Blob(start, stop, data, source=source, is_written=source == "disk"))
         for key, at in record.documents:
             ends[at].place(key, node)
         tree.price(node)

@@ -96,6 +96,7 @@ class Blob:
     data: np.ndarray | None = None
     users: int = 1
     source: str = "host"  # the tier that it came from: copied from the device, or the name of a lower tier
+    is_written: bool = False  # a lower tier took it, too
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -20,6 +20,11 @@ class Profile:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of tokens: weight, depth, depth squared, seconds, seconds times depth
         self._fixed, self._by_depth = 1.0, 0.0  # seconds a token, and a token and position in front of it
 
+    @property
+    def is_learnt(self) -> bool:
+        """Whether a step has been observed, so that the unit is seconds."""
+        return self._sums[0] > 0
+
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a plan took."""
         tokens = plan.num_tokens

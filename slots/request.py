@@ -47,6 +47,16 @@ class Layout:
         return next((label for stop, label in self.segments if position < stop), "the prompt")
 
 
+@dataclass(frozen=True, slots=True)
+class Reused:
+    """Prompt tokens at positions [start, stop) that were not computed. source: their origin. seconds: saved by that."""
+
+    start: int
+    stop: int
+    source: str
+    seconds: float
+
+
 class Prompt(Protocol):
     """A prompt whose documents may still be an unordered set; `num_tokens` bounds its length before it is laid out."""
 
@@ -95,6 +105,7 @@ class Request:
     lane: int = -1
     cached: int = 0  # prompt tokens that were not computed, at its first admission and by catching up
     sources: dict[str, int] = field(default_factory=dict)  # those tokens by origin: own, fork, host, disk, snapshot
+    reused: list[Reused] = field(default_factory=list)  # and where they stand, in order
     num_preempted: int = 0
     num_overtaken: int = 0  # later requests that were admitted before it
 

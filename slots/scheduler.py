@@ -52,7 +52,7 @@ class Scheduler:
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.running: list[Request] = []  # in order of admission
         self.cells = Cells(tree, self.running, idle_cells)
-        self.counters = Counters()
+        self.counters = Counters(tree)
         self.step = Step(tree, self.cells, self.snapshots, self.counters)  # of the last plan
 
     # ---- requests come and go --------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Scheduler:
         if not request.guess:
             self.cells.spill_idle()
         if (needed := self.tree.copies.restorable(claim.sequence)) and self.cells.reserve(needed):
-            for source, tokens in self.tree.copies.restore(claim.sequence).items():
+            for source, tokens in self.tree.copies.restore(claim.sequence):
                 self.counters.count_cached(request, source, tokens)
         if request.snapshot_scope is not None and self.cells.reserve(request.num_tokens):
             self.counters.count_cached(request, "snapshot", self.snapshots.load(request))

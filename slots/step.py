@@ -80,8 +80,8 @@ class Step:
         """Share KV of this request's prompt that other requests have computed since its last span."""
         assert request.sequence is not None
         if gained := self._tree.ledger.catch_up(request.sequence):
-            request.computed += gained
             self._counters.count_cached(request, "fork", gained)
+            request.computed += gained
 
     def _follows_a_leader(self, request: Request) -> bool:
         """Return whether this step computes the next tokens of this request for another one."""

@@ -16,7 +16,7 @@ from ...models.sampling import Chances, Sampling
 from ...models.text import TextStream
 from ...slots.request import Request
 from .events import Delta, End, Event, Failure, Final, Progress, Unread
-from .report import Fields, Miss, Report, document_reuse, timings
+from .report import Fields, Miss, Report, document_reuse, segment_reuse, timings
 from .volatile import volatile_span
 
 AROUND = 32  # tokens on either side of a miss that are searched for volatile text
@@ -48,6 +48,7 @@ class Generation:
     wanted: int = -1
     scope: str = ""
     wants_progress: bool = False
+    wants_segments: bool = False
     no_cache_reason: str | None = None
     spells: Callable[[np.ndarray, str], bool] | None = None
     detokenize: Callable[[np.ndarray], str] = lambda tokens: ""
@@ -163,6 +164,7 @@ class Generation:
             prompt_time=self.first_token - self.admitted,
             generation_time=now - self.first_token,
             num_preempted=request.num_preempted,
+            segments=segment_reuse(layout, request.reused) if self.wants_segments else None,
         )
 
     def _miss(self) -> Miss | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ...slots.lanes import Lane
 from ...slots.node import Node
@@ -10,20 +12,29 @@ from ...slots.radix import descendants, path
 from ...slots.request import Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
+from .prefixes import beginning, followed_by, id_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run of the prefix tree. document: the key of a document that ends with it. pinned: by a client."""
+    """A run of the prefix tree. id: of the prompt up to its end; parent: of the run in front of it.
 
+    disk: it was written to disk, too. document: the key of a document that ends with it. pinned: by a client. sequences:
+    those of running requests that hold its KV.
+    """
+
+    id: str = ""
+    parent: str | None = None
     start: int
     tokens: int
     device_tokens: int
     host: bool
+    disk: bool
     document: str | None
     frequency: int
     in_use: bool
     pinned: bool
+    sequences: tuple[int, ...]
 
     @classmethod
     def of(cls, node: Node) -> Run:
@@ -32,10 +43,12 @@ class Run:
             tokens=len(node.tokens),
             device_tokens=node.ready,
             host=node.blob is not None,
+            disk=node.blob is not None and node.blob.is_written,
             document=next((key for _, key in node.document_of), None),
             frequency=node.frequency,
             in_use=node.in_use > 0,
             pinned=node.pinned_until > 0,
+            sequences=tuple(sorted(sequence.id for sequence in node.sequences if sequence.active)),
         )
 
 
@@ -49,11 +62,15 @@ class WholeState:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The KV that a scope has cached. tokens: by tier."""
+    """The KV that a scope has cached. tokens: by tier.
+
+    runs: parents first, without ids until `identified`. texts: the tokens of each, and the place of its parent in the list.
+    """
 
     tokens: dict[str, int]
     runs: list[Run]
     snapshots: list[WholeState]
+    texts: list[tuple[np.ndarray, int | None]]
 
     @classmethod
     def of(cls, scheduler: Scheduler, scope: Scope) -> Holdings:
@@ -62,7 +79,19 @@ class Holdings:
         device = sum(node.ready for node in nodes)
         host = sum(len(node.tokens) for node in nodes if node.blob is not None)
         states = [WholeState(node.end, snapshots.size_of(node.end)) for node in snapshots.of(scope)]
-        return cls({"device": device, "host": host}, [Run.of(node) for node in nodes], states)
+        places = {node: place for place, node in enumerate(nodes)}
+        texts = [(node.tokens, places.get(node.parent) if node.parent else None) for node in nodes]
+        return cls({"device": device, "host": host}, [Run.of(node) for node in nodes], states, texts)
+
+    def identified(self) -> Holdings:
+        """Return the same with the ids of the runs. It reads all tokens, so it is no work for the engine's thread."""
+        hashes = [beginning()]  # of the root, then of each run
+        runs = []
+        for run, (tokens, place) in zip(self.runs, self.texts, strict=True):
+            above = 0 if place is None else place + 1
+            hashes.append(followed_by(hashes[above], tokens))
+            runs.append(replace(run, id=id_of(hashes[-1]), parent=id_of(hashes[above]) if above else None))
+        return replace(self, runs=runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,8 @@ class View:
 
     async def holdings(self, scope: str) -> Holdings:
         """Return the KV that a scope has cached."""
-        return await self._ask(lambda: Holdings.of(self._scheduler, Scope.shared(scope)))
+        found = await self._ask(lambda: Holdings.of(self._scheduler, Scope.shared(scope)))
+        return await asyncio.to_thread(found.identified)
 
     async def predict(self, prompt: Prompt, scope: Scope) -> Prediction:
         """Lay out a prompt as if it were submitted now. A dry run: nothing changes."""

@@ -59,6 +59,7 @@ class Options(GrammarOptions, Struct, frozen=True):
     order_hint: bool | None = None
     keep_first: Annotated[int, Meta(ge=0)] = 0
     keep_last: Annotated[int, Meta(ge=0)] = 0
+    report_segments: bool = False
 
     def __post_init__(self) -> None:
         """Take llama-server's name of `n`."""

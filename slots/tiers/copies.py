@@ -61,19 +61,19 @@ class Copies:
         """Return how many tokens `restore` would bring back, each into a free cell."""
         return sum(restore.stop - restore.start for restore, _ in restores(sequence, self._rest))
 
-    def restore(self, sequence: Sequence) -> dict[str, int]:
+    def restore(self, sequence: Sequence) -> list[tuple[str, int]]:
         """Bring back the copies that follow on the sequence's path, up to its last `rest` tokens.
 
-        Return how many tokens, by the tier that their copies came from (host, disk).
+        Return the tier that each copy came from (host, disk), and how many tokens, in order.
         """
-        restored: dict[str, int] = {}
+        restored: list[tuple[str, int]] = []
         for restore, nodes in restores(sequence, self._rest):
             source, size = restore.blob.source, restore.stop - restore.start
-            restored[source] = restored.get(source, 0) + size
+            restored.append((source, size))
             self._ledger.perform(restore)
             for node in nodes:
                 self._ledger.count_ready(node, min(node.end, restore.stop) - node.start)
                 node.sequences.add(sequence)
             sequence.length = restore.stop
-        self._host.num_restored += sum(restored.values())
+        self._host.num_restored += sum(size for _, size in restored)
         return restored

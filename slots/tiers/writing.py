@@ -21,6 +21,5 @@ class WriteBehind:
         for tier in self._host:
             for node in tier.take_unsaved():
                 record = tier.get(node)
-                if record is not None and record.scope.is_shared:
-                    for below in self.lower:
-                        below.put(record)
+                if node.blob is not None and record is not None and record.scope.is_shared:
+                    node.blob.is_written = any([below.put(record) for below in self.lower])

@@ -6,7 +6,7 @@ import pytest
 from slotcache.slots.costs import NEVER
 from support.architectures import hybrid
 
-from server.conftest import REST, running
+from server.conftest import REST, running, until
 
 DOCUMENTS = [{"id": f"w{number}", "text": f"Text {number} is about the {name} of the town. " * 4} for number, name in
              enumerate(["bakery", "school", "station"])]  # fmt: skip
@@ -109,3 +109,56 @@ def test_the_kv_of_those_who_answer_is_set_aside_while_a_prompt_is_computed(tiny
         answers = list(pool.map(lambda question: server.chat(question, max_tokens=60), questions))
         assert server.metric("slotcache_set_aside_tokens_total") > 100
     assert all(answer["usage"]["completion_tokens"] == 60 for answer in answers)
+
+
+def test_a_client_finds_its_own_texts_among_the_runs_by_their_ids(server):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:2], "cache_scope": "ids", "report_segments": True}
+    first, second = server.chat(**body), server.chat(**body | {"messages": [{"role": "user", "content": "Where is it?"}]})
+    runs = {run["id"]: run for run in holdings(server, "ids")["runs"]}
+    assert all(run["parent"] in runs or (run["start"] == 0 and run["parent"] is None) for run in runs.values())
+    for run in runs.values():
+        above = runs.get(run["parent"])
+        assert run["start"] == (above["start"] + above["tokens"] if above else 0)
+    ends = {segment["id"]: segment["label"] for segment in segments(first)}
+    named = {ends[id] for id in runs if id in ends}
+    assert {"document w0", "document w1", "message 0 (user)"} <= named
+    common = {one["id"] for one in segments(first)} & {one["id"] for one in segments(second)}
+    assert {ends[id] for id in common} >= {"document w0", "document w1"} and "message 0 (user)" not in {
+        ends[id] for id in common
+    }
+    other = server.chat(**body | {"cache_scope": "other ids"})
+    assert segments(other)[-1]["id"] == segments(first)[-1]["id"] and holdings(server, "nobody")["runs"] == []
+
+
+def test_the_segments_of_a_prompt_add_up_to_what_was_reused(server):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS, "cache_scope": "segments", "report_segments": True}
+    cold, warm = server.chat(**body), server.chat(**body)
+    for answer in (cold, warm):
+        parts = segments(answer)
+        assert sum(part["tokens"] for part in parts) == answer["usage"]["prompt_tokens"]
+        assert sum(sum(part["cached_tokens"].values()) for part in parts) == cached(answer)
+        assert all(sum(part["cached_tokens"].values()) <= part["tokens"] for part in parts)
+    by_label = {part["label"]: part for part in segments(warm)}
+    document = by_label["document w0"]
+    assert document["cached_tokens"] in ({"own": document["tokens"]}, {"fork": document["tokens"]})
+    assert document["saved_ms"] > 0 and not any(part["saved_ms"] for part in segments(cold))
+    assert "segments" not in server.chat(**body | {"report_segments": False})["slotcache"]
+
+
+def test_runs_that_were_written_to_disk_say_so(tiny, tmp_path):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS, "report_segments": True}
+    with running(tiny, cache_dir=str(tmp_path)) as up:
+        up.chat(**body)
+        until(lambda: all(run["disk"] and run["host"] for run in holdings(up, "")["runs"]))
+    with running(tiny, cache_dir=str(tmp_path)) as up:
+        until(lambda: holdings(up, "")["runs"])
+        assert all(run["disk"] and not run["device_tokens"] for run in holdings(up, "")["runs"])
+        sources = {source for part in segments(up.chat(**body)) for source in part["cached_tokens"]}
+        assert sources == {"disk"}
+    with running(tiny) as up:
+        up.chat(**body)
+        assert not any(run["disk"] for run in holdings(up, "")["runs"])
+
+
+def segments(answer):
+    return answer["slotcache"]["segments"]
