@@ -1,6 +1,7 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
 # make test                         the whole suite
 # make client-test                  the clients of others (anthropic, langchain, llama-index, litellm) against a server
+# make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
 # make lint                         ruff and pyright
 # make prose                        the rate of indefinite words in docstrings, comments and documents
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
@@ -12,9 +13,10 @@ ARGS ?=
 URL ?= http://127.0.0.1:8080
 CASES ?= 420
 BIN := $(VENV)/bin
+AXE := axe-core@4.14.1
 ENGINE := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test client-test lint prose fuzz install clean
+.PHONY: serve test client-test page-test lint prose fuzz install clean
 
 serve: $(VENV)/.installed
 	$(BIN)/slotcache serve $(ARGS)
@@ -35,6 +37,21 @@ $(VENV)/.clients: $(VENV)/.developing
 		print(*extras["clients"], sep="\n")' > $(VENV)/clients/requirements.txt
 	$(VENV)/clients/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/clients/bin/pip install --quiet --requirement $(VENV)/clients/requirements.txt
+	@touch $@
+
+page-test: $(VENV)/.page
+	$(VENV)/page/bin/python -m pytest tests/page $(ARGS)
+
+# As for the clients. The browser is Debian's: Playwright's own are no packages of a registry.
+$(VENV)/.page: $(VENV)/.developing
+	@command -v chromium npm > /dev/null || { echo "page-test needs chromium and npm: apt-get install chromium npm"; exit 1; }
+	$(PYTHON) -m venv $(VENV)/page
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+		> "$$($(VENV)/page/bin/python -c 'import site; print(site.getsitepackages()[0])')/server.pth"
+	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+		print(*extras["page"], sep="\n")' > $(VENV)/page/requirements.txt
+	$(VENV)/page/bin/pip install --quiet --requirement $(VENV)/page/requirements.txt
+	cd $(VENV)/page && tar xzf "$$(npm pack --silent $(AXE))" package/axe.min.js
 	@touch $@
 
 lint: $(VENV)/.developing build/types/slotcache

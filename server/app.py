@@ -31,6 +31,7 @@ from .routes import (
     lora,
     messages,
     openapi,
+    page,
     properties,
     rerank,
     responses,
@@ -167,8 +168,9 @@ def make_app(host: Host) -> Starlette:
         Route("/detokenize", texts.detokenize, methods=["POST"]),
         Route("/apply-template", texts.apply_template, methods=["POST"]),
     ]
+    shown = [Route("/", page.show), Route("/page/{path:path}", page.show)] if host.settings.ui else []
     app = Starlette(
-        routes=routes,
+        routes=[*routes, *shown],
         middleware=_layers(host.settings),
         exception_handlers={RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail},
     )

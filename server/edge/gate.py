@@ -7,6 +7,7 @@ a name of its own that now resolves to this machine (DNS rebinding), which the `
 
 from __future__ import annotations
 
+import re
 import socket
 from ipaddress import ip_address
 
@@ -20,6 +21,7 @@ from .origins import ANY, Origins
 from .refusal import refusal
 
 OPEN_PATHS = ("/health", "/v1/health")  # without checks: they reveal nothing, and probes use any address
+PAGE = re.compile("/|/page/.*")  # the files of the page: they hold nothing of this server, and ask for its key themselves
 JSON = "application/json"
 
 
@@ -30,18 +32,19 @@ class Gate:
         self._app, self._keys, self._origins = app, keys, origins
         self._names = frozenset(map(str.lower, listed(settings.allowed_hosts))).union(*map(names, settings.hosts))
         self._any_address = any(map(_is_wildcard, settings.hosts))
+        self._has_page = settings.ui
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                self._check(scope["method"], Headers(scope=scope))
+                self._check(scope["method"], scope["path"], Headers(scope=scope))
             except RequestError as error:
                 scope["state"]["error"] = error
                 await refusal(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, method: str, headers: Headers) -> None:
+    def _check(self, method: str, path: str, headers: Headers) -> None:
         """Raise RequestError for a request that is not allowed."""
         host = headers.get("host", "").lower()
         if host and not self._is_ours(host):
@@ -49,7 +52,7 @@ class Gate:
                 f"this server is not called {host[:80]!r}: --allowed-hosts names hosts that it is", status=403
             )
         self._check_page(method, headers, host)
-        if not self._keys.admit(headers):
+        if not self._keys.admit(headers) and not (self._has_page and PAGE.fullmatch(path)):
             raise RequestError(
                 "expected `Authorization: Bearer <key>` or `X-Api-Key: <key>` with a key of the server's --api-key",
                 status=401,

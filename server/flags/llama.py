@@ -35,7 +35,6 @@ SO_HERE: tuple[Row, ...] = (
     ("--cache-idle-slots", 0, "CACHE_IDLE_SLOTS"),
     ("--no-context-shift", 0, ""),
     ("--no-mmproj --no-mmproj-auto --mmproj-auto", 0, "MMPROJ_AUTO"),
-    ("--ui --webui --no-ui --no-webui", 0, "UI"),
     ("--models-autoload --no-models-autoload", 0, "MODELS_AUTOLOAD"),
     ("--no-ui-mcp-proxy --no-webui-mcp-proxy", 0, ""),
     ("-no-ag --no-agent", 0, ""),

@@ -16,6 +16,7 @@ logger = logging.getLogger("slotcache.requests")
 HEADER = "X-Request-Id"
 MAX_ID = 128  # characters of an id that a client may send
 QUIET = ("/health", "/v1/health", "/metrics", "/slots")  # asked every few seconds by programs that watch
+FILES = "/page/"  # a browser asks for all of them at once
 GONE = 499  # the status, in the log, of a client that left before its answer began
 
 Fields = dict[str, object]
@@ -71,5 +72,6 @@ def _write(scope: Scope, status: int, seconds: float) -> None:
     head: Fields = {"request_id": state["request_id"], "method": method, "path": path, "status": status, "seconds": spent}
     shown = ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
     line = f"{method} {path if path.isprintable() else repr(path)} {status} in {spent} s{': ' if shown else ''}{shown}"
-    level = logging.WARNING if status >= 500 else logging.DEBUG if scope["path"] in QUIET else logging.INFO
+    is_quiet = scope["path"] in QUIET or scope["path"].startswith(FILES)
+    level = logging.WARNING if status >= 500 else logging.DEBUG if is_quiet else logging.INFO
     logger.log(level, "%s", line, extra={FIELDS: head | figures})

@@ -1,0 +1,106 @@
+/** The page: which view is shown, and what the reader's acts change. */
+
+import { get, setKeyPrompt } from "./api.js";
+import { forget } from "./asking.js";
+import { ChatView } from "./chatview.js";
+import { askForKey, openSettings } from "./dialogs.js";
+import { icon } from "./dom.js";
+import { closeDrawer } from "./drawer.js";
+import { LiveView } from "./live.js";
+import { applyTheme } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { loadCollections } from "./sources.js";
+import { deleteChat, listChats } from "./store.js";
+
+const main = document.getElementById("main");
+const menu = document.getElementById("menu");
+const FOLDER_EVERY = 5000; // ms between two looks at a folder that is being read
+
+const sidebar = new Sidebar(document.getElementById("sidebar"), { remove: removeChat, close: () => showMenu(false) });
+const chatView = new ChatView({ changed: showChats, opened: (id) => go(`#/chat/${id}`) });
+const liveView = new LiveView();
+
+function go(hash) {
+  if (location.hash !== hash) location.hash = hash;
+}
+
+async function route() {
+  const [, view = "", id] = location.hash.split("/");
+  const isLive = view === "live";
+  document.body.dataset.view = isLive ? "live" : "chat";
+  for (const [name, current] of [["to-chat", !isLive], ["to-live", isLive]]) {
+    const link = document.getElementById(name);
+    if (current) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  closeDrawer();
+  showMenu(false);
+  if (isLive) {
+    main.replaceChildren(liveView.element);
+    liveView.start();
+  } else {
+    liveView.stop();
+    main.replaceChildren(chatView.element);
+    await chatView.show(view === "chat" ? id : undefined);
+  }
+  await showChats();
+}
+
+async function showChats() {
+  const isLive = document.body.dataset.view === "live";
+  document.getElementById("to-chat").href = chatView.address;
+  sidebar.show(await listChats(), isLive ? null : chatView.id);
+}
+
+async function removeChat(id) {
+  await deleteChat(id);
+  await forget(id);
+  if (chatView.id === id) go("#/");
+  await showChats();
+}
+
+function showMenu(open) {
+  menu.setAttribute("aria-expanded", String(open));
+  document.body.classList.toggle("with-menu", open);
+}
+
+async function showServer() {
+  const { model_alias: model, ui_settings: offers } = await get("props");
+  document.getElementById("model").textContent = model;
+  if (offers.sources) await showFolder();
+}
+
+async function showFolder() {
+  const found = await loadCollections();
+  chatView.showFolder();
+  if (found?.some(({ state }) => state !== "ready")) setTimeout(showFolder, FOLDER_EVERY);
+}
+
+function pressed(event) {
+  const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+  if (event.key === "Escape") {
+    closeDrawer();
+    showMenu(false);
+    if (!document.querySelector("dialog[open]")) chatView.stop();
+  } else if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey) {
+    event.preventDefault();
+    chatView.focus();
+  } else if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    go("#/");
+  }
+}
+
+applyTheme();
+setKeyPrompt(askForKey);
+menu.append(icon("menu"));
+menu.addEventListener("click", () => showMenu(!document.body.classList.contains("with-menu")));
+const settingsButton = document.getElementById("open-settings");
+settingsButton.append(icon("settings"));
+settingsButton.addEventListener("click", () => openSettings(async () => {
+  for (const { id } of await listChats()) await removeChat(id);
+}));
+addEventListener("hashchange", route);
+addEventListener("keydown", pressed);
+await route();
+await showServer();

@@ -1,0 +1,140 @@
+/** The bar under an answer: its prompt, segment by segment, with what was reused from where and what was computed. */
+
+import { duration, figure, h } from "./dom.js";
+import { PLACES, kindOf, missText, placeOf } from "./names.js";
+
+/**
+ * @typedef {{name: string, kind: string, tokens: number, parts: Record<string, number>, saved: number}} Segment
+ *   parts: tokens by place: device, host, disk, computed
+ */
+
+/**
+ * Return a report's segments as they are drawn: text of the chat template belongs to the message behind it.
+ * @param {object} report  `slotcache` of an answer
+ * @param {string[]} names  of its segments
+ * @returns {Segment[]}
+ */
+export function segmentsOf(report, names) {
+  const segments = [];
+  let before = null;
+  report.segments.forEach((row, at) => {
+    const kind = kindOf(row.label);
+    const one = joined(before, { name: names[at], kind, tokens: row.tokens, parts: partsOf(row), saved: row.saved_ms });
+    before = kind === "template" ? one : null;
+    if (!before) segments.push(one);
+  });
+  return before ? [...segments, { ...before, name: "Start of the answer" }] : segments;
+}
+
+function partsOf({ tokens, cached_tokens: cached }) {
+  const parts = {};
+  let computed = tokens;
+  for (const [source, number] of Object.entries(cached)) {
+    parts[placeOf(source)] = (parts[placeOf(source)] ?? 0) + number;
+    computed -= number;
+  }
+  return computed ? { ...parts, computed } : parts;
+}
+
+function joined(before, after) {
+  if (!before) return after;
+  const parts = { ...before.parts };
+  for (const [place, number] of Object.entries(after.parts)) parts[place] = (parts[place] ?? 0) + number;
+  return { ...after, tokens: before.tokens + after.tokens, parts, saved: before.saved + after.saved };
+}
+
+/**
+ * Make the account of an answer: the bar, its figures in a line, and on demand a table and the miss in words.
+ * @param {import("./chat.js").Turn} turn
+ * @param {{titleOf: (id: string) => string|undefined, names: string[], isFirst: boolean}} context  names: of the segments
+ * @returns {HTMLElement}
+ */
+export function account(turn, { titleOf, names, isFirst }) {
+  const { report, timings } = turn;
+  const segments = segmentsOf(report, names);
+  const total = timings.cache_n + timings.prompt_n;
+  const summary = summaryOf(timings, segments);
+  return h(
+    "details.account",
+    {},
+    h("summary", {}, drawn(segments, `${summary.map(({ text }) => text).join(", ")}`), h("span.figures", {}, summary.map(swatch))),
+    h("p.miss", {}, missText(report.miss, titleOf, isFirst), turn.why ? ` ${branchText(turn, total)}` : null),
+    table(segments),
+  );
+}
+
+/** The figures of an answer; those of a place have its colour in front. */
+function summaryOf(timings, segments) {
+  const sums = segments.reduce((sum, { parts }) => joined({ parts: sum }, { parts }).parts, {});
+  const saved = segments.reduce((sum, segment) => sum + segment.saved, 0);
+  const share = Math.floor((100 * timings.cache_n) / Math.max(timings.cache_n + timings.prompt_n, 1));
+  const reused = Object.keys(PLACES).filter((place) => sums[place]).map((place) => ({ place, text: `${figure(sums[place])} ${PLACES[place].text}` }));
+  return [
+    ...reused,
+    { place: "computed", text: `${figure(timings.prompt_n)} computed` },
+    { text: `${share} % reused` },
+    saved >= 1 && { text: `${duration(saved)} saved` },
+    { text: `first token after ${duration(timings.queue_ms + timings.prompt_ms)}` },
+    timings.predicted_n > 1 && { text: `${figure(timings.predicted_per_second)} tokens/s` },
+  ].filter(Boolean);
+}
+
+function branchText(turn, total) {
+  const act = turn.why === "edit" ? "The edited question" : "This second answer";
+  return `${act} cost ${figure(turn.timings.prompt_n)} prompt tokens instead of ${figure(total)}.`;
+}
+
+function swatch({ place, text }) {
+  return h("span", {}, place ? h("i.swatch", { data: { place } }) : null, text);
+}
+
+/**
+ * Make a bar.
+ * @param {Segment[]} segments
+ * @param {string} label  for those who cannot see it
+ * @returns {HTMLElement}
+ */
+export function drawn(segments, label) {
+  const bar = h("span.bar", { role: "img", "aria-label": label });
+  for (const { name, kind, tokens, parts, saved } of segments) {
+    const hint = `${name}: ${textOf(parts)}${saved >= 1 ? `, ${duration(saved)} saved` : ""}`;
+    const segment = h("span.segment", { title: hint, data: { kind } }, ...Object.entries(parts).map(strip));
+    segment.style.flexGrow = tokens;
+    bar.append(segment);
+  }
+  return bar;
+}
+
+function strip([place, tokens]) {
+  const element = h("span.strip", { data: { place } });
+  element.style.flexGrow = tokens;
+  return element;
+}
+
+/**
+ * Make the bar of a prompt that is being computed.
+ * @param {{total: number, cache: number, processed: number}} progress
+ * @returns {HTMLElement}
+ */
+export function progressBar({ total, cache, processed }) {
+  const parts = { device: cache, computed: processed - cache, ahead: total - processed };
+  const told = `Reading: ${figure(processed)} of ${figure(total)} tokens`;
+  const known = Object.fromEntries(Object.entries(parts).filter(([, number]) => number > 0));
+  return h("div.account.reading", {}, drawn([{ name: told, kind: "question", tokens: total, parts: known, saved: 0 }], told),
+    h("span.figures", {}, h("span", {}, told), cache ? h("span", {}, `${figure(cache)} reused`) : null));
+}
+
+function table(segments) {
+  const row = ({ name, kind, tokens, parts, saved }) =>
+    h("tr", {}, h("th", { scope: "row", data: { kind } }, name), h("td", {}, figure(tokens)), h("td", {}, textOf(parts)),
+      h("td", {}, saved >= 1 ? duration(saved) : "–"));
+  const heads = ["Part of the prompt", "Tokens", "Computed or reused", "Saved"];
+  return h("div.wide", {}, h("table", {}, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+    h("tbody", {}, segments.map(row))));
+}
+
+function textOf(parts) {
+  const reused = Object.entries(parts).filter(([place]) => PLACES[place]);
+  const texts = reused.map(([place, tokens]) => `${figure(tokens)} ${PLACES[place].text}`);
+  return [...texts, ...(parts.computed ? [`${figure(parts.computed)} computed`] : [])].join(", ") || "waiting";
+}

@@ -1,0 +1,122 @@
+/**
+ * A chat: a tree of turns, of which the reader sees one path.
+ *
+ * @typedef {{id: string, title?: string, text: string}} Document
+ * @typedef {object} Turn
+ * @property {string} id
+ * @property {string|null} parent  the turn before
+ * @property {string} question
+ * @property {Document[]} documents  those that the reader attached
+ * @property {boolean} retrieval  whether the server's folder is searched
+ * @property {string} answer
+ * @property {string} thought
+ * @property {"running"|"done"|"stopped"|"failed"} state
+ * @property {string} [error]
+ * @property {string} [answerId]  the server's name of the answer
+ * @property {boolean} [remembered]  whether the server can go on from it
+ * @property {string} [why]  "again" or "edit": a branch
+ * @property {object} [report]  `slotcache` of the answer
+ * @property {object} [timings]
+ * @property {object} [progress]  of the prompt, while it is computed
+ *
+ * @typedef {{id: string, title: string, created: number, updated: number, system: string, head: string|null,
+ *   turns: Turn[]}} Chat
+ */
+
+import { brief } from "./dom.js";
+
+/** @param {string} system  the system prompt @returns {Chat} */
+export function newChat(system) {
+  const now = Date.now();
+  return { id: crypto.randomUUID?.() ?? randomId(), title: "", created: now, updated: now, system, head: null, turns: [] };
+}
+
+/** Where the page is not served securely, `randomUUID` is missing. */
+function randomId() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/**
+ * Add a turn and make it the one that is seen.
+ * @param {Chat} chat
+ * @param {Pick<Turn, "parent"|"question"|"documents"|"retrieval"> & {why?: string}} asked
+ * @returns {Turn}
+ */
+export function addTurn(chat, asked) {
+  const turn = { id: randomId(), answer: "", thought: "", state: "running", ...asked };
+  chat.turns.push(turn);
+  chat.head = turn.id;
+  chat.title ||= brief(turn.question, 60) || "Documents";
+  chat.updated = Date.now();
+  return turn;
+}
+
+/** @param {Chat} chat @returns {Turn[]} the turns that are seen, first to last */
+export function seenTurns(chat) {
+  const byId = new Map(chat.turns.map((turn) => [turn.id, turn]));
+  const path = [];
+  for (let turn = byId.get(chat.head); turn; turn = byId.get(turn.parent)) path.unshift(turn);
+  return path;
+}
+
+/** @param {Chat} chat @param {Turn} turn @returns {Turn[]} the turns in the same place, itself included */
+export function siblings(chat, turn) {
+  return chat.turns.filter((other) => other.parent === turn.parent);
+}
+
+/** Show another branch, down to its newest turn. @param {Chat} chat @param {Turn} turn */
+export function switchTo(chat, turn) {
+  let last = turn;
+  for (let next = last; next; next = chat.turns.findLast((other) => other.parent === last.id)) last = next;
+  chat.head = last.id;
+}
+
+/** @param {Chat} chat @param {Turn} turn @returns {Turn[]} the turns before it, first to last */
+export function turnsBefore(chat, turn) {
+  return seenTurns({ ...chat, head: turn.parent });
+}
+
+/**
+ * Return the fields of a request that say what is asked.
+ *
+ * Where the server has the answer before, only the question is sent. Else the whole chat is: after a stop, and where the
+ * server has forgotten it.
+ * @param {Chat} chat
+ * @param {Turn} turn
+ * @param {boolean} whole  send the whole chat in any case
+ */
+export function questionFields(chat, turn, whole) {
+  const before = turnsBefore(chat, turn);
+  const last = before.at(-1);
+  const retrieval = turn.retrieval ? { retrieval: true } : {};
+  if (last?.remembered && !whole) {
+    return { messages: [questionOf(turn)], previous_response_id: last.answerId, ...retrieval };
+  }
+  const system = chat.system ? [{ role: "system", content: chat.system }] : [];
+  const history = before.flatMap((earlier) => [questionOf(earlier), answerOf(earlier)]);
+  return {
+    messages: [...system, ...history, questionOf(turn)],
+    conversation: { id: chat.id, history: "whole" },
+    ...retrieval,
+  };
+}
+
+function questionOf({ question, documents }) {
+  return { role: "user", content: question, ...(documents.length && { documents }) };
+}
+
+function answerOf(turn) {
+  return { role: "assistant", content: turn.answer, ...(turn.thought && { reasoning_content: turn.thought }) };
+}
+
+/**
+ * Return the document that an answer means by an id: attached, or found in the folder, in this turn or an earlier one.
+ * @param {Chat} chat
+ * @param {Turn} turn
+ * @param {string} id
+ * @returns {(Document & {path?: string, page?: number})|undefined}
+ */
+export function documentOf(chat, turn, id) {
+  const known = [turn, ...turnsBefore(chat, turn).reverse()];
+  return known.flatMap((one) => [...one.documents, ...(one.report?.retrieved ?? [])]).find((one) => one.id === id);
+}

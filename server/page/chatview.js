@@ -1,0 +1,135 @@
+/** The view of one chat: its turns, and the field for the next question. */
+
+import { ask, isRunning, readAhead, stop } from "./asking.js";
+import { addTurn, newChat, seenTurns, switchTo } from "./chat.js";
+import { Composer } from "./composer.js";
+import { acceptDrops } from "./documents.js";
+import { button, h } from "./dom.js";
+import { settings } from "./settings.js";
+import { collections } from "./sources.js";
+import { loadChat, saveChat } from "./store.js";
+import { TurnView } from "./turn.js";
+
+const NEAR = 120; // px from the end within which the view follows the answer
+
+/** One chat on the screen. */
+export class ChatView {
+  /** @param {{changed: () => void, opened: (id: string) => void}} listeners */
+  constructor(listeners) {
+    this._listeners = listeners;
+    this._chat = newChat(settings().system);
+    this._open = new Map([[this._chat.id, this._chat]]); // chats with answers on their way stay as they are
+    this._turns = h("div.turns");
+    this._composer = new Composer({
+      ask: (asked) => this._ask(asked),
+      stop: () => this.stop(),
+      knownDocuments: () => seenTurns(this._chat).flatMap(({ documents }) => documents),
+      readAhead: (draft) => readAhead(this._chat, { ...draft, parent: this._chat.head }),
+      chatId: () => this._chat.id,
+    });
+    this._scroller = h("div.scroller", {}, this._turns);
+    this.element = h("section.chat", { "aria-label": "Chat" }, this._scroller, this._composer.element);
+    acceptDrops((files) => this.element.isConnected && this._composer.attach(files));
+    this._follow();
+  }
+
+  get id() {
+    return this._chat.turns.length ? this._chat.id : null;
+  }
+
+  /** @returns {string} the place of this chat in the page's addresses */
+  get address() {
+    return this.id ? `#/chat/${this.id}` : "#/";
+  }
+
+  /** Show a chat. @param {string} [id]  without one, or where it is unknown, a new one */
+  async show(id) {
+    if (id !== this._chat.id || !id) {
+      this._chat = this._open.get(id) ?? (id && (await loadChat(id))) ?? newChat(settings().system);
+      this._open.set(this._chat.id, this._chat);
+      for (const turn of this._chat.turns) if (turn.state === "running" && !isRunning(turn.id)) turn.state = "stopped";
+    }
+    this._draw();
+    this._scroller.scrollTop = this._scroller.scrollHeight;
+    if (matchMedia("(hover: hover)").matches) this._composer.focus();
+  }
+
+  /** Show the folder's state. */
+  showFolder() {
+    this._composer.showFolder();
+    if (!this._chat.turns.length) this._draw();
+  }
+
+  focus() {
+    this._composer.focus();
+  }
+
+  /** End the answer that comes. */
+  stop() {
+    for (const turn of seenTurns(this._chat)) stop(turn.id);
+  }
+
+  _draw() {
+    const turns = seenTurns(this._chat);
+    this._turns.replaceChildren(...(turns.length ? turns.map((turn) => this._viewOf(turn)) : [this._welcome()]));
+    this._composer.showRunning(turns.some(({ id }) => isRunning(id)));
+  }
+
+  _viewOf(turn) {
+    const { question, documents, retrieval, parent } = turn;
+    return new TurnView(this._chat, turn, {
+      again: () => this._start({ parent, question, documents, retrieval, why: "again" }),
+      edit: (_, edited) => this._start({ parent, question: edited, documents, retrieval, why: "edit" }),
+      switchTo: async (other) => {
+        switchTo(this._chat, other);
+        this._draw();
+        await saveChat(this._chat);
+      },
+      ended: () => {
+        this._composer.showRunning(seenTurns(this._chat).some(({ id }) => isRunning(id)));
+        this._listeners.changed();
+      },
+    }).element;
+  }
+
+  _ask(asked) {
+    this._start({ ...asked, parent: this._chat.head });
+  }
+
+  _start(asked) {
+    if (!this._chat.turns.length) this._chat.system = settings().system;
+    const chat = this._chat;
+    const done = ask(chat, addTurn(chat, asked));
+    this._draw();
+    this._scroller.scrollTop = this._scroller.scrollHeight;
+    this._composer.focus();
+    this._listeners.opened(chat.id);
+    this._listeners.changed();
+    return done;
+  }
+
+  _welcome() {
+    const folder = collections();
+    const questions = (folder ?? []).flatMap((collection) => collection.questions ?? []).slice(0, 3);
+    return h("div.welcome", {},
+      h("h2", {}, folder ? "Ask your folder." : "Ask, and bring documents."),
+      h("p", {}, folder
+        ? "Answers come from the files of this server’s folder, with the places they stand on."
+        : "Drop text files anywhere on this page: they are read once, and stay read for every later question."),
+      h("p.soft", {}, "Under each answer a bar shows what was reused from the cache, and what had to be computed."),
+      questions.length ? h("ul.questions", {}, questions.map((text) => h("li", {}, button(text, () =>
+        this._ask({ question: text, documents: [], retrieval: true }))))) : null);
+  }
+
+  /** Keep the end in sight while it grows, unless the reader has scrolled away. */
+  _follow() {
+    let isNear = true;
+    const { _scroller: scroller } = this;
+    scroller.addEventListener("scroll", () => {
+      isNear = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+    }, { passive: true });
+    new ResizeObserver(() => {
+      if (isNear) scroller.scrollTop = scroller.scrollHeight;
+    }).observe(this._turns);
+  }
+}

@@ -1,0 +1,110 @@
+"""The page in Debian's Chromium, against real servers. `make page-test` installs what that needs; else it is skipped."""
+
+import shutil
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from server.conftest import running
+from slotcache.models.demo import FILE
+from slotcache.models.demo.corpus import Corpus
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium")
+AXE = Path(sys.prefix) / "package/axe.min.js"
+DEADLINE = 30_000  # ms
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if not CHROMIUM:
+        pytest.skip("no chromium")
+    with sync_api.sync_playwright() as playwright:
+        # Without a sandbox of its own: in a container it has no rights to make one. It opens nothing but this server.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    with running(FILE, flash_attn="auto", idle_prefill=True, cache_dir=str(folder)) as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
+def corpus():
+    return Corpus.load()
+
+
+@pytest.fixture
+def open_page(browser):
+    """A function that opens a server's page. At the end: no error in the console, and no request to another host."""
+    watched = []
+
+    def open_page(server, path="/", **context):
+        page = browser.new_context(viewport={"width": 1280, "height": 860}, **context).new_page()
+        page.set_default_timeout(DEADLINE)
+        watch = Watch(page, urlsplit(server.url).netloc)
+        watched.append(watch)
+        page.goto(server.url + path)
+        page.wait_for_selector("#question, .live")
+        page.watch = watch
+        return page
+
+    yield open_page
+    for watch in watched:
+        watch.page.context.close()
+        assert watch.errors == [] and watch.foreign == []
+
+
+class Watch:
+    """The errors of a page, and its requests to other hosts. expected: parts of errors that a test brings about."""
+
+    def __init__(self, page, host):
+        self.page, self.expected = page, ()
+        self._errors, self.foreign = [], []
+        page.on("console", lambda message: self._note(message.type in ("error", "warning"), message.text))
+        page.on("pageerror", lambda error: self._note(True, str(error)))
+        page.on("request", lambda request: urlsplit(request.url).netloc == host or self.foreign.append(request.url))
+
+    def _note(self, counts, text):
+        if counts:
+            self._errors.append(text)
+
+    @property
+    def errors(self):
+        return [error for error in self._errors if not any(part in error for part in self.expected)]
+
+
+def attach(page, documents):
+    """Add documents as files, by the button."""
+    before = page.locator(".composer .chip").count()
+    files = [{"name": f"{name}.txt", "mimeType": "text/plain", "buffer": text.encode()} for name, text in documents.items()]
+    page.set_input_files("input[type=file]", files)
+    page.wait_for_function("n => document.querySelectorAll('.composer .chip').length === n", arg=before + len(files))
+
+
+def ask(page, question):
+    """Ask, and wait for the whole answer. Returns its turn."""
+    before = page.locator(".turn").count()
+    page.fill("#question", question)
+    page.keyboard.press("Enter")
+    page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=before + 1)
+    return ended(page)
+
+
+def ended(page):
+    """Wait for the end of the last answer. Returns its turn."""
+    page.wait_for_selector(".turn:last-child .answer:not([aria-busy])")
+    page.wait_for_selector(".turn:last-child [aria-label='Copy the answer']")
+    return page.locator(".turn").last
+
+
+def figures(turn):
+    """The tokens under an answer, by place."""
+    texts = turn.locator("summary .figures span").all_inner_texts()
+    found = {text.partition(" ")[2]: text.partition(" ")[0].replace(",", "") for text in texts}
+    return {words: int(number) for words, number in found.items() if number.isdecimal() and "%" not in words}
