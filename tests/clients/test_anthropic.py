@@ -1,5 +1,6 @@
 """Anthropic's client."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -84,3 +85,41 @@ def test_errors_have_their_classes(client):
     assert refused.value.body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.NotFoundError):
         client.models.retrieve("no/such/model")
+
+
+def test_answers_of_an_async_client_are_the_same(client, served):
+    async def asked():
+        async with anthropic.AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0) as one:
+            whole = await one.messages.create(**USUAL)
+            async with one.messages.stream(**USUAL) as stream:
+                text = "".join([piece async for piece in stream.text_stream])
+        return whole, text
+
+    whole, text = asyncio.run(asked())
+    assert whole.content[0].text == text == client.messages.create(**USUAL).content[0].text
+
+
+def test_events_of_a_plain_stream(client):
+    events = list(client.messages.create(**USUAL | {"max_tokens": 8}, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"] and kinds[-2:] == ["message_delta", "message_stop"]
+    assert events[0].message.usage.input_tokens > 0 and 0 < events[-2].usage.output_tokens <= 8
+
+
+def test_several_turns(client):
+    messages, counts = list(HELLO), []
+    for turn in range(3):
+        answer = client.messages.create(**USUAL | {"messages": messages, "max_tokens": 8})
+        messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": f"And {turn}?"}]
+        counts.append(answer.usage.input_tokens)
+    assert counts == sorted(set(counts))
+
+
+def test_it_retries_where_the_queue_is_full(full):
+    with (
+        anthropic.Anthropic(base_url=full.url, api_key="none", max_retries=0) as hasty,
+        pytest.raises(anthropic.RateLimitError),
+    ):
+        hasty.messages.create(**USUAL)
+    with anthropic.Anthropic(base_url=full.url, api_key="none", max_retries=20) as patient:
+        assert patient.messages.create(**USUAL | {"max_tokens": 4}).content

@@ -1,5 +1,6 @@
 """LangChain's OpenAI classes, with their defaults."""
 
+import asyncio
 from typing import Any, Literal
 
 import pytest
@@ -34,10 +35,55 @@ def test_invoke_stream_and_batch(chat):
     assert [answer.content for answer in chat.batch(["Say hello."] * 3)] == [whole.content] * 3
 
 
-@pytest.mark.parametrize("method", [None, "json_schema", "function_calling"])
+@pytest.mark.parametrize("method", [None, "json_schema", "function_calling", "json_mode"])
 def test_structured_output(chat, method):
     named = {} if method is None else {"method": method}
+    if method == "json_mode":  # any object: the model decides whether it fits
+        found = chat.with_structured_output(Weather, method=method, include_raw=True).invoke("Weather in JSON?")
+        assert found["raw"].content.lstrip().startswith("{")
+        return
     assert isinstance(chat.with_structured_output(Weather, **named).invoke("Weather?"), Weather)
+
+
+def test_a_strict_form_is_streamed(chat):
+    *_, last = chat.with_structured_output(Weather, method="json_schema", strict=True).stream("Weather?")
+    assert isinstance(last, Weather)
+
+
+def test_async_calls_are_the_same(chat):
+    async def asked():
+        whole = await chat.ainvoke("Say hello.")
+        pieces = [chunk.content async for chunk in chat.astream("Say hello.")]
+        batch = await chat.abatch(["Say hello."] * 2)
+        return whole.content, "".join(pieces), [one.content for one in batch]
+
+    whole, streamed, batch = asyncio.run(asked())
+    assert whole == streamed == chat.invoke("Say hello.").content and batch == [whole] * 2
+
+
+def test_a_stream_tells_its_usage(chat):
+    whole, joined = chat.invoke("Say hello."), None
+    for chunk in chat.stream("Say hello.", stream_usage=True):
+        joined = chunk if joined is None else joined + chunk
+    assert joined is not None and joined.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"]
+
+
+def test_logprobs(chat):
+    told = chat.bind(logprobs=True, top_logprobs=2, max_tokens=4).invoke("Say hello.").response_metadata["logprobs"]
+    assert len(told["content"]) == 4 and all(len(token["top_logprobs"]) == 2 for token in told["content"])
+
+
+def test_vectors(vectors):
+    options = {"base_url": f"{vectors.url}/v1", "api_key": "none", "model": "any"}
+    embeddings = langchain.OpenAIEmbeddings(**options, check_embedding_ctx_length=False)
+    one, other = embeddings.embed_documents(["a river", "a stone"])
+    assert len(one) == len(other) == 64 and one != other and embeddings.embed_query("a river") == one
+    assert asyncio.run(embeddings.aembed_query("a river")) == one
+
+
+def test_it_retries_where_the_queue_is_full(full):
+    chat = langchain.ChatOpenAI(base_url=f"{full.url}/v1", api_key="none", model="any", max_tokens=4, max_retries=20)
+    assert chat.invoke("Say hello.").usage_metadata["output_tokens"]
 
 
 def test_bound_tools_are_called_and_answered(chat):

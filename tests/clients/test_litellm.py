@@ -1,5 +1,6 @@
 """LiteLLM, as the client of OpenAI's and of Anthropic's API."""
 
+import asyncio
 import os
 from typing import Any
 
@@ -63,3 +64,46 @@ def test_responses(options):
 def test_messages(served):
     options = {"model": "anthropic/any", "api_base": served.url, "api_key": "none", "max_retries": 0}
     assert litellm.completion(**options, messages=HELLO, max_tokens=8).choices[0].message.content
+    pieces = litellm.completion(**options, messages=HELLO, max_tokens=8, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
+
+
+def test_async_calls_are_the_same(usual):
+    async def asked():
+        whole = await litellm.acompletion(**usual)
+        stream = await litellm.acompletion(**usual, stream=True, stream_options={"include_usage": True})
+        return whole, [chunk async for chunk in stream]
+
+    whole, chunks = asyncio.run(asked())
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_calls_are_streamed_and_answered(usual):
+    asked = usual | {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    whole = litellm.completion(**asked).choices[0].message
+    built = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True))).choices[0].message
+    assert built.tool_calls[0].function.arguments == whole.tool_calls[0].function.arguments
+    result = {"role": "tool", "tool_call_id": whole.tool_calls[0].id, "content": "Rain."}
+    answer = litellm.completion(**usual | {"messages": [*HELLO, whole, result], "tools": [TOOL], "max_tokens": 4})
+    assert answer.usage.prompt_tokens > 20
+
+
+def test_vectors(vectors):
+    options = {"model": "openai/any", "api_base": f"{vectors.url}/v1", "api_key": "none"}
+    one, other = litellm.embedding(**options, input=["a river", "a stone"], encoding_format="float").data
+    assert len(one["embedding"]) == 64 and one["embedding"] != other["embedding"]
+
+
+def test_it_retries_where_the_queue_is_full(full):
+    options = {"model": "openai/any", "api_base": f"{full.url}/v1", "api_key": "none", "messages": HELLO, "max_tokens": 4}
+    with pytest.raises(litellm.RateLimitError):
+        litellm.completion(**options, max_retries=0)
+    assert litellm.completion(**options, max_retries=20).choices
+
+
+def test_errors_have_their_classes(options):
+    with pytest.raises(litellm.BadRequestError):
+        litellm.completion(**options, messages=HELLO, temperature="hot")
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(**options, messages=[{"role": "user", "content": "word " * 9000}])

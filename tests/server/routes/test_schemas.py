@@ -14,7 +14,7 @@ FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 SCHEMAS = int(os.environ.get("SLOTCACHE_SCHEMAS", "25"))
 
 
-@pytest.mark.timeout(60 + SCHEMAS)
+@pytest.mark.timeout(60 + 10 * SCHEMAS)
 def test_answers_to_random_schemas_end_by_themselves_and_are_valid(server):
     ended = []
     for seed in range(SCHEMAS):

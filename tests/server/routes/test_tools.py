@@ -80,7 +80,7 @@ def ask(up, **fields):
     return up.openai.chat.completions.create(model="any", messages=USER, **fields)
 
 
-@pytest.mark.timeout(60 + TOOLS)
+@pytest.mark.timeout(60 + 10 * TOOLS)
 def test_required_calls_of_random_tools_end_by_themselves_and_are_valid(server):
     """Each stream is the whole answer in pieces, too."""
     ended = []
