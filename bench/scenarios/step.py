@@ -38,9 +38,7 @@ def run(args: argparse.Namespace) -> Report:
         return [await _seconds(client, length, args.parallel) for length in lengths]
 
     measured = arm.measure(sampling(args), work)
-    rows = [
-        (length, args.parallel, 1e3 * host, 1e6 * loop) for length, (host, loop) in zip(lengths, measured, strict=True)
-    ]
+    rows = [(length, args.parallel, 1e3 * host, 1e6 * loop) for length, (host, loop) in zip(lengths, measured, strict=True)]
     table = Table("step: time outside llama.cpp", ("context", "streams", "host ms a step", "loop us a token"), rows)
     first, last = measured[0], measured[-1]
     bars = [
