@@ -167,6 +167,18 @@ def test_a_thought_ends_when_its_budget_is_spent(thinking, budget, logprobs):
         assert joined(ask(thinking, **fields, **wish, stream=True)) == (said, reason)
 
 
+def test_a_budget_touches_no_tag_that_is_content_or_of_the_client_s_own_grammar(thinking):
+    limits = {"reasoning_budget_tokens": 2, "reasoning_format": "none"}
+    for form in ({"grammar": 'root ::= "x <think>" [a-c]{8}'}, {"json_schema": {"const": "x <think>abcabcab"}}):
+        said, reason = whole(ask(thinking, extra_body=limits | form, max_tokens=100))
+        content = said["content"].split("</think>")[-1].strip().strip('"')
+        assert reason == "stop" and content.startswith("x <think>") and len(content) == 17
+    refused = thinking.http.post(
+        "/v1/chat/completions", json={"messages": USER, **limits, "reasoning_budget_message": "So</think>."}
+    )
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "reasoning_budget_message"
+
+
 def test_tools_without_a_call_leave_the_answer_alone(server):
     plain = whole(ask(server, max_tokens=20, temperature=0))
     told = ask(server, max_tokens=20, temperature=0, tools=[WEATHER], tool_choice="none")
