@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -62,15 +61,19 @@ TEMPLATE = """\
 class AgentDialect(ChatDialect):
     """The chat of an agent whose queries with documents bring the files that its last answer called for.
 
-    Calls and answers of the history are recorded ones, not the server's: every server gets the same messages.
+    Calls and answers of the history are recorded ones, not the server's: every server gets the same messages. The answers
+    are prose, unless the history's are `given` ones.
     """
 
+    given: bool = False
+
     def messages(self, query: Query, history: History) -> list[Body]:
-        queries = [*(asked for asked, _ in history), query]
-        messages = [{"role": "system", "content": INSTRUCTIONS}, *_asked(queries[0])]
-        for before, after in pairwise(queries):
-            messages += [_calls(after) if after.documents else _answer(before), *_asked(after)]
-        return messages
+        messages = [{"role": "system", "content": INSTRUCTIONS}]
+        following = [*(asked for asked, _ in history), query][1:]
+        for (asked, answer), after in zip(history, following, strict=True):
+            text = answer if self.given else prose(f"answer {asked.session} {asked.turn}", ANSWER_WORDS)
+            messages += [*_asked(asked), _calls(after) if after.documents else {"role": "assistant", "content": text}]
+        return [*messages, *_asked(query)]
 
 
 @contextmanager
@@ -102,10 +105,6 @@ def _calls(query: Query) -> Body:
         for at, (path, _) in enumerate(query.documents)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def _answer(query: Query) -> Body:
-    return {"role": "assistant", "content": prose(f"answer {query.session} {query.turn}", ANSWER_WORDS)}
 
 
 def _call_id(query: Query, at: int) -> str:

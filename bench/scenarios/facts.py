@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ..agent.dialect import TOOLS, AgentDialect, template_flag
-from ..agent.tasks import File, Task, queries
+from ..agent.tasks import File, Task
 from ..arms import Arm
 from ..client import Client, EncodedRequest, Result
 from ..error import BenchError
@@ -27,9 +27,9 @@ FACT = re.compile(r"^[ -]*([A-Z][A-Za-z0-9 /()'-]{3,50}): (\S.{0,60})$", re.MULT
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a file. history: what the agent was asked and has read before; the newest read comes last."""
+    """A question about the file that was read last. history: the queries so far, with their answers."""
 
-    history: tuple[Query, ...]
+    history: tuple[tuple[Query, str], ...]
     text: str
     answer: str
 
@@ -56,27 +56,28 @@ def run(args: argparse.Namespace) -> Report:
 def _richest(tasks: Sequence[Task], count: int) -> list[Task]:
     """Return the tasks with the most facts, `count` of them or all for 0. Tasks that read the same files count once."""
     distinct = {tuple(sorted(path for path, _ in task.files)): task for task in tasks}.values()
-    return sorted(distinct, key=lambda task: -sum(len(list(_facts(file))) for file in task.files))[: count or None]
+    return sorted(distinct, key=lambda task: -sum(len(_facts(file)) for file in task.files))[: count or None]
 
 
 def _questions(tasks: Sequence[Task]) -> Iterator[Question]:
-    """Yield a question for each fact of each file, once it is read."""
+    """Yield a question for each fact of each file, once it is read; the first one is answered in the history."""
     for task in tasks:
-        history: list[Query] = []
-        for query in queries([task]):
-            history.append(query)
-            for file in query.documents:
-                yield from (Question(tuple(history), *fact) for fact in _facts(file))
+        history: list[tuple[Query, str]] = []
+        for number, (path, text) in enumerate(task.files, 1):
+            (example, answer), *rest = _facts((path, text)) or [(f"What is {path}?", "A text.")]
+            history.append((Query(task.name, number, f"Read {path}. {example}"), ""))
+            history.append((Query(task.name, number, "", ((path, text),)), answer))
+            yield from (Question(tuple(history), *fact) for fact in rest)
 
 
-def _facts(file: File) -> Iterator[tuple[str, str]]:
-    """Yield question and answer for each line of the file that is a name and a value, if it has the name once."""
+def _facts(file: File) -> list[tuple[str, str]]:
+    """Return question and answer for each line of the file that is a name and a value, if it has the name once."""
     path, text = file
     found = FACT.findall(text)
     times = Counter(name for name, _ in found)
-    for name, value in found:
-        if times[name] == 1:
-            yield f'In {path}, what stands behind "{name}:"? Answer with those words only.', value.strip()
+    return [
+        (f"What is the {name} in {path}? Answer with the value alone.", value) for name, value in found if times[name] == 1
+    ]
 
 
 def _chosen(questions: Sequence[Question], args: argparse.Namespace) -> list[Question]:
@@ -101,11 +102,10 @@ async def _measure(arm: Arm, url: str, asked: Sequence[Question], max_tokens: in
 
 
 def _request(question: Question, tool_documents: str, max_tokens: int) -> EncodedRequest:
-    *before, last = question.history
-    asked = Query(last.session, last.turn + 1, question.text)
-    history = [(query, "") for query in (*before, last)]
+    newest = question.history[-1][0]
+    asked = Query(newest.session, newest.turn + 1, question.text)
     body = {
-        "messages": AgentDialect().messages(asked, history),
+        "messages": AgentDialect(given=True).messages(asked, question.history),
         "tools": TOOLS,
         "tool_documents": tool_documents,
         "cache_prompt": True,

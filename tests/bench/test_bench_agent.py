@@ -99,7 +99,7 @@ def test_facts_asks_both_ways_for_the_same(data: Path, tmp_path: Path, capsys: A
     assert main(["facts", *options, "--json", str(out)]) == 0
     asked = json.loads(out.read_text())["data"]["questions"]
     assert len(asked) == 4 and all({REWRITTEN, AS_SENT} <= set(one) for one in asked)
-    assert {one["answer"] for one in asked} <= {"C-0", "C-1", "C-2", "alpha Ltd", "beta Ltd", "gamma Ltd"}
+    assert {one["answer"] for one in asked} <= {"alpha Ltd", "beta Ltd", "gamma Ltd"}, "the first fact is an example"
     assert "loss of F1 by tool_documents" in capsys.readouterr().out
 
 
