@@ -56,14 +56,17 @@ function withTools(block) {
   const language = /language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "";
   const copy = () => navigator.clipboard?.writeText(code.textContent).then(() => announce("Copied"));
   const tools = h("div.tools", {}, h("span", {}, language), button("Copy", copy));
-  block.replaceWith(h("div.code", {}, tools, block));
   block.tabIndex = 0; // it may scroll
+  surround(block, h("div.code", {}, tools));
 }
 
 function scrollable(table) {
-  const around = h("div.wide", { tabindex: "0", role: "region", "aria-label": "Table" });
-  table.replaceWith(around);
-  around.append(table);
+  surround(table, h("div.wide", { tabindex: "0", role: "region", "aria-label": "Table" }));
+}
+
+function surround(element, around) {
+  element.replaceWith(around);
+  around.append(element);
 }
 
 /**

@@ -15,13 +15,16 @@ const SHORT = 24; // tokens: shorter runs are drawn together with their only nei
  * @property {number} row  the first of its rows
  * @property {number} rows  one for each leaf behind it
  * @property {number} level  1 for the first
+ * @property {number} left  its place and width as they are drawn, in tokens: short blocks are drawn wider
+ * @property {number} width
  */
 
 /**
  * @param {object[]} runs  of `/v1/cache`
+ * @param {number} least  the share of the whole width that a block has at least
  * @returns {{blocks: Block[], rows: number, end: number}} the blocks from the first row to the last, parents first
  */
-export function layOut(runs) {
+export function layOut(runs, least) {
   const blocks = new Map(runs.map((run) => [run.id, blockOf(run)]));
   const roots = [];
   for (const block of blocks.values()) {
@@ -31,13 +34,16 @@ export function layOut(runs) {
   const drawn = [];
   let rows = 0;
   let end = 1;
+  const shortest = least * Math.max(1, ...runs.map(({ start, tokens }) => start + tokens));
   const stack = opened(roots).reverse();
   while (stack.length) {
     const block = stack.pop();
     block.children = opened(block.children);
     block.row = rows;
     block.level = (block.parent?.level ?? 0) + 1;
-    end = Math.max(end, block.start + block.tokens);
+    block.left = block.parent ? block.parent.left + block.parent.width : 0;
+    block.width = Math.max(block.tokens, shortest);
+    end = Math.max(end, block.left + block.width);
     drawn.push(block);
     if (block.children.length) stack.push(...[...block.children].reverse());
     else rows += 1;
@@ -50,7 +56,7 @@ export function layOut(runs) {
 
 function blockOf(run) {
   const place = run.device_tokens ? "device" : run.host ? "host" : "ahead";
-  return { id: run.id, ids: [run.id], start: run.start, tokens: run.tokens, place, run, parent: null, children: [], row: 0, rows: 1, level: 1 };
+  return { id: run.id, ids: [run.id], start: run.start, tokens: run.tokens, place, run, parent: null, children: [], row: 0, rows: 1, level: 1, left: 0, width: 0 };
 }
 
 /** Children as they are drawn, in the order of their first ids, so that it stays while the tree grows. */

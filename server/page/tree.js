@@ -8,6 +8,7 @@ import { loadSegments } from "./store.js";
 const ROW = 22; // px
 const MOST_ROWS = 300;
 const LEGIBLE = 36; // px: narrower blocks have no text
+const LEAST = 12; // px: the width of a block at least
 const PLACES = { device: "on the device", host: "in host memory", ahead: "being computed" };
 
 /** The tree on the screen, and what is known of the chosen run. */
@@ -17,12 +18,11 @@ export class TreeView {
     this._elements = new Map();
     this._blocks = [];
     this._chosen = null;
-    this._axis = h("p.axis", { "aria-hidden": "true" });
     this._told = h("p.soft");
     this._tree = h("div.tree", { role: "tree", "aria-label": "Cached prompts", onkeydown: (event) => this._pressed(event) });
     this._about = h("div.about", { "aria-live": "polite" });
     this.element = h("section.panel.cached", {}, h("h2", {}, "Cached prompts"), this._told, legend(),
-      h("div.frame", {}, this._axis, this._tree), this._about);
+      h("div.frame", {}, this._tree), this._about);
   }
 
   /** Learn which runs are this browser's own. */
@@ -37,12 +37,11 @@ export class TreeView {
    * @param {string} scope
    */
   show({ tokens, runs }, lanes, scope) {
-    const { blocks, rows, end } = layOut(runs);
+    const { blocks, rows, end } = layOut(runs, LEAST / Math.max(this._tree.clientWidth, 1));
     this._lanes = new Map(lanes.filter((lane) => lane.is_processing).map((lane) => [lane.sequence, lane.id]));
     this._blocks = blocks.filter(({ row }) => row < MOST_ROWS);
     const hidden = rows - MOST_ROWS;
     this._told.textContent = `${figure(tokens.device)} tokens on the device, ${figure(tokens.host)} in host memory, in the ${scope ? `scope “${scope}”` : "common scope"}.${hidden > 0 ? ` ${hidden} more rows are not drawn.` : ""}${runs.length ? "" : " Nothing is cached yet."}`;
-    this._axis.replaceChildren(...ticks(end).map((at) => placed(h("span", {}, figure(at)), at, end)));
     this._tree.style.height = `${Math.min(rows, MOST_ROWS) * ROW}px`;
     const before = this._elements;
     this._elements = new Map();
@@ -61,13 +60,13 @@ export class TreeView {
     const lanes = run.sequences.map((sequence) => this._lanes.get(sequence)).filter((lane) => lane !== undefined);
     const label = `${name}, tokens ${start} to ${start + tokens}, ${PLACES[place]}${run.pinned ? ", pinned" : ""}${lanes.length ? `, lane ${lanes.join(", ")}` : ""}`;
     element.tabIndex = -1;
-    element.textContent = (tokens / end) * this._tree.clientWidth < LEGIBLE ? "" : name;
+    element.textContent = (block.width / end) * this._tree.clientWidth < LEGIBLE ? "" : name;
     element.title = label;
     element.setAttribute("aria-label", label);
     element.setAttribute("aria-level", level);
     element.setAttribute("aria-selected", String(block.id === this._chosen));
     Object.assign(element.dataset, { place, disk: run.disk, pinned: run.pinned, busy: run.in_use, shared: block.children.length > 1, own: this._rowsOf(block).length > 0 });
-    Object.assign(element.style, { left: `${(100 * start) / end}%`, width: `${(100 * tokens) / end}%`, top: `${row * ROW}px`, height: `${rows * ROW - 2}px` });
+    Object.assign(element.style, { left: `${(100 * block.left) / end}%`, width: `${(100 * block.width) / end}%`, top: `${row * ROW}px`, height: `${rows * ROW - 2}px` });
     this._elements.set(block.id, element);
     if (!element.isConnected) this._tree.append(element);
   }
@@ -136,18 +135,6 @@ export class TreeView {
 function namesOf(rows) {
   const telling = rows.filter(({ kind }) => kind !== "template");
   return [...new Set((telling.length ? telling : rows).map(({ name }) => name))].join(" · ");
-}
-
-function placed(element, at, end) {
-  element.style.left = `${(100 * at) / end}%`;
-  return element;
-}
-
-/** Return round numbers up to `end`: four to eight of them. */
-function ticks(end) {
-  const power = 10 ** Math.floor(Math.log10(end / 4 || 1));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => end / one <= 8) ?? end;
-  return Array.from({ length: Math.floor(end / step) + 1 }, (_, at) => at * step);
 }
 
 function legend() {

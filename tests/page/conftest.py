@@ -10,7 +10,6 @@ from server.conftest import running
 from slotcache.models.demo import FILE
 from slotcache.models.demo.corpus import Corpus
 
-sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
 AXE = Path(sys.prefix) / "package/axe.min.js"
 DEADLINE = 30_000  # ms
@@ -18,6 +17,7 @@ DEADLINE = 30_000  # ms
 
 @pytest.fixture(scope="session")
 def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
     if not CHROMIUM:
         pytest.skip("no chromium")
     with sync_api.sync_playwright() as playwright:
@@ -28,9 +28,9 @@ def browser():
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory):
+def server(browser, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
-    with running(FILE, flash_attn="auto", idle_prefill=True, cache_dir=str(folder)) as up:
+    with running(FILE, flash_attn="auto", idle_prefill=True, cache_dir=str(folder), predict=100) as up:
         yield up
 
 
@@ -98,7 +98,7 @@ def ask(page, question):
 
 def ended(page):
     """Wait for the end of the last answer. Returns its turn."""
-    page.wait_for_selector(".turn:last-child .answer:not([aria-busy])")
+    page.wait_for_selector(".turn:last-child .answer:not([aria-busy])", state="attached")
     page.wait_for_selector(".turn:last-child [aria-label='Copy the answer']")
     return page.locator(".turn").last
 

@@ -119,7 +119,7 @@ def settings(page, **fields):
     page.click("text=Done")
 
 
-def test_chats_outlive_a_reload_and_the_server(open_page, corpus, tmp_path):
+def test_chats_outlive_a_reload_and_the_server(open_page, corpus):
     question, other = corpus.questions[:2]
     with running(FILE, flash_attn="auto") as up:
         page = open_page(up)

@@ -1,0 +1,93 @@
+"""Whoever uses the page: axe-core's rules, the keyboard, narrow screens, both colours."""
+
+import pytest
+
+from .conftest import AXE, ask, attach
+
+SIZES = {"wide": (1280, 860), "middle": (820, 1000), "narrow": (360, 740)}
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+SERIOUS = ("serious", "critical")
+
+
+def violations(page):
+    """axe-core's, of those that count."""
+    if not AXE.is_file():
+        pytest.skip("no axe-core")
+    page.evaluate(AXE.read_text("utf-8") + ";0")  # as the browser's own tools do it: the policy holds for the page only
+    found = page.evaluate("rules => axe.run(document, { runOnly: rules })", RULES)["violations"]
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found if one["impact"] in SERIOUS]
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def scheme(request):
+    return request.param
+
+
+def test_no_rule_is_seriously_broken(server, open_page, corpus, scheme):
+    page = open_page(server, color_scheme=scheme)
+    found = {"welcome": violations(page)}
+    question = corpus.questions[0]
+    attach(page, {"A document": corpus.documents[question.document].text})
+    ask(page, question.question)
+    page.locator(".account summary").click()
+    page.locator(".chip button").first.click()
+    found["chat"] = violations(page)
+    page.keyboard.press("Escape")
+    page.click("#open-settings")
+    found["settings"] = violations(page)
+    page.keyboard.press("Escape")
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.click("#menu")
+    found["menu"] = violations(page)
+    page.keyboard.press("Escape")
+    page.click("#to-live")
+    page.locator(".run").first.click()
+    found["live"] = violations(page)
+    assert {name: broken for name, broken in found.items() if broken} == {}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_nothing_is_wider_than_the_screen(server, open_page, corpus, size, tmp_path_factory):
+    width, height = SIZES[size]
+    page = open_page(server)
+    page.set_viewport_size({"width": width, "height": height})
+    question = corpus.questions[1]
+    attach(page, {"A-name-that-is-long-and-has-no-space-in-it-" * 2: corpus.documents[question.document].text})
+    ask(page, question.question + " " + "w" * 200)
+    page.locator(".account summary").click()
+    folder = tmp_path_factory.mktemp("screens")
+    for view in ("to-chat", "to-live"):
+        page.click(f"#{view}")
+        page.wait_for_selector(".turn" if view == "to-chat" else ".run")
+        page.screenshot(path=folder / f"{size}-{view}.png")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        over = page.evaluate(
+            """() => [...document.querySelectorAll("main *")].filter(one => !one.closest(".wide, pre, .unseen, .frame") &&
+                getComputedStyle(one).overflow === "visible" && one.getBoundingClientRect().right > innerWidth + 1)
+                .map(one => one.outerHTML.slice(0, 120))"""
+        )
+        assert over == []
+
+
+def test_all_of_it_works_by_the_keyboard(server, open_page, corpus):
+    page = open_page(server)
+    page.locator("body").click(position={"x": 5, "y": 400})
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "question"
+    page.keyboard.type(corpus.questions[2].question)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[aria-label='Copy the answer']")
+    page.locator(".account summary").focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".account[open]").count() == 1
+    page.focus("#to-live")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".run")
+    page.locator(".run[tabindex='0']").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".about h3")
+    assert page.locator(".run[aria-selected='true']").evaluate("one => one === document.activeElement")
+    page.keyboard.press("Control+Shift+O")
+    page.wait_for_selector(".welcome")
+    assert page.locator("#status").inner_text() == "The answer is complete."
