@@ -164,7 +164,7 @@ class Generation:
             prompt_time=self.first_token - self.admitted,
             generation_time=now - self.first_token,
             num_preempted=request.num_preempted,
-            segments=segment_reuse(layout, request.reused) if self.wants_segments else None,
+            segments=segment_reuse(layout, request.reused, request.scope.adapters) if self.wants_segments else None,
         )
 
     def _miss(self) -> Miss | None:

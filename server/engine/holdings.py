@@ -12,19 +12,21 @@ from ...slots.radix import descendants, path
 from ...slots.request import Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
-from .prefixes import beginning, followed_by, id_of
+from .prefixes import Hash, beginning, followed_by, id_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run of the prefix tree. id: of the prompt up to its end; parent: of the run in front of it.
 
-    disk: it was written to disk, too. document: the key of a document that ends with it. pinned: by a client. sequences:
-    those of running requests that hold its KV.
+    adapters: the set of LoRA adapters that computed its KV, as a text; empty: none. disk: it was written to disk, too.
+    document: the key of a document that ends with it. pinned: by a client. sequences: those of running requests that hold
+    its KV.
     """
 
     id: str = ""
     parent: str | None = None
+    adapters: str
     start: int
     tokens: int
     device_tokens: int
@@ -37,8 +39,9 @@ class Run:
     sequences: tuple[int, ...]
 
     @classmethod
-    def of(cls, node: Node) -> Run:
+    def of(cls, node: Node, adapters: str) -> Run:
         return cls(
+            adapters=adapters,
             start=node.start,
             tokens=len(node.tokens),
             device_tokens=node.ready,
@@ -62,7 +65,7 @@ class WholeState:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The KV that a scope has cached. tokens: by tier.
+    """The KV that a scope has cached, of all sets of LoRA adapters. tokens: by tier.
 
     runs: parents first, without ids until `identified`. texts: the tokens of each, and the place of its parent in the list.
     """
@@ -73,25 +76,33 @@ class Holdings:
     texts: list[tuple[np.ndarray, int | None]]
 
     @classmethod
-    def of(cls, scheduler: Scheduler, scope: Scope) -> Holdings:
-        root, snapshots = scheduler.tree.roots.get(scope), scheduler.snapshots
-        nodes = list(descendants(root)) if root else []
+    def of(cls, scheduler: Scheduler, scope: str) -> Holdings:
+        """scope: by the clients' name."""
+        scopes, roots, snapshots = scopes_of(scheduler, scope), scheduler.tree.roots, scheduler.snapshots
+        found = [(node, one.adapters) for one in scopes if one in roots for node in descendants(roots[one])]
+        nodes = [node for node, _ in found]
         device = sum(node.ready for node in nodes)
         host = sum(len(node.tokens) for node in nodes if node.blob is not None)
-        states = [WholeState(node.end, snapshots.size_of(node.end)) for node in snapshots.of(scope)]
+        states = [WholeState(node.end, snapshots.size_of(node.end)) for one in scopes for node in snapshots.of(one)]
         places = {node: place for place, node in enumerate(nodes)}
         texts = [(node.tokens, places.get(node.parent) if node.parent else None) for node in nodes]
-        return cls({"device": device, "host": host}, [Run.of(node) for node in nodes], states, texts)
+        return cls({"device": device, "host": host}, [Run.of(*one) for one in found], states, texts)
 
     def identified(self) -> Holdings:
         """Return the same with the ids of the runs. It reads all tokens, so it is no work for the engine's thread."""
-        hashes = [beginning()]  # of the root, then of each run
-        runs = []
+        hashes: list[Hash] = []  # of each run
+        runs: list[Run] = []
         for run, (tokens, place) in zip(self.runs, self.texts, strict=True):
-            above = 0 if place is None else place + 1
-            hashes.append(followed_by(hashes[above], tokens))
-            runs.append(replace(run, id=id_of(hashes[-1]), parent=id_of(hashes[above]) if above else None))
+            above = beginning(run.adapters) if place is None else hashes[place]
+            hashes.append(followed_by(above, tokens))
+            runs.append(replace(run, id=id_of(hashes[-1]), parent=None if place is None else runs[place].id))
         return replace(self, runs=runs)
+
+
+def scopes_of(scheduler: Scheduler, name: str) -> list[Scope]:
+    """Return the scopes with KV that clients know by a name: one for each set of LoRA adapters."""
+    known = {*scheduler.tree.roots, *scheduler.snapshots.roots}
+    return sorted((scope for scope in known if scope.is_shared and scope.name == name), key=lambda scope: scope.adapters)
 
 
 @dataclass(frozen=True, slots=True)

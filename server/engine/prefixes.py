@@ -11,9 +11,9 @@ ID_BYTES = 8
 Hash = type(blake2b())
 
 
-def beginning() -> Hash:
-    """Return the hash of no tokens. `followed_by` goes on from it, and `id_of` names what it has read."""
-    return blake2b(digest_size=ID_BYTES)
+def beginning(adapters: str) -> Hash:
+    """Return the hash of no tokens, of KV that these LoRA adapters compute. `followed_by` goes on, and `id_of` names it."""
+    return blake2b(adapters.encode(), digest_size=ID_BYTES)
 
 
 def followed_by(before: Hash, tokens: np.ndarray) -> Hash:
@@ -27,9 +27,9 @@ def id_of(hash: Hash) -> str:
     return hash.hexdigest()
 
 
-def ids_at(tokens: np.ndarray, stops: Iterable[int]) -> list[str]:
-    """Return the ids of a prompt's beginnings that end at ascending positions."""
-    hash, start, ids = beginning(), 0, []
+def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list[str]:
+    """Return the ids of a prompt's beginnings that end at ascending positions. adapters: as in `Scope`."""
+    hash, start, ids = beginning(adapters), 0, []
     for stop in stops:
         hash, start = followed_by(hash, tokens[start:stop]), stop
         ids.append(id_of(hash))

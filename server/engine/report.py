@@ -111,9 +111,9 @@ def document_reuse(layout: Layout, num_cached: int) -> list[DocumentReuse]:
     ]
 
 
-def segment_reuse(layout: Layout, reused: Sequence[Reused]) -> list[SegmentReuse]:
-    """Return the parts of a prompt in order, each with the tokens of it that were not computed."""
-    ids = ids_at(layout.tokens, [stop for stop, _ in layout.segments])
+def segment_reuse(layout: Layout, reused: Sequence[Reused], adapters: str = "") -> list[SegmentReuse]:
+    """Return the parts of a prompt in order, each with the tokens of it that were not computed. adapters: as in `Scope`."""
+    ids = ids_at(layout.tokens, [stop for stop, _ in layout.segments], adapters)
     starts = [0, *(stop for stop, _ in layout.segments)]
     segments: list[SegmentReuse] = []
     rest = iter(reused)

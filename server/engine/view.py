@@ -22,7 +22,7 @@ from .engine import Engine
 from .events import Delta, End, Event, Failure, Progress
 from .figures import Figures
 from .generation import Generation
-from .holdings import Holdings, LaneState, Prediction
+from .holdings import Holdings, LaneState, Prediction, scopes_of
 from .lanestore import LaneStore
 from .report import Fields, Report, document_reuse
 
@@ -82,7 +82,7 @@ class View:
 
     async def holdings(self, scope: str) -> Holdings:
         """Return the KV that a scope has cached."""
-        found = await self._ask(lambda: Holdings.of(self._scheduler, Scope.shared(scope)))
+        found = await self._ask(lambda: Holdings.of(self._scheduler, scope))
         return await asyncio.to_thread(found.identified)
 
     async def predict(self, prompt: Prompt, scope: Scope) -> Prediction:
@@ -129,5 +129,4 @@ class View:
         """Runs in the engine's thread. The background ends first, or it would fill the scope again."""
         self._engine.background.drop_scope(scope)
         tree, snapshots = self._scheduler.tree, self._scheduler.snapshots
-        named = [one for one in {*tree.roots, *snapshots.roots} if one.is_shared and one.name == scope]
-        return sum(tree.drop(one) + snapshots.drop(one) for one in named)
+        return sum(tree.drop(one) + snapshots.drop(one) for one in scopes_of(self._scheduler, scope))

@@ -83,6 +83,20 @@ def test_a_scope_is_dropped_with_all_its_sets(server):
         assert answer(server, lora=SETS[name], cache_scope="s")["slotcache"]["cached_tokens"] == 0
 
 
+def test_the_runs_of_all_sets_are_listed_each_with_an_id_of_its_own(server):
+    documents = [{"id": "tower", "text": "The tower of the harbour has two windows to the north."}]
+    fields = {"cache_scope": "listed", "documents": documents, "report_segments": True}
+    answers = [answer(server, lora=SETS[name], **fields) for name in SETS]
+    listed = server.http.get("/v1/cache?scope=listed").json()
+    runs = {run["id"]: run for run in listed["runs"]}
+    assert len(runs) == len(listed["runs"]) and len({run["adapters"] for run in listed["runs"]}) == len(SETS)
+    assert sum(listed["tokens"].values()) >= sum(one["usage"]["prompt_tokens"] for one in answers)
+    assert all(run["parent"] is None or runs[run["parent"]]["adapters"] == run["adapters"] for run in listed["runs"])
+    for one in answers:
+        (document,) = [each["id"] for each in one["slotcache"]["segments"] if each["label"] == "document tower"]
+        assert runs[document]["document"]
+
+
 def test_the_usual_scales(server, files, expected):
     shown = server.http.get("/lora-adapters").json()
     assert [(one["id"], one["path"], one["scale"]) for one in shown] == [(0, files[0], 0.0), (1, files[1], 0.0)]
