@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ..agent.dialect import TOOLS, AgentDialect, template_flag
-from ..agent.tasks import File, Task
+from ..agent.tasks import Task
 from ..arms import Arm
 from ..client import Client, EncodedRequest, Result
 from ..error import BenchError
@@ -27,10 +27,14 @@ FACT = re.compile(r"^[ -]*([A-Z][A-Za-z0-9 /()'-]{3,50}): (\S.{0,60})$", re.MULT
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about the file that was read last. history: the queries so far, with their answers."""
+    """A question about the file that was read last. history: the queries so far, with their answers.
+
+    name: the words before the answer in the file's line; the model's answer begins with them.
+    """
 
     history: tuple[tuple[Query, str], ...]
     text: str
+    name: str
     answer: str
 
 
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> Report:
 def _richest(tasks: Sequence[Task], count: int) -> list[Task]:
     """Return the tasks with the most facts, `count` of them or all for 0. Tasks that read the same files count once."""
     distinct = {tuple(sorted(path for path, _ in task.files)): task for task in tasks}.values()
-    return sorted(distinct, key=lambda task: -sum(len(_facts(file)) for file in task.files))[: count or None]
+    return sorted(distinct, key=lambda task: -sum(len(_facts(text)) for _, text in task.files))[: count or None]
 
 
 def _questions(tasks: Sequence[Task]) -> Iterator[Question]:
@@ -64,20 +68,22 @@ def _questions(tasks: Sequence[Task]) -> Iterator[Question]:
     for task in tasks:
         history: list[tuple[Query, str]] = []
         for number, (path, text) in enumerate(task.files, 1):
-            (example, answer), *rest = _facts((path, text)) or [(f"What is {path}?", "A text.")]
-            history.append((Query(task.name, number, f"Read {path}. {example}"), ""))
-            history.append((Query(task.name, number, "", ((path, text),)), answer))
-            yield from (Question(tuple(history), *fact) for fact in rest)
+            facts = _facts(text)
+            name, value = facts[0] if facts else ("text", "")
+            history.append((Query(task.name, number, f"Read {path}. {_asks(name, path)}"), ""))
+            history.append((Query(task.name, number, "", ((path, text),)), f"{name}: {value}"))
+            yield from (Question(tuple(history), _asks(name, path), name, value) for name, value in facts[1:])
 
 
-def _facts(file: File) -> list[tuple[str, str]]:
-    """Return question and answer for each line of the file that is a name and a value, if it has the name once."""
-    path, text = file
+def _asks(name: str, path: str) -> str:
+    return f"What is the {name} in {path}?"
+
+
+def _facts(text: str) -> list[tuple[str, str]]:
+    """Return name and value of each line that is both, if the text has the name once."""
     found = FACT.findall(text)
     times = Counter(name for name, _ in found)
-    return [
-        (f"What is the {name} in {path}? Answer with the value alone.", value) for name, value in found if times[name] == 1
-    ]
+    return [(name, value) for name, value in found if times[name] == 1]
 
 
 def _chosen(questions: Sequence[Question], args: argparse.Namespace) -> list[Question]:
@@ -104,13 +110,15 @@ async def _measure(arm: Arm, url: str, asked: Sequence[Question], max_tokens: in
 def _request(question: Question, tool_documents: str, max_tokens: int) -> EncodedRequest:
     newest = question.history[-1][0]
     asked = Query(newest.session, newest.turn + 1, question.text)
+    begun = {"role": "assistant", "content": f"{question.name}:"}  # a small model answers in other words otherwise
     body = {
-        "messages": AgentDialect(given=True).messages(asked, question.history),
+        "messages": [*AgentDialect(given=True).messages(asked, question.history), begun],
         "tools": TOOLS,
         "tool_documents": tool_documents,
         "cache_prompt": True,
         "cache_scope": tool_documents,
         "max_tokens": max_tokens,
+        "stop": ["\n"],
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -120,7 +128,7 @@ def _request(question: Question, tool_documents: str, max_tokens: int) -> Encode
 
 def _report(asked: Sequence[Question], answers: dict[str, list[Result]]) -> Report:
     scores = {
-        way: [f1(question.answer, result.text) for question, result in zip(asked, results, strict=True)]
+        way: [f1(one.answer, result.text.removeprefix(f"{one.name}:")) for one, result in zip(asked, results, strict=True)]
         for way, results in answers.items()
     }
     rows = [
