@@ -57,6 +57,7 @@ _ALL = (
     Scenario(".offline.arrange", "time to choose an order and write the prompt"),
     Scenario(".offline.residency", "cost of idle and moved KV, without a server"),
     Scenario(".offline.masks", "time of a grammar at each token, without a server"),
+    Scenario(".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario(".offline.replacement", "eviction policies for idle KV, simulated"),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}

@@ -21,8 +21,8 @@ With an `Embedder`, `refresh` also embeds the chunks, and `index.search(embed=..
 from .chunks import Chunk, Sizes, cut
 from .files import Folder, FoundFile, SkippedFile
 from .index import Embedder, Index, Progress, Scan
+from .records import FAILED, INDEXED, SKIPPED, Place, StoredChunk, StoredFile
 from .search import FUSED, LEXICAL, RERANKED, Hit, Query, Search, Stage
-from .store import FAILED, INDEXED, SKIPPED, Place, StoredChunk, StoredFile
 from .watching import changes
 
 __all__ = [

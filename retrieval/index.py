@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
-from pathlib import Path
+from itertools import accumulate, chain, islice
+from pathlib import Path, PurePath
 
 import numpy as np
 
 from . import chunks
 from .chunks import Chunk, Sizes, embedded_text
-from .extract.process import FileReader
+from .extract.messages import Task
+from .extract.process import AHEAD, FileReader
 from .extract.section import Unreadable
 from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
+from .records import FAILED, SKIPPED, StoredChunk, StoredFile
 from .search import EmbedQuery, Rerank, Search
-from .store import FAILED, SKIPPED, Store, StoredChunk, StoredFile
+from .store import Store
 from .vectors import VectorIndex, unit
 
 BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits for them at most
@@ -118,7 +120,10 @@ class Index:
         """
         scan = self.scan()
         self.forget(scan)
+        upcoming = iter(scan.changed)
         for file in scan.changed:
+            for later in islice(upcoming, AHEAD if file is scan.changed[0] else 1):
+                self._reader.prepare(self._task(later))
             if not may_go_on() or not self.read(file, may_go_on):
                 return False
         while self.embed_some():
@@ -149,12 +154,11 @@ class Index:
     def read(self, file: FoundFile, may_go_on: MayGoOn = always) -> bool:
         """Bring a file's chunks into the index, or the reason why it cannot be read. False: `may_go_on` ended it."""
         self.progress = replace(self.progress, reading=file.path)
-        known = self.store.file(file.path)
-        digest = known.digest if known else ""
+        task = self._task(file)
         stored = StoredFile(file.path, stamp=file.stamp)
         try:
-            reading = self._reader.start(file, digest, self._chunk_tokens)
-            if reading.digest == digest:
+            reading = self._reader.start(task)
+            if reading.digest == task.known:
                 deque(reading.batches, maxlen=0)  # none, up to the end
                 self.store.put_stamp(file.path, file.stamp)
             else:
@@ -182,12 +186,16 @@ class Index:
             self._count()
         return len(batch)
 
+    def _task(self, file: FoundFile) -> Task:
+        suffix = PurePath(file.path).suffix.lower()
+        known = self.store.digest(file.path)
+        return Task(root=str(file.folder.root), parts=file.parts, suffix=suffix, known=known, tokens=self._chunk_tokens)
+
     def _put(self, file: StoredFile, batches: Iterable[Sequence[Chunk]] = ()) -> None:
         self.vectors.remove(self.store.put_file(file, batches))
 
     def _count(self, **changed: int) -> None:
-        num_chunks, num_vectors = self.store.counts()
-        self.progress = replace(self.progress, chunks=num_chunks, vectors=num_vectors, **changed)
+        self.progress = replace(self.progress, chunks=self.store.num_chunks, vectors=len(self.vectors), **changed)
 
 
 class _EndedError(Exception):

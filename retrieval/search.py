@@ -15,7 +15,8 @@ from ..ordering import Document
 from .chunks import embedded_text
 from .fuse import fuse
 from .lexical import numbers_within, search_words
-from .store import Store, StoredChunk
+from .records import StoredChunk
+from .store import Store
 from .vectors import VectorIndex
 
 LEXICAL, FUSED, RERANKED = "lexical", "fused", "reranked"

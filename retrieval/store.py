@@ -9,7 +9,6 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -17,59 +16,21 @@ from threading import Lock
 import numpy as np
 
 from .chunks import Chunk
-from .files import NEVER_READ, Stamp
+from .files import Stamp
+from .records import Place, StoredChunk, StoredFile
 from .schema import SCHEMA, SCHEMA_VERSION, TABLES, VIOLATIONS
 
-INDEXED, FAILED, SKIPPED = "indexed", "failed", "skipped"  # states of a file
 FILES = """
     select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
 PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file in the index. state: indexed, or, with the reason, failed (to be read) or skipped (not even opened).
-
-    digest: of its bytes. num_chunks, num_vectors: its chunks, and those of them that have a vector.
-    """
-
-    path: str
-    digest: str = ""
-    state: str = INDEXED
-    reason: str = ""
-    num_chunks: int = 0
-    num_vectors: int = 0
-    stamp: Stamp = NEVER_READ
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a chunk stands: in which file, the number in it, and the place as in `Chunk`."""
-
-    path: str
-    number: int
-    page: int | None
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
-    """A chunk in the index. number: of its row; id: of its content. places: of its text, maybe in several files."""
-
-    number: int
-    id: str
-    title: str
-    text: str
-    tokens: int
-    places: tuple[Place, ...]
-
-
 class Store:
     """The SQLite file. One thread may write; any thread may read, meanwhile as well.
 
     A file of another schema or another origin is emptied, and so is a damaged one: all of it can be made again.
+    num_chunks: that it has.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, str]) -> None:
@@ -87,6 +48,7 @@ class Store:
             self._prepare(origin)
         self._reader = _open(path)
         self._writing, self._reading = Lock(), Lock()
+        (self.num_chunks,) = self._reader.execute("select count(*) from chunk").fetchone()
 
     def _prepare(self, origin: Mapping[str, str]) -> None:
         connection = self._writer
@@ -136,10 +98,15 @@ class Store:
         """Store a file with all its chunks in order; return the numbers of the chunks that are in no file any more."""
         with self._transaction() as connection:
             row, before = _put_row(connection, file)
+            num_new = 0
             for number, chunk in enumerate(chain.from_iterable(batches), 1):
-                place = (row, number, _chunk_number(connection, chunk), chunk.page, chunk.start, chunk.stop)
+                chunk_number, is_new = _put_chunk(connection, chunk)
+                num_new += is_new
+                place = (row, number, chunk_number, chunk.page, chunk.start, chunk.stop)
                 connection.execute("insert into place values (?, ?, ?, ?, ?, ?)", place)
-            return _remove_orphans(connection, before)
+            orphans = _remove_orphans(connection, before)
+        self.num_chunks += num_new - len(orphans)
+        return orphans
 
     def put_stamp(self, path: str, stamp: Stamp) -> None:
         """Store the stamp of a file whose content is the same."""
@@ -154,7 +121,9 @@ class Store:
             for path in paths:
                 for (row,) in connection.execute("delete from file where path = ? returning id", (path,)).fetchall():
                     before += _take_places(connection, row)
-            return _remove_orphans(connection, before)
+            orphans = _remove_orphans(connection, before)
+        self.num_chunks -= len(orphans)
+        return orphans
 
     def files(self) -> dict[str, StoredFile]:
         """Return all files by path, in the order of their paths."""
@@ -162,10 +131,11 @@ class Store:
             rows = connection.execute(f"{FILES} group by file.id order by path").fetchall()
         return {row[0]: _stored_file(row) for row in rows}
 
-    def file(self, path: str) -> StoredFile | None:
+    def digest(self, path: str) -> str:
+        """Return the digest of a file that was read; empty for any other path."""
         with self.reading() as connection:
-            row = connection.execute(f"{FILES} where path = ? group by file.id", (path,)).fetchone()
-        return _stored_file(row) if row else None
+            row = connection.execute("select hash from file where path = ?", (path,)).fetchone()
+        return row[0] if row else ""
 
     # ---- chunks ----------------------------------------------------------------------------------------------------
 
@@ -191,11 +161,6 @@ class Store:
             where path = ? and number between ? and ? order by number"""
         with self.reading() as connection:
             return [number for (number,) in connection.execute(query, (path, first, last))]
-
-    def counts(self) -> tuple[int, int]:
-        """Return how many chunks and how many vectors there are."""
-        with self.reading() as connection:
-            return connection.execute("select (select count(*) from chunk), (select count(*) from vector)").fetchone()
 
     # ---- vectors ---------------------------------------------------------------------------------------------------
 
@@ -279,16 +244,16 @@ def _remove_orphans(connection: sqlite3.Connection, numbers: Iterable[int]) -> l
     return [number for number in numbers if connection.execute(query, (number,)).rowcount]
 
 
-def _chunk_number(connection: sqlite3.Connection, chunk: Chunk) -> int:
-    """Return the number of a chunk, which is stored if no other file has it."""
+def _put_chunk(connection: sqlite3.Connection, chunk: Chunk) -> tuple[int, bool]:
+    """Return the number of a chunk, and whether it is new: it is stored once, however many files have it."""
     document = chunk.document
     known = connection.execute("select number from chunk where key = ?", (document.key,)).fetchone()
     if known:
-        return known[0]
+        return known[0], False
     row = (document.id, document.key, document.title, document.text, chunk.tokens)
     added = connection.execute("insert into chunk(id, key, title, text, tokens) values (?, ?, ?, ?, ?)", row)
     assert added.lastrowid is not None
-    return added.lastrowid
+    return added.lastrowid, True
 
 
 def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:

@@ -42,8 +42,11 @@ class VectorIndex:
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Remove the vectors of chunks. The last rows take their places."""
+        numbers = np.fromiter(numbers, np.int64)
+        if not len(numbers):
+            return
         with self._lock:
-            gone = np.isin(self._numbers[: self._size], np.fromiter(numbers, np.int64))
+            gone = np.isin(self._numbers[: self._size], numbers)
             holes = np.flatnonzero(gone)
             size = self._size - len(holes)
             holes = holes[holes < size]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from ..chunks import Chunk
-from ..files import FoundFile
 from .messages import SECONDS, Chunks, Digest, End, Line, Task
 from .section import Unreadable
 
@@ -27,6 +28,7 @@ for name, path in zip(("slotcache", "slotcache.retrieval"), sys.argv[1:]):
 from slotcache.retrieval.extract.reader import main
 main()
 """
+AHEAD = 4  # files that may wait
 ROOM = Path(__file__).parents[1]
 CRASHES = {
     signal.SIGPROF: f"it takes more than {SECONDS:.0f} seconds to read",
@@ -43,55 +45,66 @@ class Reading:
 
 
 class FileReader:
-    """Reads one file at a time. One thread at a time may use it; any thread may close it."""
+    """Reads files in the order in which they were asked for. One thread may use it; any thread may close it.
+
+    The process works on the next files while the caller stores the chunks of this one.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_busy = False
+        self._tasks: deque[Task] = deque()  # sent, without an end yet; the first one is being read
+        self._is_begun = False  # to be read by the caller
 
-    def start(self, file: FoundFile, known: str, tokens: int) -> Reading:
-        """Begin to read a file. known: its digest in the index. tokens: of a chunk, about. Raises Unreadable."""
-        if self._is_busy:  # the last file was given up in the midst of its lines
-            self.close()
+    def prepare(self, task: Task) -> None:
+        """Ask for a file that `start` is called for later. At most `AHEAD` may wait, or the pipe could fill."""
         process = self._process = self._process or _start()
-        self._is_busy = True
-        suffix = PurePath(file.path).suffix.lower()
-        task = Task(root=str(file.folder.root), parts=file.parts, suffix=suffix, known=known, tokens=tokens)
-        try:
+        self._tasks.append(task)
+        with suppress(OSError):  # it has ended: the next read finds that out
             _pipe(process.stdin).write(msgspec.json.encode(task) + b"\n")
             _pipe(process.stdin).flush()
-        except OSError:
-            raise Unreadable(self._end(process)) from None
-        lines = self._lines(process)
+
+    def start(self, task: Task) -> Reading:
+        """Begin to read a file. Raises Unreadable."""
+        if self._is_begun or (self._tasks and self._tasks[0] != task):  # earlier files were given up
+            self.close()
+        if not self._tasks:
+            self.prepare(task)
+        self._is_begun = True
+        lines = self._lines()
         first = next(lines, None)
         assert isinstance(first, Digest)
         return Reading(first.digest, (line.chunks for line in lines if isinstance(line, Chunks)))
 
-    def _lines(self, process: subprocess.Popen[bytes]) -> Iterator[Line]:
+    def _lines(self) -> Iterator[Line]:
         """Yield the lines about a file up to its end. Raises Unreadable."""
+        process = self._process
+        assert process is not None
         while text := _pipe(process.stdout).readline():
             line = msgspec.json.decode(text, type=Line)
             if isinstance(line, End):
-                self._is_busy = False
+                self._is_begun = False
+                self._tasks.popleft()
                 if line.error:
                     raise Unreadable(line.error)
                 return
             yield line
-        raise Unreadable(self._end(process))
+        raise Unreadable(self._restart(process))
 
-    def _end(self, process: subprocess.Popen[bytes]) -> str:
-        """Return why the process ended, and have another one started for the next file."""
-        process.kill()
-        process.communicate()
-        self._process, self._is_busy = None, False
+    def _restart(self, process: subprocess.Popen[bytes]) -> str:
+        """Return why the process ended at the first of its tasks, and have another one started for the others."""
+        _, *others = self._tasks or (None,)
+        self.close()
+        for task in others:
+            self.prepare(task)
         if process.returncode >= 0:
             return "its reader failed"
         number = signal.Signals(-process.returncode)
         return CRASHES.get(number, f"its reader crashed: {number.name}")
 
     def close(self) -> None:
-        """End the process."""
-        process, self._process, self._is_busy = self._process, None, False
+        """End the process, and forget its tasks."""
+        process, self._process, self._is_begun = self._process, None, False
+        self._tasks.clear()
         if process is not None:
             process.kill()
             process.communicate()

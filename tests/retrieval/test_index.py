@@ -59,7 +59,7 @@ def make(folder, tmp_path):
 
 
 def chunks_of(index, path):
-    last = index.store.file(path).num_chunks
+    last = index.store.files()[path].num_chunks
     numbers = index.store.numbers_at(path, 1, last)
     found = index.store.chunks(numbers)
     return [found[number] for number in numbers]
@@ -113,7 +113,7 @@ def test_an_edit_embeds_one_or_two_chunks_and_leaves_the_ids_of_all_others(folde
     assert list(index.store.files()) == ["copy.md"] and len(index.vectors) == len(after)
     (folder / "copy.md").unlink()
     index.refresh()
-    assert index.store.counts() == (0, 0) and len(index.vectors) == 0
+    assert index.store.num_chunks == 0 == len(index.vectors)
 
 
 def test_an_index_is_kept_and_made_anew_for_another_model_or_size(folder, make):
