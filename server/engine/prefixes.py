@@ -8,22 +8,21 @@ from hashlib import blake2b
 import numpy as np
 
 ID_BYTES = 8
-Hash = type(blake2b())
 
 
-def beginning(adapters: str) -> Hash:
+def beginning(adapters: str) -> blake2b:
     """Return the hash of no tokens, of KV that these LoRA adapters compute. `followed_by` goes on, and `id_of` names it."""
     return blake2b(adapters.encode(), digest_size=ID_BYTES)
 
 
-def followed_by(before: Hash, tokens: np.ndarray) -> Hash:
+def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
     """Return the hash of a beginning and the tokens (int32) behind it."""
     hash = before.copy()
     hash.update(np.ascontiguousarray(tokens).data)
     return hash
 
 
-def id_of(hash: Hash) -> str:
+def id_of(hash: blake2b) -> str:
     return hash.hexdigest()
 
 

@@ -39,7 +39,12 @@ const PURIFIED = {
  * @returns {DocumentFragment}
  */
 export function render(source) {
-  const fragment = DOMPurify.sanitize(markdown.render(source), PURIFIED);
+  const about = {};
+  return elementsOf(markdown.parse(source, about), about);
+}
+
+function elementsOf(tokens, about) {
+  const fragment = DOMPurify.sanitize(markdown.renderer.render(tokens, markdown.options, about), PURIFIED);
   fragment.querySelectorAll("a").forEach(asOutside);
   fragment.querySelectorAll("pre").forEach(withTools);
   fragment.querySelectorAll("table").forEach(scrollable);
@@ -107,21 +112,23 @@ export class MarkdownStream {
     this._frame = 0;
     const began = performance.now();
     const open = this.text.slice(this._finished);
-    const length = lengthOfFinished(open);
-    if (length) {
-      this._tail.before(render(open.slice(0, length)));
-      this._finished += length;
+    const about = {};
+    const tokens = markdown.parse(open, about);
+    const last = Math.max(tokens.findLastIndex(beginsBlock), 0);
+    if (last) {
+      this._tail.before(elementsOf(tokens.slice(0, last), about));
+      this._finished += lengthOf(open, tokens[last].map[0]);
     }
-    this._tail.replaceChildren(render(open.slice(length)));
+    this._tail.replaceChildren(elementsOf(tokens.slice(last), about));
     this._rest = now + 4 * (performance.now() - began);
   }
 }
 
-/** Return the length of the blocks in front of the last one. */
-function lengthOfFinished(source) {
-  const starts = markdown.parse(source, {}).filter((token) => token.level === 0 && token.map && token.nesting >= 0);
-  const line = starts.length > 1 ? starts.at(-1).map[0] : 0;
+const beginsBlock = (token) => token.level === 0 && token.map && token.nesting >= 0;
+
+/** Return the length of the first lines of a text. */
+function lengthOf(source, lines) {
   let length = 0;
-  for (let at = 0; at < line; at += 1) length = source.indexOf("\n", length) + 1;
+  for (let at = 0; at < lines; at += 1) length = source.indexOf("\n", length) + 1;
   return length;
 }

@@ -54,7 +54,7 @@ export class TurnView {
 
   end() {
     this._stream.finish();
-    this._showWhole();
+    this._showWhole(true);
     this._answer.removeAttribute("aria-busy");
     announce({ done: "The answer is complete.", stopped: "Stopped.", failed: "The answer failed." }[this._turn.state]);
     this._actions.ended();
@@ -101,10 +101,13 @@ export class TurnView {
     field.focus();
   }
 
-  _showWhole() {
+  /** isDrawn: the answer is on the screen, but for its citations. */
+  _showWhole(isDrawn = false) {
     const turn = this._turn;
     const citations = citationsOf(turn.answer, turn.report, (id) => Boolean(documentOf(this._chat, turn, id)));
-    this._answer.replaceChildren(renderCited(turn.answer, citations, (number, citation) => this._describe(number, citation)));
+    if (citations.length || !isDrawn) {
+      this._answer.replaceChildren(renderCited(turn.answer, citations, (number, citation) => this._describe(number, citation)));
+    }
     if (turn.state === "failed") this._answer.append(h("p.notice", { role: "alert" }, turn.error));
     if (turn.state === "stopped") this._answer.append(h("p.soft", {}, "Stopped here."));
     if (turn.finish === "length") this._answer.append(h("p.soft", {}, "The answer reached its limit of tokens."));

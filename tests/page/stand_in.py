@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import uvicorn
 from server.conftest import until
@@ -32,9 +32,9 @@ class StandIn:
 
     url: str
     answer: tuple = ("Yes.",)
-    report: dict = None
+    report: dict[str, object] = field(default_factory=dict)
     pause: float = 0.0
-    asked: list = None
+    asked: list[dict[str, object]] = field(default_factory=list)
 
     async def chat(self, request):
         self.asked.append(await request.json())
@@ -45,7 +45,7 @@ class StandIn:
         for piece in self.answer:
             yield event(head | {"choices": [{"delta": {"content": piece}}]})
             await asyncio.sleep(self.pause)
-        report = REPORT | (self.report or {}) | {"conversation": {"remembered": True}}
+        report = REPORT | self.report | {"conversation": {"remembered": True}}
         yield event(head | {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": TIMES, "slotcache": report})
         yield b"data: [DONE]\n\n"
 
@@ -53,7 +53,7 @@ class StandIn:
 @contextmanager
 def standing_in(props=PROPS, routes=()):
     """A stand-in on a port of its own. routes: more of them, or other ones."""
-    up = StandIn("", asked=[])
+    up = StandIn("")
     usual = [
         Route("/", page.show),
         Route("/page/{path:path}", page.show),
