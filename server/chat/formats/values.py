@@ -108,39 +108,58 @@ def _refuse(name: str) -> None:
 def parameter_types(schema: object) -> dict[str, frozenset[str]]:
     """Return the JSON types of each parameter of a tool; empty where the schema does not say."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    return {name: _types(value, schema) for name, value in properties.items()} if isinstance(properties, dict) else {}
+    schemas = _Schemas(schema)
+    return {name: schemas.types(value) for name, value in properties.items()} if isinstance(properties, dict) else {}
 
 
-def _types(schema: object, root: object) -> frozenset[str]:
-    """Return the types that a schema allows; empty where it does not say, or not within a few steps."""
-    found: set[str] = set()
-    asked = [schema]
-    for _ in range(MAX_SCHEMAS):
-        if not asked:
-            return frozenset(found)
-        schema = asked.pop()
-        if not isinstance(schema, dict):
-            return frozenset()
-        if isinstance(reference := schema.get("$ref"), str):
-            asked.append(_resolve(reference, root))
-        elif "type" in schema:
-            kinds = schema["type"]
-            found.update(kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str))
-        elif isinstance(choices := schema.get("anyOf") or schema.get("oneOf"), list):
-            asked += choices[:MAX_SCHEMAS]
-        elif isinstance(values := [schema["const"]] if "const" in schema else schema.get("enum"), list):
-            found.update(_type(value) for value in values)
-        else:
-            return frozenset()
-    return frozenset()
+class _Schemas:
+    """Finds the types of the parameters of one tool. What many of them refer to is looked at once."""
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._meanings: dict[str, object] = {}  # by reference
+        self._listed: dict[int, frozenset[str]] = {}  # types of a schema that lists its values, by the id of the list
+
+    def types(self, schema: object) -> frozenset[str]:
+        """Return the types that a schema allows; empty where it does not say, or not within a few steps."""
+        found: set[str] = set()
+        asked = [schema]
+        for _ in range(MAX_SCHEMAS):
+            if not asked:
+                return frozenset(found)
+            schema = asked.pop()
+            if not isinstance(schema, dict):
+                return frozenset()
+            if isinstance(reference := schema.get("$ref"), str):
+                asked.append(self._meant(reference))
+            elif "type" in schema:
+                kinds = schema["type"]
+                listed = kinds[:MAX_SCHEMAS] if isinstance(kinds, list) else [kinds]
+                found.update(kind for kind in listed if isinstance(kind, str))
+            elif isinstance(choices := schema.get("anyOf") or schema.get("oneOf"), list):
+                asked += choices[:MAX_SCHEMAS]
+            elif "const" in schema:
+                found.add(_type(schema["const"]))
+            elif isinstance(values := schema.get("enum"), list):
+                found |= self._types_of(values)
+            else:
+                return frozenset()
+        return frozenset()
+
+    def _types_of(self, values: list[object]) -> frozenset[str]:
+        if id(values) not in self._listed:
+            self._listed[id(values)] = frozenset(map(_type, values))
+        return self._listed[id(values)]
+
+    def _meant(self, reference: str) -> object:
+        """Return what a reference such as `#/$defs/Place` means; None if it means nothing here."""
+        if reference not in self._meanings:
+            meant = self._root
+            for name in reference.removeprefix("#/").split("/"):
+                meant = meant.get(name) if isinstance(meant, dict) else None
+            self._meanings[reference] = meant
+        return self._meanings[reference]
 
 
 def _type(value: object) -> str:
     return "null" if value is None else _TYPES.get(type(value), "object")
-
-
-def _resolve(reference: str, root: object) -> object:
-    """Return what a reference such as `#/$defs/Place` means; None if it means nothing here."""
-    for name in reference.removeprefix("#/").split("/"):
-        root = root.get(name) if isinstance(root, dict) else None
-    return root
