@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...models.chat.marks import Piece
-from ...models.grammar.source import Source
+from ...models.grammar.source import GrammarError, Source
 from ...models.model import Model
 from ...models.thought import ThoughtLimit
 from ..errors import RequestError
@@ -77,7 +77,10 @@ class Answers:
         writer, choices = GrammarWriter(self._ids), []
         if may_call:
             tools = [(tool.name, tool.parameters) for tool in use.tools]
-            choices.append(writer.calls(self.format.written, tools, use.parallel))
+            try:
+                choices.append(writer.calls(self.format.written, tools, use.parallel))
+            except GrammarError as error:
+                raise RequestError(f"tools: {error}", param="tools", code="invalid_grammar") from None
         if given is not None and use.mode != "required":
             writer.schemas["answer"] = given.source.text
             before, after = self.format.around

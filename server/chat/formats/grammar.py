@@ -6,13 +6,28 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from ....models.grammar.source import MAX_BYTES, GrammarError
 from .values import TEXT, parameter_types
 from .written import HOLE, Written
 
 ANY = r"/(.|\n)*/"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 Definitions = Sequence[tuple[str, Mapping[str, object]]]
 """Tools: the name and the JSON schema of the arguments of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a text. token: in Lark, if it is a control token."""
+
+    text: str
+    token: str = ""
+
+    @property
+    def lark(self) -> str:
+        return self.token or _quoted(self.text)
 
 
 @dataclass(slots=True)
@@ -22,6 +37,7 @@ class GrammarWriter:
     controls: Mapping[str, int]
     schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name
     _rules: list[str] = field(default_factory=list)
+    _size: int = 0  # characters of the schemas
 
     def calls(self, written: Written, tools: Definitions, parallel: bool) -> str:
         """Add the rules of one call of these tools or, if they may be `parallel`, of several; return their name."""
@@ -31,7 +47,7 @@ class GrammarWriter:
 
     def thought(self, start: str, end: str) -> str:
         """Add the rule of a thought, with the white space behind it, between tags; return its name. start: may be empty."""
-        return self.rule(f'{self.text(start)} {self._free(end)} "\\n"? "\\n"?')
+        return self.rule(f'{self.text(start)} {self._free(self._parts(end))} "\\n"? "\\n"?')
 
     def lark(self, start: str) -> str:
         """Return the grammar of answers that are `start`."""
@@ -43,29 +59,40 @@ class GrammarWriter:
         self._rules.append(f"{name}{options}: {body}")
         return name
 
-    def text(self, text: str) -> str:
-        """Return a text as a piece of Lark, in which control tokens are tokens."""
-        return " ".join(map(self._part, self._parts(text))) or '""'
+    def text(self, form: str, filled: Mapping[str, str] = NOTHING) -> str:
+        """Return a text of the family's as a piece of Lark, in which control tokens are tokens. filled: as in `_parts`."""
+        return _joined(self._parts(form, filled))
 
-    def _part(self, text: str) -> str:
-        return f"<[{self.controls[text]}]>" if text in self.controls else _quoted(text)
+    def _parts(self, form: str, filled: Mapping[str, str] = NOTHING) -> list[Part]:
+        """Cut a form at the control tokens in it. filled: a client's texts for its holes, which never are tokens."""
+        parts = [Part("")]
+        for at, piece in enumerate(HOLE.split(form) if filled else [form]):
+            for part in [Part(filled[piece])] if at % 2 else self._cut(piece):
+                if part.token or parts[-1].token:
+                    parts.append(part)
+                else:
+                    parts[-1] = Part(parts[-1].text + part.text)
+        return [part for part in parts if part.text]
 
-    def _parts(self, text: str) -> list[str]:
-        """Cut a text at the control tokens in it."""
+    def _cut(self, text: str) -> list[Part]:
         tokens = sorted(filter(None, self.controls), key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
-        return [part for part in parts if part]
+        texts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+        return [Part(text, f"<[{self.controls[text]}]>" if text in self.controls else "") for text in texts]
 
     def _schema(self, schema: object, root: Mapping[str, object]) -> str:
-        """Return a reference to a schema. root: where it refers to."""
+        """Return a reference to a schema. root: where it refers to. Raises GrammarError: all together are too long."""
         shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
         name = f"s{len(self.schemas)}"
-        self.schemas[name] = json.dumps({**shared, **schema} if isinstance(schema, dict) else schema)
+        text = json.dumps({**shared, **schema} if isinstance(schema, dict) else schema)
+        self._size += len(text)  # each schema repeats what is shared, so many of them may be far larger than their request
+        if self._size > MAX_BYTES:
+            raise GrammarError(f"their schemas have {self._size:,} characters or more: expected at most {MAX_BYTES:,}")
+        self.schemas[name] = text
         return f"@{name}"
 
     def _call(self, written: Written, name: str, schema: Mapping[str, object]) -> str:
         holes = {
-            "name": lambda: self.text(name),
+            "name": lambda: _quoted(name),
             "id": lambda: "/[a-zA-Z0-9]{9}/",
             "number": lambda: "/[0-9]/",
             "arguments": lambda: self._parameters(written, schema) if written.parameter else self._schema(schema, schema),
@@ -77,8 +104,9 @@ class GrammarWriter:
         """Return the parameters: those that are required, and then those of the others that the model chooses."""
         properties, required = schema.get("properties"), schema.get("required")
         properties = properties if isinstance(properties, dict) else {}
-        names = [name for name in properties if isinstance(required, list) and name in required]
-        others = [name for name in properties if name not in names]
+        needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        names = [name for name in properties if name in needed]
+        others = [name for name in properties if name not in needed]
         types, between = parameter_types(schema), self.text(written.separator)
 
         def parameter(name: str) -> str:
@@ -105,25 +133,24 @@ class GrammarWriter:
         (key, schema), kind = parameter, next(iter(sorted(types)), "string")
         is_text = kind == "string" or not types or "string" in types
         known = {"key": key, "kind": "string" if is_text else kind, "is_text": str(is_text).lower()}
-        text = HOLE.sub(lambda hole: known.get(hole[1], hole[0]), written.parameter)
-        before, _, after = text.partition("$value")
+        before, _, after = written.parameter.partition("$value")
         if not is_text or written.quote is None:
-            return f"{self.text(before)} {self._schema(schema, root)} {self.text(after)}"
-        before, after = before + written.quote, written.quote + after
+            return f"{self.text(before, known)} {self._schema(schema, root)} {self.text(after, known)}"
+        before, end = self.text(before + written.quote, known), self._parts(written.quote + after, known)
         if types == TEXT and (choices := _choices(schema)):
-            return f"{self.text(before)} ({' | '.join(map(self.text, choices))}) {self.text(after)}"
-        return f"{self.text(before)} {self._free(after, schema)}"
+            return f"{before} ({' | '.join(map(_quoted, choices))}) {_joined(end)}"
+        return f"{before} {self._free(end, schema)}"
 
-    def _free(self, end: str, schema: object = None) -> str:
+    def _free(self, end: Sequence[Part], schema: object = None) -> str:
         """Return free text up to a tag, and the tag."""
-        first, *rest = self._parts(end)
+        first, *rest = end
         most = schema.get("maxLength") if isinstance(schema, dict) else None
-        behind = " ".join(self.text(part) for part in rest)
         if isinstance(most, int) and 0 <= most <= MAX_LENGTH:
-            return f"/[^\\x{ord(end.lstrip()[0]):02x}]{{0,{most}}}/ {self.text(end)}"
-        if first in self.controls:
-            return f"TEXT? {self.text(end)}"
-        return f"{self.rule(f'{ANY} {_quoted(first)}', '[lazy]')} {behind}"
+            character = first.text.lstrip()[0]
+            return f"/[^\\x{ord(character):02x}]{{0,{most}}}/ {_joined(end)}"
+        if first.token:
+            return f"TEXT? {_joined(end)}"
+        return f"{self.rule(f'{ANY} {first.lark}', '[lazy]')} {_joined(rest)}"
 
 
 MAX_LENGTH = 4096  # characters of a bounded text: more make the grammar too large, so it is free
@@ -135,6 +162,10 @@ def _choices(schema: object) -> list[str]:
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+
+
+def _joined(parts: Sequence[Part]) -> str:
+    return " ".join(part.lark for part in parts) or '""'
 
 
 def _quoted(text: str) -> str:

@@ -1,11 +1,14 @@
 """Tools of a request: definitions checked, choices understood, shown by templates that know no tools."""
 
 import json
+from time import process_time
 
 import pytest
 from slotcache.models.chat.named import DEFAULT_TEMPLATE
 from slotcache.models.chat.template import ChatTemplate
+from slotcache.models.grammar.source import GrammarError
 from slotcache.server.chat.formats.families import FORMATS, GENERIC
+from slotcache.server.chat.formats.grammar import GrammarWriter
 from slotcache.server.chat.formats.values import parameter_types
 from slotcache.server.chat.rendering import Rendering
 from slotcache.server.chat.tools import read_tools
@@ -99,3 +102,42 @@ def test_calls_that_a_template_leaves_out_stand_in_the_content_as_the_family_rea
     read = [fragment for fragment in (*reader.push(text), *reader.finish())]
     joined = "".join(getattr(fragment, "text", "") for fragment in read)
     assert read[0].name == "look" and json.loads(joined) == arguments
+
+
+@pytest.mark.parametrize("row", [row for row in FORMATS if row.written.parameter], ids=lambda row: row.name)
+def test_names_and_values_of_a_client_are_no_control_tokens_in_a_grammar(row):
+    """An answer that must fit the grammar would hold the tokens themselves."""
+    controls = {tag: 7 for tag in row.tags if not tag.isspace()}
+
+    def tokens(key, value):
+        schema = {"type": "object", "properties": {key: {"enum": [value]}, f"{key}2": {"type": "string"}}}
+        writer = GrammarWriter(controls)
+        return writer.lark(writer.calls(row.written, [("look", schema)], False)).count("<[7]>")
+
+    for tag in controls:
+        assert tokens(f"a{tag}b", f"c{tag}d") == tokens("ab", "cd")
+
+
+def test_the_grammar_of_a_tool_takes_no_longer_than_its_definition():
+    shared, required = (
+        {"$defs": {f"d{at}": {} for at in range(4000)}, "properties": {f"p{at}": {"type": "integer"} for at in range(4000)}},
+        {"properties": (names := {str(at): {"type": "string"} for at in range(20_000)}), "required": [*names][::-1]},
+    )
+    form = next(row.written for row in FORMATS if row.written.parameter)
+    with pytest.raises(GrammarError, match="expected at most"):
+        GrammarWriter({}).calls(form, [("look", shared)], True)
+    began = process_time()
+    GrammarWriter({}).calls(form, [("look", required)], True)
+    assert process_time() - began < 4
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [{"enum": [*map(str, range(20_000))]}, {"type": [*map(str, range(20_000))]}, {"$ref": "#/" + "a/" * 20_000}],
+    ids=lambda shared: next(iter(shared)),
+)
+def test_what_many_parameters_refer_to_is_looked_at_once(shared):
+    began = process_time()
+    parameters = {str(at): {"$ref": "#/$defs/shared"} for at in range(20_000)}
+    assert len(parameter_types({"$defs": {"shared": shared}, "properties": parameters})) == 20_000
+    assert process_time() - began < 4
