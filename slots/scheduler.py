@@ -159,8 +159,8 @@ class Scheduler:
             step.is_decode_turn = apart and bool(step.spans)
             if not step.is_decode_turn:
                 left = self.batch_size - step.num_tokens
-                behind = in_turn(self.running, last, decoding=False)
-                step.prefill(behind, self.budget.limit(left) if step.spans else left)
+                most = self.budget.limit(left) if any(request.decoding for request in self.running) else left
+                step.prefill(in_turn(self.running, last, decoding=False), most)
             if step.spans or not self.running:
                 return step
             self._preempt()  # all requests lack cells: the youngest gives up its own

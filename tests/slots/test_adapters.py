@@ -10,14 +10,14 @@ from support.fixed_prompt import Fixed
 from support.memory import Memory
 
 
-def request_of(number, adapters):
-    return Request(number, Fixed(np.arange(9, dtype=np.int32), ()), 20, Scope.shared("s", adapters))
+def request_of(number, adapters, size=9):
+    return Request(number, Fixed(np.arange(size, dtype=np.int32), ()), 20, Scope.shared("s", adapters))
 
 
-def scheduler_of(*adapters):
+def scheduler_of(*adapters, budget=512):
     """A scheduler and a memory, with a request for each of these sets, all of the same prompt."""
     tree = PrefixTree(400, 16, HostTier(0))
-    scheduler = Scheduler(tree, num_lanes=8, batch_size=64)
+    scheduler = Scheduler(tree, num_lanes=8, batch_size=64, prefill_budget=budget)
     for number, one in enumerate(adapters):
         scheduler.submit(request_of(number, one))
     return scheduler, Memory(400)
@@ -44,6 +44,18 @@ def test_one_set_shares_each_step():
     scheduler, memory = scheduler_of("a", "a", "a")
     assert all(adapters == "a" for adapters, _ in run(scheduler, memory, 5))
     assert {len(requests) for _, requests in run(scheduler, memory, 5)} == {3}
+
+
+def test_a_long_prompt_of_one_set_keeps_its_budget_while_another_set_generates():
+    scheduler, memory = scheduler_of("", budget=16)
+    run(scheduler, memory, 2)
+    scheduler.submit(request_of(1, "a", size=200))
+    sizes = []
+    for _ in range(8):
+        plan = scheduler.plan()
+        sizes.append((plan.adapters, plan.num_tokens))
+        scheduler.commit(plan, memory.run(plan))
+    assert sizes == [("a", 16), ("", 1)] * 4
 
 
 def test_no_kv_in_common():
