@@ -91,6 +91,10 @@ class Index:
         self._reader = FileReader()
         self._count()
 
+    def interrupt(self) -> None:
+        """End the reading of a file, from any thread. `may_go_on` is to be False by then."""
+        self._reader.interrupt()
+
     def close(self) -> None:
         """End the reading of files, and close the database."""
         self._reader.close()
@@ -164,6 +168,8 @@ class Index:
             else:
                 self._put(replace(stored, digest=reading.digest), _while(may_go_on, reading.batches))
         except Unreadable as error:
+            if not may_go_on():  # the reading was ended, and says nothing of the file
+                return False
             self._put(replace(stored, state=FAILED, reason=str(error)))
         except _EndedError:
             return False

@@ -125,10 +125,12 @@ class Store:
         self.num_chunks -= len(orphans)
         return orphans
 
-    def files(self) -> dict[str, StoredFile]:
-        """Return all files by path, in the order of their paths."""
+    def files(self, after: str = "", limit: int = -1) -> dict[str, StoredFile]:
+        """Return files by path, in the order of their paths: all, or some of those after a path."""
         with self.reading() as connection:
-            rows = connection.execute(f"{FILES} group by file.id order by path").fetchall()
+            rows = connection.execute(
+                f"{FILES} where path > ? group by path order by path limit ?", (after, limit)
+            ).fetchall()
         return {row[0]: _stored_file(row) for row in rows}
 
     def digest(self, path: str) -> str:

@@ -23,6 +23,7 @@ from .edge.spelling import Spelling
 from .errors import RequestError
 from .log.requests import RequestLog
 from .metrics import exposition_of_vectors
+from .retrieving.library import Library
 from .routes import (
     cache,
     counts,
@@ -35,6 +36,7 @@ from .routes import (
     properties,
     rerank,
     responses,
+    sources,
     speculation,
     status,
 )
@@ -52,7 +54,7 @@ class Host:
     """Holds all that serves while the server is up.
 
     started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
-    no text.
+    no text. library: likewise, and without --docs.
     """
 
     settings: Settings
@@ -60,6 +62,7 @@ class Host:
     started: int = field(default_factory=lambda: int(time()))
     service: Service | None = None
     vectors: Vectors | None = None
+    library: Library | None = None
 
     @property
     def failure(self) -> str | None:
@@ -106,9 +109,13 @@ class Host:
             self.service.engine.stop()
         if self.vectors is not None:
             self.vectors.stop()
+        if self.library is not None:
+            self.library.keeper.stop()
 
     def close(self) -> None:
-        """Free the models."""
+        """Close the index, and free the models."""
+        if self.library is not None:
+            self.library.close()
         if self.vectors is not None:
             self.vectors.close()
         if self.service is not None:
@@ -162,6 +169,9 @@ def make_app(host: Host) -> Starlette:
         Route("/v1/documents/order", documents.order, methods=["POST"]),
         Route("/v1/speculate", speculation.speculate, methods=["POST"]),
         Route("/v1/speculate", speculation.forget, methods=["DELETE"]),
+        Route("/v1/sources", sources.show, methods=["GET"]),
+        Route("/v1/sources/refresh", sources.refresh, methods=["POST"]),
+        Route("/v1/sources/{id}", sources.document, methods=["GET"]),
         Route("/v1/conversations/{id:path}", remembered.show, methods=["GET"]),
         Route("/v1/conversations/{id:path}", remembered.forget, methods=["DELETE"]),
         Route("/tokenize", texts.tokenize, methods=["POST"]),

@@ -3,7 +3,7 @@
 RequestError            answered with its status and {"error": {...}}
   400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
   401 authentication_error        no or a wrong API key
-  403 permission_error            a host or a web page that the server does not know
+  403 permission_error            a host or a web page that the server does not know; documents of another scope
   404 not_found_error             no such route; an answer or a conversation that is not stored
   405 invalid_request_error       no such method; Allow lists the methods
   408 timeout_error               a body that did not arrive

@@ -48,6 +48,8 @@ from .idle import IdlePrefill
 from .intake import Intake
 from .metrics import Metrics
 from .provenance import build_info, fingerprint_of, provenance_of
+from .retrieving.library import Library
+from .retrieving.loading import load_library
 from .service import Service
 from .settings import Settings, SettingsError
 from .vectors.loading import load_vectors
@@ -60,21 +62,33 @@ DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were traine
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Everything that serves requests. service: None for an encoder, which generates no text."""
+    """Everything that serves requests.
+
+    service: None for an encoder, which generates no text. library: None without --docs.
+    """
 
     service: Service | None
     vectors: Vectors
+    library: Library | None
 
 
 def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Loaded:
-    """Load the served model and those beside it. Raises ModelError and FolderError. progress: as in `Model`."""
+    """Load the served model and those beside it, and open the documents. progress: as in `Model`.
+
+    Raises ModelError, FolderError and SettingsError.
+    """
     model = _open(settings, path, progress)
     service = _serve(settings, model) if model.can_chat else None
     name = settings.names(path)[0]
-    vectors = load_vectors(settings, model, name, is_busy=lambda: service is not None and bool(service.open))
+
+    def is_busy() -> bool:
+        return service is not None and bool(service.open)
+
+    vectors = load_vectors(settings, model, name, is_busy)
     if service is None:
         vectors.beside.append(model)  # no service closes it
-    return Loaded(service, vectors)
+    limit = service.intake.limit if service else 0
+    return Loaded(service, vectors, load_library(settings, vectors, limit, is_busy))
 
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:

@@ -115,6 +115,8 @@ async def _load(host: Host, path: Path, server: Server) -> None:
         raise
     if loaded.service is not None:
         loading.start(loaded.service, lambda: setattr(server, "should_exit", True))
-    host.service, host.vectors = loaded.service, loaded.vectors
+    if loaded.library is not None:
+        loaded.library.keeper.start()
+    host.service, host.vectors, host.library = loaded.service, loaded.vectors, loaded.library
     address = f"http://{host.settings.host}:{host.settings.port}"
     logger.info("ready on %s after %.1f s", address, time.perf_counter() - began)

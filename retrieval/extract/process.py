@@ -45,7 +45,7 @@ class Reading:
 
 
 class FileReader:
-    """Reads files in the order in which they were asked for. One thread may use it; any thread may close it.
+    """Reads files in the order in which they were asked for. One thread may use it; any thread may interrupt or close it.
 
     The process works on the next files while the caller stores the chunks of this one.
     """
@@ -100,6 +100,11 @@ class FileReader:
             return "its reader failed"
         number = signal.Signals(-process.returncode)
         return CRASHES.get(number, f"its reader crashed: {number.name}")
+
+    def interrupt(self) -> None:
+        """Kill the process, from any thread: the file that it reads is unreadable then."""
+        if process := self._process:
+            process.kill()
 
     def close(self) -> None:
         """End the process, and forget its tasks."""

@@ -12,7 +12,7 @@ from ...slots.radix import descendants, path
 from ...slots.request import Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
-from .prefixes import Hash, beginning, followed_by, id_of
+from .prefixes import beginning, followed_by, id_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Holdings:
 
     def identified(self) -> Holdings:
         """Return the same with the ids of the runs. It reads all tokens, so it is no work for the engine's thread."""
-        hashes: list[Hash] = []  # of each run
+        hashes: list[blake2b] = []  # of each run
         runs: list[Run] = []
         for run, (tokens, place) in zip(self.runs, self.texts, strict=True):
             above = beginning(run.adapters) if place is None else hashes[place]

@@ -27,6 +27,7 @@ from ..wire.requests import (
 from ..wire.responses import ResponseCountRequest, ResponseRequest
 from .http import Json
 from .slots import ACTIONS, FileName
+from .sources import MOST_FILES, RefreshRequest
 from .tokenize import DetokenizeRequest, TokenizeRequest
 
 BODIES: dict[str, type[msgspec.Struct]] = {
@@ -59,6 +60,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/detokenize": DetokenizeRequest,
     "/apply-template": ChatRequest,
     "/slots/{id}": FileName,
+    "/v1/sources/refresh": RefreshRequest,
 }
 NAME = {"type": "string", "maxLength": MAX_NAME}
 QUERIES: dict[tuple[str, str], Fields] = {
@@ -75,6 +77,12 @@ QUERIES: dict[tuple[str, str], Fields] = {
         "order": {"type": "string", "enum": ["asc", "desc"]},
         "after": {"type": "string"},
     },
+    ("GET", "/v1/sources"): {
+        "scope": NAME,
+        "after": {"type": "string"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": MOST_FILES},
+    },
+    ("GET", "/v1/sources/{id}"): {"scope": NAME},
     ("POST", "/slots/{id}"): {"action": {"type": "string", "enum": ACTIONS}},
 }
 

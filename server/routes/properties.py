@@ -16,6 +16,7 @@ async def show(request: Request) -> Response:
     """Show llama-server's properties and every setting; of an encoder, those that it has."""
     vectors, service = vectors_of(request), request.app.state.host.service
     shown = (_properties(service) if service else {}) | vectors.properties()
+    shown |= {"ui_settings": {"sources": request.app.state.host.library is not None}}
     return Json(shown | {"is_sleeping": request.app.state.host.is_asleep})
 
 
@@ -31,7 +32,6 @@ def _properties(service: Service) -> Fields:
         "endpoint_props": settings.props,
         "endpoint_metrics": settings.metrics,
         "ui": settings.ui,
-        "ui_settings": {"sources": False},
         "chat_template": service.template.source,
         "chat_template_caps": service.template.capabilities,
         "bos_token": model.bos,

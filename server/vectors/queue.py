@@ -54,8 +54,8 @@ class VectorQueue:
     texts wait: the workers that OpenMP keeps for a thread would slow the engine's own down as long as it lives. While the
     engine generates, it computes on one core.
 
-    is_busy: whether the engine generates; called in the queue's thread. sleep_after: seconds without a text after which the
-    embedder leaves memory; 0: never. computed: in all.
+    Texts in gaps wait until no others do. is_busy: whether the engine generates; called in the queue's thread. sleep_after:
+    seconds without a text after which the embedder leaves memory; 0: never. computed: in all.
     """
 
     def __init__(self, embedder: Embedder, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
@@ -63,20 +63,21 @@ class VectorQueue:
         self.computed = Computed()
         self._lock = Lock()
         self._jobs: deque[Job] = deque()
+        self._in_gaps: deque[Job] = deque()
         self._thread: Thread | None = None
         self._closed = False
         self._timer = self._start_timer()
 
-    def submit(self, texts: Sequence[np.ndarray]) -> Future[list[np.ndarray]]:
+    def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
         """Queue texts (int32 each, at least one); the future's result is as of `Embedder.vectors`. Cancel it to drop them.
 
-        Raises RequestError once the queue is closed.
+        in_gaps: they give way to all other texts. Raises RequestError once the queue is closed.
         """
         job = Job(texts)
         with self._lock:
             if self._closed:
                 raise RequestError("the server is shutting down", status=503)
-            self._jobs.append(job)
+            (self._in_gaps if in_gaps else self._jobs).append(job)
             self._timer.cancel()
             if self._thread is None:
                 self._thread = Thread(target=self._work, name="vectors", daemon=True)
@@ -88,7 +89,7 @@ class VectorQueue:
         with self._lock:
             self._closed, thread = True, self._thread
             self._timer.cancel()
-            waiting, self._jobs = self._jobs, deque()
+            waiting, self._jobs, self._in_gaps = (*self._jobs, *self._in_gaps), deque(), deque()
         for job in waiting:
             _fail(job, RequestError("the server is shutting down", status=503))
         if thread:
@@ -121,10 +122,10 @@ class VectorQueue:
         batch: Batch = []
         room = self._embedder.limit
         with self._lock:
-            while self._jobs and len(batch) < self._embedder.most_texts:
-                job = self._jobs[0]
+            while len(batch) < self._embedder.most_texts and (jobs := self._jobs or self._in_gaps):
+                job = jobs[0]
                 if job.future.cancelled():
-                    self._jobs.popleft()
+                    jobs.popleft()
                     continue
                 text = job.texts[job.num_taken]
                 if len(text) > room:
@@ -132,9 +133,9 @@ class VectorQueue:
                 batch.append((job, text))
                 room -= len(text)
                 job.num_taken += 1
-                self._jobs.rotate(-1)
+                jobs.rotate(-1)
                 if job.num_taken == len(job.texts):
-                    self._jobs.pop()
+                    jobs.pop()
             if not batch:
                 self._thread = None
                 self._timer = self._start_timer()
@@ -144,7 +145,9 @@ class VectorQueue:
         """Fail the requests of a batch."""
         jobs = {job for job, _ in batch}
         with self._lock:
-            self._jobs = deque(job for job in self._jobs if job not in jobs)
+            self._jobs, self._in_gaps = (
+                deque(job for job in queue if job not in jobs) for queue in (self._jobs, self._in_gaps)
+            )
         for job in jobs:
             _fail(job, error)
 

@@ -53,6 +53,10 @@ class Computer:
         finally:
             self.num_open -= 1
 
+    def compute_in_gaps(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the vectors of texts, int32 each, while no request waits for some. Raises RequestError. Any thread's."""
+        return self._queue.submit(texts, in_gaps=True).result()
+
     @property
     def computed(self) -> Computed:
         return self._queue.computed
@@ -82,6 +86,10 @@ class Computer:
         for at, pair in enumerate(pairs):
             self._check_length(pair, f"{name}[{at}]")
         return pairs
+
+    def pair(self, query: str, document: str) -> np.ndarray:
+        """Return the tokens of the query with a document, however many they are."""
+        return self._pairing(query, [document])[0]
 
     def _check_length(self, tokens: np.ndarray, where: str) -> None:
         """Raise RequestError for a text that is empty or too long for the model. where: its place in the body."""

@@ -49,7 +49,10 @@ BODY = {path: kind.__struct_fields__ for path, kind in BODIES.items()}
 def server(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("slots")
     models = (str(bert(folder / "bert")), str(bert(folder / "ranker", PoolingType.RANK)))
-    with running(tiny, ctx_size=1024, slot_save_path=str(folder), embedding_model=models[0], rerank_model=models[1]) as up:
+    (folder / "notes").mkdir()
+    (folder / "notes/machine.md").write_text("# Machine\n\nA machine of stone.")
+    settings = {"embedding_model": models[0], "rerank_model": models[1], "docs_db": str(folder / "db")}
+    with running(tiny, ctx_size=1024, slot_save_path=str(folder), docs=str(folder / "notes"), **settings) as up:
         yield up
 
 

@@ -1,0 +1,189 @@
+"""The documents of `--docs`: an index, the threads that keep it up to date, and the searches in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event, Thread
+from time import monotonic
+
+from ...retrieval import FUSED, LEXICAL, RERANKED, Index, Search, changes
+from ...retrieval.files import Folder
+from ..errors import RequestError
+from .models import Embedding, Reranking
+
+logger = logging.getLogger("slotcache.docs")
+OPENING, READING, EMBEDDING, READY, FAILED = "opening", "reading", "embedding", "ready", "failed"
+NICENESS = 10  # the engine's threads come first where both want a core
+POLL = 0.02  # seconds between two looks whether the engine is idle
+EVERY = 10.0  # seconds between two lines of progress in the log
+RETRY_AFTER = 30.0  # seconds until work that failed is tried again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """Folders that may be searched by one scope. Any thread may search them.
+
+    top_k: hits of a search that does not say how many. room: tokens that the documents of a question may have, about.
+    questions: to suggest to readers. keeper: keeps the index up to date. lock: the descriptor of the index's lock.
+    """
+
+    index: Index
+    scope: str
+    top_k: int
+    room: int
+    embedding: Embedding | None
+    reranking: Reranking | None
+    keeper: Keeper
+    lock: int
+    questions: Sequence[str] = ()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of a search, in their order."""
+        fused, reranked = (FUSED,) if self.embedding else (), (RERANKED,) if self.reranking else ()
+        return (LEXICAL, *fused, *reranked)
+
+    @property
+    def folders(self) -> Sequence[Folder]:
+        return self.index.folders
+
+    def search(self) -> Search:
+        embedding, reranking = self.embedding, self.reranking
+        return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
+
+    def check_scope(self, scope: str, where: str) -> None:
+        """Raise RequestError 403 for a scope that may not search these documents. where: the scope's field."""
+        if scope != self.scope:
+            raise RequestError(
+                f"{where}: the documents of this server belong to another scope: --docs-scope names it",
+                status=403,
+                param=where,
+                code="documents_of_another_scope",
+            )
+
+    def close(self) -> None:
+        self.keeper.close()
+        self.index.close()
+        os.close(self.lock)
+
+
+class Keeper:
+    """Keeps an index up to date, in threads of its own: files first, then vectors in the gaps between requests.
+
+    state: opening, reading, embedding, ready or failed, for any thread to read. error: of the last failure. watches:
+    whether it notices changes. is_busy: whether the engine computes for a request.
+    """
+
+    def __init__(self, index: Index, *, watches: bool, is_busy: Callable[[], bool]) -> None:
+        self._index, self._watches, self._is_busy = index, watches, is_busy
+        self.state, self.error = OPENING, ""
+        self._wanted, self._stopping = Event(), Event()
+        self._threads: list[Thread] = []
+        self._told = monotonic()
+
+    def start(self) -> None:
+        self.refresh()
+        jobs = [("docs", self._work), *([("docs-watch", self._watch)] if self._watches else [])]
+        self._threads = [Thread(target=job, name=name, daemon=True) for name, job in jobs]
+        for thread in self._threads:
+            thread.start()
+
+    def refresh(self) -> None:
+        """Have the folders compared with the index, now or after what runs."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """End all work soon."""
+        self._stopping.set()
+        self._wanted.set()
+        self._index.interrupt()
+
+    def close(self) -> None:
+        """Return when the threads have ended."""
+        self.stop()
+        for thread in self._threads:
+            thread.join()
+
+    # ---- the threads -----------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        try:
+            for _ in changes(self._index.folders, self._stopping):
+                self.refresh()
+        except OSError as error:
+            logger.warning("changes of --docs are not noticed: %s; POST /v1/sources/refresh looks for them", error)
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # Linux alone has a niceness of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        wait = None
+        while not self._stopping.is_set():
+            self._wanted.wait(wait)
+            self._wanted.clear()
+            wait = None if self._refresh() else RETRY_AFTER
+
+    def _refresh(self) -> bool:
+        """Bring the index up to date, as far as it goes. False: something failed, and is to be tried again."""
+        try:
+            if self._read() and self._embed():
+                self.state, self.error = READY, ""
+        except (OSError, sqlite3.Error, RequestError) as error:
+            return self._fail(str(error))
+        except Exception as error:  # one that nobody thought of ends no server, and no search
+            logger.debug("the index of --docs could not be brought up to date", exc_info=True)
+            return self._fail(f"{type(error).__name__}: {error}")
+        return True
+
+    def _fail(self, error: str) -> bool:
+        if not self._stopping.is_set():
+            self.state, self.error = FAILED, error
+            logger.warning("the index of --docs is not up to date: %s; the next try is in %.0f s", error, RETRY_AFTER)
+        return False
+
+    def _read(self) -> bool:
+        """Read the files that have changed. False: it was ended."""
+        index, began = self._index, monotonic()
+        self.state = READING if self.state != READY else READY
+        scan = index.scan()
+        if scan.changed or scan.removed:
+            self.state = READING
+        index.forget(scan)
+        for file in scan.changed:
+            if not self._may_go_on() or not index.read(file, self._may_go_on):
+                return False
+            self._tell()
+        if scan.changed or scan.removed:
+            numbers = (len(scan.changed), len(scan.removed), index.progress.chunks, monotonic() - began)
+            logger.info("%d files read, %d gone: %d documents, after %.1f s", *numbers)
+        return True
+
+    def _embed(self) -> bool:
+        """Embed what has no vector yet, in gaps. False: it was ended, or files have changed."""
+        while self._gap_comes():
+            if not self._index.embed_some():
+                return True
+            self.state = EMBEDDING
+            self._tell()
+        return False
+
+    def _may_go_on(self) -> bool:
+        return not self._stopping.is_set()
+
+    def _gap_comes(self) -> bool:
+        """Wait until the engine is idle. False: the work is to end, or files come first."""
+        while not self._stopping.is_set() and self._is_busy():
+            self._stopping.wait(POLL)
+        return not (self._stopping.is_set() or self._wanted.is_set())
+
+    def _tell(self) -> None:
+        """Write a line of progress to the log now and then."""
+        if monotonic() - self._told > EVERY:
+            self._told, now = monotonic(), self._index.progress
+            numbers = (now.files - now.files_left, now.files, now.vectors, now.chunks)
+            logger.info("%s: %d of %d files, vectors of %d of %d documents", self.state, *numbers)

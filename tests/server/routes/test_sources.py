@@ -1,0 +1,178 @@
+"""Folders of documents inside the server, over a real port: how they are read, and what the routes show of them."""
+
+import os
+
+import pytest
+from slotcache.models.demo import FILE
+from slotcache.models.demo.corpus import Corpus
+from slotcache.server.serve import serve
+from slotcache.server.settings import Settings
+from support.encoders import bert
+
+from server.conftest import running, until
+
+NOTES = {"tides.md": "# Tides\n\nThe moon raises two tides a day.\n", "deep/stone.txt": "The city of stone is old."}
+
+
+def write(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def collection(server, **query):
+    answer = server.http.get("/v1/sources", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["collections"][0]
+
+
+def files(server):
+    return {file["path"]: file for file in collection(server)["files"]}
+
+
+def is_ready(server):
+    return collection(server)["state"] == "ready"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder, documents = tmp_path_factory.mktemp("corpus"), Corpus.load().documents.values()
+    return write(folder, {f"{one.id}.md": f"# {one.title}\n\n{one.text}\n" for one in documents})
+
+
+@pytest.fixture(scope="module")
+def library(corpus, tmp_path_factory):
+    """A server of the embedded model over the bundled documents."""
+    with running(FILE, docs=str(corpus), docs_db=str(tmp_path_factory.mktemp("db")), flash_attn="auto") as up:
+        until(lambda: is_ready(up))
+        yield up
+
+
+def test_the_folders_are_listed_page_by_page(library, corpus):
+    whole = collection(library)
+    assert whole["path"] == str(corpus) and whole["stages"] == ["lexical"]
+    assert whole["progress"] == {"unit": "files", "done": 60, "total": 60}
+    assert {file["state"] for file in whole["files"]} == {"indexed"}
+    assert all(file["chunks"] == 1 and file["vectors"] == 0 for file in whole["files"])
+    paths, after = [], ""
+    while after is not None:
+        page = library.http.get("/v1/sources", params={"limit": 25, "after": after}).json()
+        paths += [file["path"] for file in page["collections"][0]["files"]]
+        after = page["next"]
+    assert paths == [file["path"] for file in whole["files"]] == sorted(path.name for path in corpus.iterdir())
+    for limit in ("0", "x", "1001", "²"):
+        assert library.http.get("/v1/sources", params={"limit": limit}).status_code == 400
+
+
+def test_a_server_without_documents_says_so(server):
+    for path in ("/v1/sources", "/v1/sources/abc"):
+        answer = server.http.get(path)
+        assert answer.status_code == 501 and "--docs" in answer.json()["error"]["message"]
+    assert server.http.post("/v1/sources/refresh", json={}).status_code == 501
+    assert server.http.get("/props").json()["ui_settings"] == {"sources": False}
+
+
+def test_another_scope_learns_nothing(library):
+    for answer in (
+        library.http.get("/v1/sources", params={"scope": "other"}),
+        library.http.get("/v1/sources/abc", params={"scope": "other"}),
+        library.http.post("/v1/sources/refresh", json={"cache_scope": "other"}),
+    ):
+        assert answer.status_code == 403 and answer.json()["error"]["code"] == "documents_of_another_scope"
+        assert "corpus" not in answer.text
+
+
+def test_changes_are_noticed_and_files_that_cannot_be_read_have_a_reason(tiny, tmp_path):
+    folder = write(tmp_path / "notes", NOTES)
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    (folder / "link.md").symlink_to("/etc/hostname")
+    (folder / ".hidden").write_text("hidden")
+    with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db")) as up:
+        until(lambda: is_ready(up))
+        assert up.http.get("/props").json()["ui_settings"] == {"sources": True}
+        found = files(up)
+        assert {path: file["state"] for path, file in found.items()} == {
+            ".hidden": "skipped",
+            "broken.pdf": "failed",
+            "deep/stone.txt": "indexed",
+            "link.md": "skipped",
+            "tides.md": "indexed",
+        }
+        assert all(file["error"] for file in found.values() if file["state"] != "indexed")
+        write(folder, {"new.md": "# New\n\nA river of stone."})
+        (folder / "tides.md").unlink()
+        until(lambda: "new.md" in files(up) and "tides.md" not in files(up))
+    assert up.host.library.index.folders[0].root == folder and not (tmp_path / "db").stat().st_mode & 0o077
+
+
+def test_without_a_watch_changes_wait_for_a_refresh(tiny, tmp_path):
+    folder = write(tmp_path / "notes", NOTES)
+    with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), docs_watch=False) as up:
+        until(lambda: is_ready(up))
+        write(folder, {"new.md": "# New\n\nA river of stone."})
+        assert "new.md" not in files(up)
+        assert up.http.post("/v1/sources/refresh", json={}).json()["state"] == "started"
+        until(lambda: "new.md" in files(up))
+
+
+def test_several_folders_are_several_collections(tiny, tmp_path):
+    first, second = (write(tmp_path / name / "notes", NOTES) for name in "ab")
+    with running(tiny, docs=f"{first}\n{second}", docs_db=str(tmp_path / "db")) as up:
+        until(lambda: is_ready(up))
+        shown = up.http.get("/v1/sources").json()["collections"]
+        assert [one["path"] for one in shown] == [str(first), str(second)]
+        assert [file["path"] for file in shown[1]["files"]] == ["notes-2/deep/stone.txt", "notes-2/tides.md"]
+
+
+def test_vectors_are_computed_in_gaps_and_kept(tiny, tmp_path):
+    folder, encoder = write(tmp_path / "notes", NOTES), bert(tmp_path / "bert.gguf")
+    settings = {"docs": str(folder), "docs_db": str(tmp_path / "db"), "embedding_model": str(encoder)}
+    with running(tiny, **settings) as up:
+        until(lambda: is_ready(up))
+        assert collection(up)["stages"] == ["lexical", "fused"]
+        assert all(file["vectors"] == file["chunks"] == 1 for file in files(up).values())
+        assert up.vectors.computed.texts == 2
+    with running(tiny, **settings) as up:
+        until(lambda: is_ready(up))
+        assert up.vectors.computed.texts == 0, "the vectors of the last start are still there"
+
+
+def test_two_servers_have_an_index_each(tiny, tmp_path):
+    folder = write(tmp_path / "notes", NOTES)
+    settings = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
+    with running(tiny, **settings) as first, running(tiny, **settings) as second:
+        until(lambda: is_ready(first) and is_ready(second))
+        assert files(first) == files(second)
+        assert len(list((tmp_path / "db").glob("*.db"))) == 2
+    with running(tiny, **settings):
+        assert len(list((tmp_path / "db").glob("*.db"))) == 2
+
+
+def test_a_server_may_stop_while_it_reads(tiny, tmp_path):
+    many = {f"{number}.md": f"# Note {number}\n\nThe number is {number}.\n" for number in range(1000)}
+    folder = write(tmp_path / "notes", many)
+    settings = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
+    with running(tiny, **settings) as up:
+        until(lambda: up.host.library.index.progress.chunks > 0)
+        assert not is_ready(up)
+    with running(tiny, **settings) as up:
+        until(lambda: is_ready(up))
+        assert up.host.library.index.progress.chunks == 1000
+        assert "failed" not in {file["state"] for file in files(up).values()}
+        up.host.library.index.store.check()
+
+
+def test_a_folder_that_is_not_there_ends_the_start_with_a_line(tmp_path, capsys):
+    assert serve(Settings(docs=str(tmp_path / "missing"), port=0, model=str(FILE))) == 2
+    assert f"--docs {tmp_path / 'missing'}: there is no such file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads all files")
+def test_a_file_without_permission_has_a_reason(tiny, tmp_path):
+    folder = write(tmp_path / "notes", NOTES)
+    (folder / "tides.md").chmod(0)
+    with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db")) as up:
+        until(lambda: is_ready(up))
+        assert files(up)["tides.md"]["state"] == "failed"
