@@ -44,7 +44,7 @@ def test_a_stream_adds_up_to_the_message(client):
 
 
 def test_tools_round_trip(client):
-    asked = USUAL | {"tools": [TOOL], "tool_choice": {"type": "any"}}
+    asked = USUAL | {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
     message = client.messages.create(**asked)
     (call,) = [block for block in message.content if block.type == "tool_use"]
     assert message.stop_reason == "tool_use" and call.name == "get_weather"
