@@ -28,13 +28,17 @@ REPORT = {
 
 @dataclass
 class StandIn:
-    """answer: pieces of the next answer. report: its `slotcache`. pause: s between two pieces. asked: bodies that came."""
+    """answer: pieces of the next answer. report: its `slotcache`. pause: s between two pieces.
+
+    asked, searched: the bodies that came.
+    """
 
     url: str
     answer: tuple = ("Yes.",)
     report: dict[str, object] = field(default_factory=dict)
     pause: float = 0.0
     asked: list[dict[str, object]] = field(default_factory=list)
+    searched: list[dict[str, object]] = field(default_factory=list)
 
     async def chat(self, request):
         self.asked.append(await request.json())
