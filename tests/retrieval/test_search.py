@@ -121,9 +121,10 @@ def test_limits_of_a_query(index):
     assert len(stages(index.search(embed_query), text="moon water", top_k=1)[-1].hits) == 1
     best = stages(index.search(embed_query), text="moon water")[-1].hits[0].score
     assert len(stages(index.search(embed_query), text="moon water", min_score=best)[-1].hits) == 1
-    for wrong in ({"top_k": 0}, {"paths": ("a",) * 101}):
-        with pytest.raises(ValueError):
-            Query(text="a", **wrong)
+    with pytest.raises(ValueError, match="top_k"):
+        Query(text="a", top_k=0)
+    with pytest.raises(ValueError, match="101 paths"):
+        Query(text="a", paths=("a",) * 101)
 
 
 @pytest.mark.parametrize(
