@@ -10,6 +10,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
+from ..slots.scope import OF_PROCESS
 from . import log
 from .digest import check_unchanged, digest, stamp
 from .errors import ModelError
@@ -48,21 +49,16 @@ class Adapters:
         """Return the name of the set with these scales by number; an adapter without a scale, or with 0, is not in it."""
         used = [(number, float(np.float32(scale))) for number, scale in sorted(scales.items())]
         entries = [f"{number}:{self._digests[number]}*{scale!r}" for number, scale in used if scale]
-        return ",".join(entries) + (f"@{self._process}" if len(entries) > 1 else "")
+        return ",".join(entries) + (f"{OF_PROCESS}{self._process}" if len(entries) > 1 else "")
 
     def apply(self, context: llama_cpp.llama_context_p, name: str) -> None:
         """Let a context compute with the set of this name from now on."""
-        used = [entry.split(":") for entry in name.partition("@")[0].split(",")] if name else []
+        used = [entry.split(":") for entry in name.partition(OF_PROCESS)[0].split(",")] if name else []
         handles = [self._handles[int(number)] for number, _ in used]
         scales = [float(rest.partition("*")[2]) for _, rest in used]
         pointers = (ctypes.POINTER(ctypes.c_void_p) * len(used))(*handles)
         numbers = (ctypes.c_float * len(used))(*scales)
         llama_cpp.llama_set_adapters_lora(context, pointers, len(used), numbers)
-
-
-def is_lasting(name: str) -> bool:
-    """Whether KV of a set stays the same when the adapters are loaded again."""
-    return "@" not in name
 
 
 def _load(model: Model, path: Path):

@@ -12,6 +12,7 @@ from typing import Literal
 MAX_NAME = 256  # characters: a scope's name is a name, not a document
 MAX_TEXT = MAX_NAME + 4096  # characters of a scope as text
 SEPARATOR = "\0"  # no client's name has it
+OF_PROCESS = "@"  # in front of what makes a set of adapters one of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Scope:
     def text(self) -> str:
         """A shared scope as text, in files."""
         return f"{self.name}{SEPARATOR}{self.adapters}" if self.adapters else self.name
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether its KV stays the same when the adapters are loaded again, in this process or a later one."""
+        return OF_PROCESS not in self.adapters
 
     @property
     def is_shared(self) -> bool:

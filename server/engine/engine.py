@@ -14,7 +14,6 @@ from math import inf
 from threading import Thread
 from time import perf_counter
 
-from ...models.adapters import is_lasting
 from ...models.errors import Interrupted, NoRoom
 from ...models.runner import Runner
 from ...models.state import cut
@@ -182,7 +181,7 @@ class Engine:
     def _fall_asleep(self) -> None:
         """Move the KV on the device to host memory, as far as that has room, and free the device."""
         tree, snapshots = self.scheduler.tree, self.scheduler.snapshots
-        for scope in [scope for scope in {*tree.roots, *snapshots.roots} if not is_lasting(scope.adapters)]:
+        for scope in [scope for scope in {*tree.roots, *snapshots.roots} if not scope.is_lasting]:
             tree.drop(scope)
             snapshots.drop(scope)
         tree.evict(tree.ledger.num_ready)

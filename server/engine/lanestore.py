@@ -84,6 +84,8 @@ class LaneStore:
     def _records(self, number: int) -> list[Record]:
         """Return a lane's history as far as it has KV, from its beginning."""
         lane = self._lane(number)
+        if lane.scope is not None and not lane.scope.is_lasting:
+            raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
         if len(lane.history) and not self._scheduler.snapshots.max_bytes and not self._scheduler.tree.host.max_tokens:
             raise RequestError("KV cannot be saved here: that takes --cache-ram, and a model without a sliding window")
         return self._histories.save(lane)

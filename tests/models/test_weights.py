@@ -5,12 +5,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from slotcache.models.adapters import Adapters, is_lasting
+from slotcache.models.adapters import Adapters
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.embedding import Embedder, EmbedderSettings
 from slotcache.models.errors import ModelError
 from slotcache.models.generate import SHAPES
 from slotcache.models.model import Model
+from slotcache.slots.scope import Scope
 from support.adapters import lora
 
 SMALL = ContextSettings(num_cells=256, batch=64, num_sequences=4)
@@ -73,4 +74,4 @@ def test_files_that_changed_are_not_loaded(file, tmp_path, changed):
         for _ in range(2):
             with pytest.raises(ModelError, match=f"{changed} changed since it was loaded"):
                 context.open()
-        assert is_lasting(adapters.name({0: 1.0}))
+        assert Scope.shared("", adapters.name({0: 1.0})).is_lasting

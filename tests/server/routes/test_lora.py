@@ -1,6 +1,7 @@
 """LoRA adapters over a real port: by flag, by route and by request, and never with KV of another set."""
 
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +11,7 @@ from slotcache.server.loading import adapter_files, load
 from slotcache.server.settings import Settings
 from support.adapters import lora
 
-from server.conftest import running
+from server.conftest import running, until
 
 QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"
 SETS = {
@@ -140,6 +141,20 @@ def test_kv_of_a_set_outlives_a_restart_and_meets_no_other(tiny, files, tmp_path
     with running(tiny, lora=files[0], cache_dir=str(tmp_path)) as up:
         again = answer(up)
         assert again["slotcache"]["source"] == "disk" and text(again) == expected["a"]
+
+
+def test_kv_of_several_adapters_reaches_no_file(tiny, files, tmp_path):
+    folders = {"cache_dir": str(tmp_path / "kv"), "slot_save_path": str(tmp_path / "slots")}
+    with running(tiny, lora=",".join(files), lora_init_without_apply=True, parallel=1, **folders) as up:
+        answer(up, lora=SETS["a"])
+        until(lambda: up.metric("slotcache_disk_written_runs_total"))
+        answer(up, lora=SETS["both"])
+        refused = up.http.post("/slots/0?action=save", json={"filename": "both"})
+        assert refused.status_code == 400 and "LoRA" in refused.json()["error"]["message"]
+    with running(tiny, lora=",".join(files), lora_init_without_apply=True, **folders) as up:
+        until(lambda: all(thread.name != "load" for thread in threading.enumerate()))
+        runs = up.http.get("/v1/cache").json()["runs"]
+        assert len({run["adapters"] for run in runs}) == 1 and not any("," in run["adapters"] for run in runs)
 
 
 def test_files_that_are_no_adapters(tiny, files):
