@@ -57,7 +57,7 @@ class Running:
 
 
 @contextmanager
-def running(model, failed_steps=0, **changed):
+def running(model, failed_steps: Any = 0, **changed):
     """A server of `model` with some settings changed, stopped at the end. failed_steps: broken invariants count, too."""
     with _running(model, **changed) as up:
         engine = up.service and up.service.engine  # an encoder has none
