@@ -51,7 +51,7 @@ class Reference:
         request = self._seen.pop().request
         assert said["slotcache"]["cached_tokens"] == 0 and said["usage"]["prompt_tokens"] == len(prompt)
         ids = tuple(request.tokens[request.num_prompt : request.num_tokens].tolist())
-        reason = {"limit": "length", "eos": "stop"}[said["stop_type"]]
+        reason = {"limit": "length", "eos": "stop", "word": "stop"}[said["stop_type"]]
         if reason == "stop" and ids and ids[-1] in self.control:
             ids = ids[:-1]
         plain = not self.control.intersection(ids)
