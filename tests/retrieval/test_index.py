@@ -253,7 +253,7 @@ def test_a_killed_process_leaves_a_whole_index(folder, tmp_path):
         command = [sys.executable, "-c", KILLED, str(folder), str(database), str(Path(retrieval.__path__[0]).parent)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
-        for _ in range(random.randint(1, 150)):  # steps
+        for _ in range(random.randint(1, 60)):  # steps
             process.stdout.readline()
         time.sleep(random.uniform(0.0, 0.02))
         process.send_signal(signal.SIGKILL)
