@@ -14,7 +14,8 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from sys import getsizeof
 
@@ -26,7 +27,7 @@ from .chat.prompt import ChatPrompt
 from .chat.threads import LARGE
 from .engine.backlog import Backlog
 from .engine.door import Door
-from .engine.view import End, Failure, View
+from .engine.view import End, Failure, Generation, View
 from .errors import RequestError
 from .intake import Intake
 from .wire.decoding import decode
@@ -36,6 +37,7 @@ logger = logging.getLogger("slotcache.idle")
 KEY = "idle"  # of the one generation that the engine has of it
 MAX_WAITING = 64  # answers in the backlog; beyond that the oldest leave
 MAX_BYTES = 32 << 20  # of memory that the backlog may keep
+PAUSE = 0.005  # s without a request before work begins: one that was accepted is submitted by then
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,10 +66,11 @@ class LikelyPrompts:
 class IdlePrefill:
     """Computes next turns in the order of the answers, then likely prompts, those of the newest answer first.
 
-    Its generations are in the engine's background, one at a time. A new request aborts the current one; idle prefill
-    resumes when the server is idle. It belongs to the event loop.
+    Its generations are in the engine's background, one at a time. A request that arrives aborts the current one; idle
+    prefill resumes when the server is idle. It belongs to the event loop.
 
-    next_turns: whether to compute next turns. num_sets: most sets of an answer's documents to bring to the front.
+    open: requests that the engine has not ended yet. num_arriving: those whose prompts are being made. next_turns: whether
+    to compute next turns. num_sets: most sets of an answer's documents to bring to the front.
     """
 
     def __init__(
@@ -77,10 +80,12 @@ class IdlePrefill:
         builder: PromptBuilder,
         intake: Intake,
         *,
+        open: Collection[Generation],
         next_turns: bool,
         num_sets: int,
     ) -> None:
         self._door, self._view, self._builder, self._intake = door, view, builder, intake
+        self._open, self.num_arriving = open, 0
         self._next_turns, self._num_sets = next_turns, num_sets
         self._answers: Backlog[AnsweredChat] = Backlog(MAX_WAITING, MAX_BYTES)
         self._sets: Backlog[LikelyPrompts] = Backlog(MAX_WAITING, MAX_BYTES)
@@ -105,8 +110,9 @@ class IdlePrefill:
             self._sets.add(LikelyPrompts(answered.scope, prompts), answered.num_bytes)
 
     def resume(self) -> None:
-        """Start to compute, unless nothing is left or it runs already. Call it when no request is open."""
-        if self._task is None and (self._answers or self._sets):
+        """Start to compute, unless a request is open or arrives, nothing is left, or it runs already."""
+        is_idle = not (self._open or self.num_arriving)
+        if is_idle and self._task is None and (self._answers or self._sets):
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     def stop(self) -> None:
@@ -114,6 +120,18 @@ class IdlePrefill:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Leave all cores to a request that arrives, while its prompt is made. It may be refused, or its client may go."""
+        self.num_arriving += 1
+        if self._task is not None:
+            self.abort()
+        try:
+            yield
+        finally:
+            self.num_arriving -= 1
+            self.resume()
 
     def abort(self) -> None:
         """Stop, and take the current generation out of the engine. What it has computed stays cached."""
@@ -130,6 +148,7 @@ class IdlePrefill:
 
     async def _work(self) -> None:
         try:
+            await asyncio.sleep(PAUSE)
             while self._answers:
                 answered = self._answers.oldest
                 if not await self._prefill_next_turn(answered):

@@ -149,8 +149,10 @@ def _serve(settings: Settings, model: Model) -> Service:
     conversations.restore(Vocabulary(model.num_vocab, builder.tokens))
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
     intake = Intake(model, view, limit, Defaults.of(settings, model), lora=Lora(adapters, scales))
-    idle = IdlePrefill(door, view, builder, intake, next_turns=settings.idle_prefill, num_sets=settings.idle_sets)
     running: dict[Generation, Turn | None] = {}
+    idle = IdlePrefill(
+        door, view, builder, intake, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
+    )
     metrics = Metrics(conversations, running, idle)
     service = Service(
         settings=settings,

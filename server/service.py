@@ -84,7 +84,8 @@ class Service:
             sampling = sampling if form.thought is None else sampling.changed({"thought": form.thought})
             return Submission(id, (turn.chat.prompt,), asked, sampling, turn=turn, wanted=form.wanted)
 
-        return await self._constrained(await self.builder.threads.run(num_bytes, build))
+        with self.idle.giving_way():
+            return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Submission:
         """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
@@ -98,7 +99,8 @@ class Service:
             sampling = self.intake.sampling(asked)
             return Submission(id, prompts, asked, sampling, echoes=echoes, wanted=asked.wanted())
 
-        return await self._constrained(await self.builder.threads.run(num_bytes, build))
+        with self.idle.giving_way():
+            return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def _constrained(self, submission: Submission) -> Submission:
         """Return a request with the grammar of its answers, if it has one. Raises RequestError: it cannot be used."""
@@ -189,17 +191,12 @@ class Service:
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
         """Resume the idle prefill that gave way to a prompt that was computed ahead."""
-        self.resume_idle()
+        self.idle.resume()
         return event
 
     def _close(self, generation: Generation) -> None:
         self.open.pop(generation, None)
-        self.resume_idle()
-
-    def resume_idle(self) -> None:
-        """Resume idle prefill if no request is open."""
-        if not self.open:
-            self.idle.resume()
+        self.idle.resume()
 
     def close(self) -> None:
         self.engine.stop()

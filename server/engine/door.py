@@ -12,7 +12,7 @@ from .generation import Generation
 
 
 class Door:
-    """For the event loop's thread. Acts run after the engine's current step; `submit` ends a background step early."""
+    """For the event loop's thread. Acts run after the engine's current step; two of them end a background step early."""
 
     def __init__(self, engine: Engine, model: Model) -> None:
         self._inbox, self._roster, self._background = engine.inbox, engine.roster, engine.background
@@ -50,7 +50,9 @@ class Door:
 
     def drop_background(self, key: Hashable) -> Future[bool]:
         """End the background generation of `key`. True: it was not done yet. Its computed tokens stay in the cache."""
-        return self._inbox.ask(lambda: self._background.drop(key))
+        dropped = self._inbox.ask(lambda: self._background.drop(key))
+        self._interrupt.set()
+        return dropped
 
     # ---- in the engine's thread ------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ async def drop(request: Request) -> Response:
     service, scope = service_of(request), scope_of(request)
     service.idle.forget(scope)
     dropped = await service.view.drop(scope)
-    service.resume_idle()
+    service.idle.resume()
     return Json({"object": "cache.dropped", "scope": scope, "tokens": dropped})
 
 

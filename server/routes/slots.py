@@ -41,7 +41,7 @@ async def act(request: Request) -> Response:
         about = await _move(service, action, number, path)
         return Json(about | {"timings": {f"{action}_ms": 1000 * (perf_counter() - began)}})
     finally:
-        service.resume_idle()
+        service.idle.resume()
 
 
 async def _move(service: Service, action: str, number: int, path: Path) -> Fields:

@@ -30,7 +30,7 @@ async def speculate(request: Request) -> Response:
     submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes, is_open))
     started = await asyncio.wrap_future(service.submit_background(("speculation", asked.id), submission))
     if not started:
-        service.resume_idle()
+        service.idle.resume()
     return _answer(asked, "started" if started else "skipped")
 
 
@@ -41,7 +41,7 @@ async def forget(request: Request) -> Response:
     if len(name) > MAX_NAME:
         raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_NAME}", param="id")
     dropped = await asyncio.wrap_future(service.door.drop_background((scope, ("speculation", name))))
-    service.resume_idle()
+    service.idle.resume()
     return Json({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
 
 

@@ -1,7 +1,10 @@
 """What is computed ahead in idle time: seen in the next turn's numbers, and never in a request's way."""
 
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from server.conftest import REST, running, until
@@ -109,6 +112,30 @@ def test_it_gives_way_to_whoever_comes(server):
 
 SETS = [subset for size in (1, 2, 3) for subset in itertools.combinations(range(3), size)]
 READ = {(0,), (0, 1), (0, 1, 2)}  # what a chat about all of DOCUMENTS leaves at the front
+
+
+@pytest.mark.parametrize("end", ["answered", "refused", "gone"])
+def test_it_gives_way_while_a_prompt_is_made_and_goes_on_afterwards(server, end):
+    before, service, may_go_on = settled(server), server.service, threading.Event()
+    server.chat("Tell me all.", max_tokens=1500, cache_scope=f"arrives: {end}")
+    until(lambda: idle_tokens(server) > before)
+    service.builder.threads._small.submit(may_go_on.wait)
+    body = {"messages": [{"role": "user", "content": "Quick."}], "max_tokens": 2, "id_slot": 99 if end == "refused" else -1}
+    try:
+        with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url) as client:
+            answer = pool.submit(client.post, "/v1/chat/completions", json=body, timeout=0.5 if end == "gone" else 60)
+            until(lambda: service.idle.num_arriving)
+            until(lambda: not server.metric("slotcache_requests_background"))
+            assert not service.idle.done
+            if end == "gone":
+                with pytest.raises(httpx.ReadTimeout):
+                    answer.result()
+                until(lambda: not service.idle.num_arriving)
+            may_go_on.set()
+            assert end == "gone" or answer.result().status_code == {"answered": 200, "refused": 400}[end]
+    finally:
+        may_go_on.set()
+    assert settled(server) - before >= 1500
 
 
 def sets_in_front(server, scope=""):
