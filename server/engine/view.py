@@ -51,7 +51,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The part of a prompt that is not cached. tokens: to compute. fits: free cells suffice. idle: no request is open."""
+    """The part of a prompt that is not cached. tokens: to compute. fits: free cells suffice.
+
+    idle: the engine has no request, and the model is in memory: idle work wakes no model.
+    """
 
     tokens: int
     fits: bool
@@ -91,7 +94,12 @@ class View:
 
     async def missing(self, prompt: Prompt, scope: Scope) -> Missing:
         """Return the part of a prompt that idle prefill would compute. A dry run as well."""
-        return await self._ask(lambda: Missing(*self._scheduler.cells.forecast(prompt, scope), idle=self._scheduler.idle))
+
+        def question() -> Missing:
+            is_idle = self._scheduler.idle and self._engine.sleep.is_awake
+            return Missing(*self._scheduler.cells.forecast(prompt, scope), idle=is_idle)
+
+        return await self._ask(question)
 
     async def pin(self, generation: Generation, seconds: float) -> int:
         """Keep the prompt of a finished generation in the cache for `seconds`; return the tokens that are pinned now."""

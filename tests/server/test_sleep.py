@@ -280,6 +280,25 @@ def test_a_search_that_is_read_along_wakes_the_model(napping):
     assert cached(napping.chat(messages=messages, documents=documents)) > 2 * REST
 
 
+def test_idle_prefill_wakes_no_model_and_goes_on_when_it_is_awake(file):
+    with dozing(file, idle_prefill=True) as up:
+        idle, may_go_on = up.service.idle, threading.Event()
+        body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True, "max_tokens": 24, "ignore_eos": True}
+        with up.http.stream("POST", "/v1/chat/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)  # the prompt is made: the next one that is made is that of the next turn
+            up.service.builder.threads._small.submit(may_go_on.wait, DEADLINE)
+            assert list(lines)
+        until(lambda: up.service.builder.threads.num_open)
+        doze(up)
+        may_go_on.set()
+        until(lambda: idle._task is None)
+        assert is_sleeping(up) and not idle.done and not up.metric("slotcache_idle_prompt_tokens_total")
+        up.chat("Another question", cache_prompt=False)
+        until(lambda: idle.done)
+        assert up.metric("slotcache_idle_prompt_tokens_total")
+
+
 def test_a_warmed_and_pinned_prompt_outlives_a_sleep(napping):
     messages = [{"role": "user", "content": "A pinned question about the harbour and its keeper?"}]
     doze(napping)
