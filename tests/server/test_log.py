@@ -84,6 +84,13 @@ def test_errors_and_cancelled_requests_leave_a_line_as_well(server, lines):
     assert the_line(lines, 5).levelno == logging.DEBUG
 
 
+def test_a_client_s_text_makes_no_line_of_its_own(tiny, lines):
+    with running(tiny, strict=True) as server:
+        for number, body in enumerate(({"a\nb": 1}, {"stream_options": {"a\x1b[2Jb": 1}}), 1):
+            assert server.http.post("/completion", json={"prompt": "x"} | body).status_code == 400
+            assert line_of(the_line(lines, number)).isprintable()
+
+
 def test_several_choices_are_one_line(server, lines):
     server.http.post("/v1/chat/completions", json=CHAT | {"n": 3})
     fields = the_line(lines).fields
