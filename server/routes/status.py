@@ -13,6 +13,8 @@ from ..errors import RequestError
 from ..service import Service
 from .http import Json, service_of, vectors_of
 
+TEXTS = ("dry_sequence_breakers", "logit_bias")  # parameters that are texts, or tokens of texts
+
 
 async def health(request: Request) -> Response:
     vectors_of(request)
@@ -50,7 +52,12 @@ def _slot(service: Service, lane: LaneState, running: Mapping[int, Generation]) 
         "n_prompt_tokens_cache": task.cached_tokens,
         "next_token": [_next_token(task.generated_tokens, left)],
     }
-    return slot | told | asdict(task) | ({"params": generation.sampling.shown()} if generation else {})
+    return slot | told | asdict(task) | ({"params": _params(generation)} if generation else {})
+
+
+def _params(generation: Generation) -> Fields:
+    """Return the parameters of sampling without those that hold a client's texts."""
+    return {name: value for name, value in generation.sampling.shown().items() if name not in TEXTS}
 
 
 def _next_token(decoded: int, left: int) -> Fields:

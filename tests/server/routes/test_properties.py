@@ -91,14 +91,16 @@ def test_an_idle_slot_shows_no_task_before_its_first(tiny):
 
 
 def test_a_busy_slot_shows_its_task_and_no_text(named):
-    with named.http.stream("POST", "/completion", json=LONG | {"stream": True, "id_slot": 1, "top_k": 7}) as answer:
+    texts = {"dry_multiplier": 0.1, "dry_sequence_breakers": ["hidden"], "logit_bias": {"hidden": 0.1}}
+    with named.http.stream("POST", "/completion", json=LONG | texts | {"stream": True, "id_slot": 1, "top_k": 7}) as answer:
         lines = answer.iter_lines()
         next(lines)
         slot = slots(named)[1]
         assert slot["is_processing"] and slot["params"]["top_k"] == 7 and slot["n_prompt_tokens_processed"] > 0
         assert slot["next_token"][0]["has_next_token"] and slot["next_token"][0]["n_decoded"] > 0
         assert slot["next_token"][0]["n_remain"] + slot["next_token"][0]["n_decoded"] == 4000
-        assert "Once" not in json.dumps(slots(named))
+        shown = json.dumps(slots(named))
+        assert "Once" not in shown and "hidden" not in shown and "logit_bias" not in shown
         assert named.http.get("/slots?fail_on_no_slot=1").status_code == 200
         with named.http.stream("POST", "/completion", json=LONG | {"stream": True}) as second:
             more = second.iter_lines()
