@@ -20,6 +20,7 @@ from .errors import RequestError, too_long
 from .wire.defaults import Defaults
 from .wire.grammar import Wanted
 from .wire.requests import Options
+from .wire.sampling import MAX_BIASES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +85,10 @@ class Intake:
 
         The choices of a prompt share its KV, even where nothing else may. background: in idle time. Raises RequestError.
         """
+        num_biases = len(submission.sampling.logit_bias) * submission.num_choices
+        if num_biases > MAX_BIASES:
+            wrong = f"logit_bias: {num_biases:,} tokens for all answers together: expected at most {MAX_BIASES:,}"
+            raise RequestError(wrong, param="logit_bias")
         made: list[Generation] = []
         for prompt in submission.prompts:
             self._check_length(prompt)

@@ -22,6 +22,8 @@ MAX_MESSAGE = 4096  # characters of a text that ends a thought
 Choices = Annotated[int, Meta(ge=1, le=128)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 
+MAX_PATHS = 256  # `response_fields`: each is looked up in the body of each choice
+
 
 class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
@@ -47,7 +49,7 @@ class Options(GrammarOptions, Struct, frozen=True):
     return_tokens: bool = False
     verbose: bool | None = None
     sse_ping_interval: Annotated[float, Meta(ge=-1.0)] | None = None
-    response_fields: list[str] = []
+    response_fields: Annotated[list[str], Meta(max_length=MAX_PATHS)] = []
     cache_prompt: bool | None = None
     id_slot: Annotated[int, Meta(ge=-1)] = -1
     lora: AdapterList | None = None

@@ -91,6 +91,15 @@ def test_only_the_wanted_fields_are_sent(server, streams):
     assert last["generation_settings/n_predict"] == 8 and last["prompt"] == PROMPT
 
 
+def test_fields_and_biases_are_bounded_over_all_choices(server):
+    """Each choice has them all, and the event loop has no time for millions."""
+    biases = [[token, 1] for token in range(400)]
+    for name, fields in (("response_fields", ["content"] * 257), ("logit_bias", biases)):
+        refused = server.http.post("/completion", json=ASKED | {"n": 100, name: fields})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == name
+    assert len(complete(server, n=2, logit_bias=biases)) == 2
+
+
 def test_several_prompts_have_their_own_bodies(server):
     other = "The sea"
     bodies = complete(server, prompt=[PROMPT, other], n=2)
