@@ -104,7 +104,7 @@ def test_changes_are_noticed_and_files_that_cannot_be_read_have_a_reason(tiny, t
         write(folder, {"new.md": "# New\n\nA river of stone."})
         (folder / "tides.md").unlink()
         until(lambda: "new.md" in files(up) and "tides.md" not in files(up))
-    assert library(up).index.folders[0].root == folder and not (tmp_path / "db").stat().st_mode & 0o077
+    assert library_of(up).index.folders[0].root == folder and not (tmp_path / "db").stat().st_mode & 0o077
 
 
 def test_without_a_watch_changes_wait_for_a_refresh(tiny, tmp_path):
@@ -139,7 +139,7 @@ def test_vectors_are_computed_in_gaps_and_kept(tiny, tmp_path):
         assert up.vectors.computed.texts == 0, "the vectors of the last start are still there"
 
 
-def library(up):
+def library_of(up):
     """The folders of a server that has some."""
     assert up.host.library is not None
     return up.host.library
@@ -161,13 +161,13 @@ def test_a_server_may_stop_while_it_reads(tiny, tmp_path):
     folder = write(tmp_path / "notes", many)
     settings = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
     with running(tiny, **settings) as up:
-        until(lambda: library(up).index.progress.chunks > 0)
+        until(lambda: library_of(up).index.progress.chunks > 0)
         assert not is_ready(up)
     with running(tiny, **settings) as up:
         until(lambda: is_ready(up))
-        assert library(up).index.progress.chunks == 1000
+        assert library_of(up).index.progress.chunks == 1000
         assert "failed" not in {file["state"] for file in files(up).values()}
-        library(up).index.store.check()
+        library_of(up).index.store.check()
 
 
 def test_a_folder_that_is_not_there_ends_the_start_with_a_line(tmp_path, capsys):
