@@ -118,5 +118,6 @@ async def _load(host: Host, path: Path, server: Server) -> None:
     if loaded.library is not None:
         loaded.library.keeper.start()
     host.service, host.vectors, host.library = loaded.service, loaded.vectors, loaded.library
-    address = f"http://{host.settings.host}:{host.settings.port}"
-    logger.info("ready on %s after %.1f s", address, time.perf_counter() - began)
+    hosts = [f"[{name}]" if ":" in name else name for name in host.settings.hosts]
+    addresses = ", ".join(f"http://{name}:{host.settings.port}" for name in hosts)
+    logger.info("ready on %s after %.1f s", addresses, time.perf_counter() - began)

@@ -133,13 +133,15 @@ def test_a_server_for_the_network_is_asked_by_its_addresses_and_the_machine_s_na
         assert status(server, host="evil.example") == 403
 
 
-def test_a_server_listens_on_several_addresses(tiny):
-    with running(tiny, host="127.0.0.1, 127.0.0.2", api_key="k") as server:
+def test_a_server_listens_on_several_addresses(tiny, caplog):
+    with caplog.at_level("INFO", "slotcache"), running(tiny, host="127.0.0.1, 127.0.0.2", api_key="k") as server:
+        port = httpx.URL(server.url).port
         for address in ("127.0.0.1", "127.0.0.2"):
-            url = f"http://{address}:{httpx.URL(server.url).port}"
+            url = f"http://{address}:{port}"
             assert httpx.get(f"{url}/health").status_code == 200
             assert httpx.post(url + TOKENIZE, content=TEXT).status_code == 401
             assert httpx.post(url + TOKENIZE, content=TEXT, headers={"X-Api-Key": "k"}).status_code == 200
+        assert f"ready on http://127.0.0.1:{port}, http://127.0.0.2:{port} after" in caplog.text
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", PAGE, "null", "https://localhost"])
