@@ -61,7 +61,7 @@ class Part:
         return opening + len(self.lead) + sum(BLOCK + cells * size for _, size in self.blocks)
 
     def opening(self, start: int, stop: int, holder: int = 0) -> bytes:
-        """Return the cells of a state of positions [start, stop)."""
+        """Return the cells of a state of positions [start, stop), in this order."""
         if self.is_recurrent:
             return np.array([1, stop - 1, 0], np.int32).tobytes()
         cells = np.full((stop - start, 3), (0, 1, holder), np.int32)
@@ -69,11 +69,14 @@ class Part:
         return np.array([1, stop - start], np.int32).tobytes() + cells.tobytes()
 
     def fits(self, state: np.ndarray, start: int, stop: int, holder: int) -> bool:
-        """Whether bytes of the right length are this part, in all but the numbers of its tensors."""
+        """Whether bytes of the right length are this part, in all but the numbers of its tensors and the order of its cells.
+
+        A state has its cells as they stand in the pool. Each position must be there once.
+        """
         if self.is_recurrent and start:
             return False  # it stands for all tokens from the first one on
         opening = self.opening(start, stop, holder) + self.lead
-        if state[: len(opening)].tobytes() != opening:
+        if _in_order(state[: len(opening)], 0 if self.is_recurrent else stop - start) != opening:
             return False
         at, cells = len(opening), 1 if self.is_recurrent else stop - start
         for head, size in self.blocks:
@@ -143,6 +146,14 @@ def _attention(state: np.ndarray, at: int, count: int) -> Part:
         blocks.append((state[at : at + BLOCK].tobytes(), size))
         at += BLOCK + count * size
     return Part(False, lead, tuple(blocks))
+
+
+def _in_order(opening: np.ndarray, num_cells: int) -> bytes:
+    """Return the first bytes of an attention's part, with its cells in the order of their positions."""
+    begin, end = 8, 8 + CELL * num_cells
+    cells = np.frombuffer(opening[begin:end].tobytes(), np.int32).reshape(num_cells, 3)
+    in_order = cells[np.argsort(cells[:, 0], kind="stable")]
+    return opening[:begin].tobytes() + in_order.tobytes() + opening[end:].tobytes()
 
 
 def _recurrent(state: np.ndarray, at: int) -> Part:

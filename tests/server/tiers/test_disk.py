@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -70,6 +71,23 @@ def test_a_restart_finds_what_was_computed_and_answers_the_same(tiny, tmp_path):
         assert again["choices"] == first["choices"]
         assert cached(up.chat(**BODY | {"cache_scope": "another"})) == 0
         assert up.metric("slotcache_cached_tokens_total", source="disk") > 100
+
+
+def test_kv_of_requests_that_ran_together_outlives_a_restart_too(tiny, tmp_path, caplog):
+    """Each stands in cells that others have left, in any order of its positions."""
+    questions = [f"Question {number}: {' and '.join(['who built it?'] * (1 + 5 * number % 7))}" for number in range(24)]
+
+    def ask(up, number):
+        return up.chat(questions[number], max_tokens=4 + 7 * number % 40)
+
+    with running(tiny, cache_dir=str(tmp_path)) as up, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: ask(up, number), range(len(questions))))
+        settled(up)
+    with running(tiny, cache_dir=str(tmp_path)) as up:
+        loaded(up)
+        again = [ask(up, number) for number in range(len(questions))]
+    assert [cached(one) for one in again] == [one["usage"]["prompt_tokens"] - REST for one in answers]
+    assert "does not fit" not in caplog.text
 
 
 @pytest.mark.parametrize("generate", [recurrent, hybrid])
