@@ -1,4 +1,4 @@
-"""Thoughts of a bounded length: after so many tokens the model is made to end them."""
+"""Thoughts of a bounded length: at the limit the sampler chooses the tokens that end one."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Sizes:
 
     @classmethod
     def around(cls, tokens: int) -> Sizes:
-        """Return the sizes of chunks of about so many tokens. Raises ValueError below 32."""
+        """Return the sizes of chunks of about `tokens` tokens. Raises ValueError below 32."""
         if tokens < 32:
             raise ValueError(f"chunks of {tokens} tokens are too small to search: expected at least 32")
         return cls(least=tokens * 2 // 5, first=tokens * 3 // 5, most=tokens * 7 // 6, whole_file=2 * tokens)
@@ -89,7 +89,7 @@ def embedded_text(title: str, text: str) -> str:
 
 
 def count_tokens(text: str) -> int:
-    """Return about how many tokens a text has, whatever the vocabulary."""
+    """Estimate the tokens of a text without a vocabulary."""
     return -(-len(text.encode(errors="surrogatepass")) // BYTES_PER_TOKEN)
 
 
@@ -189,7 +189,7 @@ def _piece(block: Block) -> _Piece:
 
 
 def _split(block: Block, most: int) -> Iterator[_Piece]:
-    """Yield a block whole if it fits, else its lines or sentences, and the words of those that are too long."""
+    """Yield a block whole if it fits, else its lines or sentences; a line that is too long is cut between words."""
     whole = _piece(block)
     if whole.tokens <= most:
         yield whole

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
+from msgspec import convert
+
 from ..models.adapters import Adapters
 from ..models.chat.named import DEFAULT_TEMPLATE, named_template, names
 from ..models.chat.sandbox import TemplateError
@@ -54,6 +56,7 @@ from .service import Service
 from .settings import Settings, SettingsError
 from .vectors.loading import load_vectors
 from .vectors.vectors import Vectors
+from .wire.adapters import MOST_SCALE, Scale
 from .wire.defaults import Defaults
 
 logger = logging.getLogger("slotcache")
@@ -216,9 +219,9 @@ def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
     for entry in filter(None, settings.lora_scaled.split(",")):
         file, _, scale = entry.rpartition(":")
         try:
-            found.append((Path(file).expanduser(), float(scale)))
-        except ValueError:
-            raise ModelError(f"--lora-scaled {entry}: expected FILE:SCALE") from None
+            found.append((Path(file).expanduser(), convert(float(scale), Scale)))
+        except ValueError:  # msgspec's errors are such, too
+            raise ModelError(f"--lora-scaled {entry}: expected FILE:SCALE, {-MOST_SCALE:g} to {MOST_SCALE:g}") from None
     return found
 
 

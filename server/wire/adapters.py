@@ -8,12 +8,14 @@ from msgspec import Meta, Struct
 
 MOST_ADAPTERS, MOST_SCALE = 64, 1e4  # adapters of a request, the scale of one
 
+Scale = Annotated[float, Meta(ge=-MOST_SCALE, le=MOST_SCALE)]
+
 
 class AdapterScale(Struct, frozen=True):
     """A LoRA adapter by its number, and its scale."""
 
     id: Annotated[int, Meta(ge=0)]
-    scale: Annotated[float, Meta(ge=-MOST_SCALE, le=MOST_SCALE)]
+    scale: Scale
 
 
 AdapterList = Annotated[list[AdapterScale], Meta(max_length=MOST_ADAPTERS)]

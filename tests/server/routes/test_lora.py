@@ -162,5 +162,6 @@ def test_files_that_are_no_adapters(tiny, files):
         load(Settings(ctx_size=512, lora=str(tiny)), tiny)
     with pytest.raises(ModelError, match="cannot read"):
         load(Settings(ctx_size=512, lora="no.gguf"), tiny)
-    with pytest.raises(ModelError, match="FILE:SCALE"):
-        adapter_files(Settings(lora_scaled=files[0]))
+    for scaled in (files[0], *(f"{files[0]}:{scale}" for scale in ("nan", "inf", "1e5", "one"))):
+        with pytest.raises(ModelError, match="FILE:SCALE"):
+            adapter_files(Settings(lora_scaled=scaled))
