@@ -8,6 +8,8 @@ from math import inf
 
 from .document import Document
 
+ASK_FOR_IDS = "After each statement from a document, name the document by its id in brackets, as in [1a2b3c4d5e]."
+"""What a model is told where the documents were found for it."""
 SYNTAX = re.compile(r"[\\\[\]>]")  # characters with a meaning in labels and hints
 LABEL_LIKE = re.compile(r"(?<=\n\n) *\[")  # text that reads like the label of a next document
 

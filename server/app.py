@@ -36,6 +36,7 @@ from .routes import (
     properties,
     rerank,
     responses,
+    search,
     sources,
     speculation,
     status,
@@ -101,7 +102,7 @@ class Host:
         computed = self.loaded().computed
         if self.service is None:
             return exposition_of_vectors(computed)
-        return self.service.metrics.exposition(await self.service.view.figures(), computed)
+        return self.service.metrics.exposition(await self.service.view.figures(), computed, self.library)
 
     def stop(self) -> None:
         """End all requests with an error; the server shuts down."""
@@ -169,6 +170,7 @@ def make_app(host: Host) -> Starlette:
         Route("/v1/documents/order", documents.order, methods=["POST"]),
         Route("/v1/speculate", speculation.speculate, methods=["POST"]),
         Route("/v1/speculate", speculation.forget, methods=["DELETE"]),
+        Route("/v1/search", search.search, methods=["POST"]),
         Route("/v1/sources", sources.show, methods=["GET"]),
         Route("/v1/sources/refresh", sources.refresh, methods=["POST"]),
         Route("/v1/sources/{id}", sources.document, methods=["GET"]),

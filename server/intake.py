@@ -17,6 +17,7 @@ from .chat.turn import Turn
 from .engine.adapters import Lora
 from .engine.view import Generation, View
 from .errors import RequestError, too_long
+from .retrieving.account import Account
 from .wire.defaults import Defaults
 from .wire.grammar import Wanted
 from .wire.requests import Options
@@ -27,7 +28,8 @@ from .wire.sampling import MAX_BIASES
 class Submission:
     """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered.
 
-    echoes: the prompts' texts, where the answer begins with them. wanted: the grammar that the answers must fit.
+    echoes: the prompts' texts, where the answer begins with them. wanted: the grammar that the answers must fit. account:
+    the documents that were found, and those that an answer's text cites.
     """
 
     id: str
@@ -37,6 +39,7 @@ class Submission:
     turn: Turn | None = None
     echoes: tuple[str, ...] = ()
     wanted: Wanted | None = None
+    account: Account | None = None
 
     @property
     def prompt(self) -> ChatPrompt:

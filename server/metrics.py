@@ -11,9 +11,11 @@ from time import thread_time
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ..retrieval import Progress
 from .chat.conversations import Conversations
 from .engine.view import Figures, Generation, Report
 from .idle import IdlePrefill
+from .retrieving.library import Library
 from .vectors.queue import Computed
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -64,7 +66,7 @@ class Metrics:
         self._figures: Figures | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._vectors = VectorMetrics(self._registry)
+        self._vectors, self._library = VectorMetrics(self._registry), LibraryMetrics(self._registry)
         self._requests = Counter("slotcache_requests", "Requests by how they ended", ["end"], registry=self._registry)
         self._ttft = self._histogram("slotcache_ttft_seconds", "From arrival to the first token")
         self._queue = self._histogram("slotcache_queue_seconds", "From arrival to admission")
@@ -101,9 +103,9 @@ class Metrics:
         """Return about how long until one of the lanes has finished a request, for Retry-After."""
         return max(1, ceil(self._mean_seconds / lanes))
 
-    def exposition(self, figures: Figures, computed: Computed) -> bytes:
+    def exposition(self, figures: Figures, computed: Computed, library: Library | None) -> bytes:
         """Return all metrics in Prometheus' text format. computed: texts that became vectors or scores."""
-        self._figures, self._vectors.computed = figures, computed
+        self._figures, self._vectors.computed, self._library.library = figures, computed, library
         return generate_latest(self._registry) + _written(self._as_llama_server(figures, computed))
 
     def _as_llama_server(self, figures: Figures, computed: Computed) -> dict[str, float]:
@@ -160,6 +162,23 @@ class VectorMetrics:
         yield CounterMetricFamily("slotcache_vector_texts", "Texts that became vectors or scores", self.computed.texts)
         yield CounterMetricFamily("slotcache_vector_tokens", "Tokens of them", self.computed.tokens)
         yield CounterMetricFamily("slotcache_vector_steps", "Steps that computed them", self.computed.steps)
+
+
+class LibraryMetrics:
+    """The metrics of the server's documents; all are 0 without --docs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.library: Library | None = None
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        now = self.library.index.progress if self.library else Progress()
+        yield GaugeMetricFamily("slotcache_docs_files", "Files of --docs that can be read", now.files)
+        yield GaugeMetricFamily("slotcache_docs_files_left", "Files that wait to be read", now.files_left)
+        yield GaugeMetricFamily("slotcache_docs_documents", "Documents in the index", now.chunks)
+        yield GaugeMetricFamily("slotcache_docs_vectors", "Vectors in the index", now.vectors)
+        searches = self.library.num_searches if self.library else 0
+        yield CounterMetricFamily("slotcache_docs_searches", "Searches in the documents", searches)
 
 
 def exposition_of_vectors(computed: Computed) -> bytes:

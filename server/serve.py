@@ -7,11 +7,13 @@ import logging
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
 
 from ..models.demo import FILE as DEMO_MODEL
+from ..models.demo.corpus import Corpus
 from ..models.errors import ModelError
 from ..models.generate import built_in_model
 from ..models.hub import fetch
@@ -21,6 +23,7 @@ from . import loading
 from .app import Host, make_app
 from .edge.bodies import Bodies
 from .edge.connection import Connection
+from .retrieving.loading import bundled_folder
 from .settings import Settings, SettingsError
 
 logger = logging.getLogger("slotcache")
@@ -45,6 +48,7 @@ def serve(settings: Settings) -> int:
     try:
         path = model_path(settings)
         check_file(path)
+        settings = with_bundled_documents(settings, path)
         sys.setswitchinterval(SWITCH_INTERVAL)
         server, host = make_server(settings)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
@@ -72,6 +76,17 @@ def model_path(settings: Settings) -> Path:
         return DEMO_MODEL
     logger.info("no -m: serving a tiny model of random weights, whose words mean nothing")
     return built_in_model()
+
+
+def with_bundled_documents(settings: Settings, model: Path) -> Settings:
+    """Return the settings with the documents of the built-in model, where it is served and no others are named."""
+    if settings.docs or model != DEMO_MODEL:
+        return settings
+    try:
+        return replace(settings, docs=str(Corpus.load().write(bundled_folder())))
+    except OSError as error:
+        logger.info("the bundled documents cannot be written: %s", error)
+        return settings
 
 
 def make_server(settings: Settings) -> tuple[Server, Host]:

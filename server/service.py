@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..models.chat.template import ChatTemplate
 from ..models.context import Context
@@ -27,6 +28,7 @@ from .errors import RequestError
 from .idle import AnsweredChat, IdlePrefill
 from .intake import Intake, Submission
 from .metrics import Metrics
+from .retrieving.account import Account, Found
 from .settings import Settings
 from .wire.infill import InfillRequest
 from .wire.requests import ChatRequest, CompletionRequest, TextRequest
@@ -67,11 +69,12 @@ class Service:
     # ---- a request comes -------------------------------------------------------------------------------------------
 
     async def accept_chat(
-        self, asked: ChatRequest, num_bytes: int, open_turn: bool = False, *, kind: str = "chatcmpl-"
+        self, asked: ChatRequest, num_bytes: int, open_turn: bool = False, *, kind: str = "chatcmpl-", found: Found = None
     ) -> Submission:
         """Check a chat, find the answer that it continues, and build its prompt in a thread. Raises RequestError.
 
-        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with.
+        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with. found: those
+        of its documents that the server found.
         """
         self.engine.sleep.rouse()
         asked.check()
@@ -82,7 +85,8 @@ class Service:
             turn = Turn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)
             form, sampling = turn.chat.form, self.intake.sampling(asked)
             sampling = sampling if form.thought is None else sampling.changed({"thought": form.thought})
-            return Submission(id, (turn.chat.prompt,), asked, sampling, turn=turn, wanted=form.wanted)
+            account = None if found is None else Account.of(found, turn.chat)
+            return Submission(id, (turn.chat.prompt,), asked, sampling, turn=turn, wanted=form.wanted, account=account)
 
         with self.idle.giving_way():
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
@@ -121,7 +125,7 @@ class Service:
         generations = self.intake.generations(submission)
         self.idle.stop()
         for generation in generations:
-            generation.on_end = self._conclude
+            generation.on_end = partial(self._conclude, submission.account)
         self.door.submit(generations)
         self.open.update(dict.fromkeys(generations))
         self.open[generations[0]] = submission.turn  # of several answers, the conversation goes on from the first
@@ -154,7 +158,7 @@ class Service:
             ended.exception()  # asyncio logs an exception that is never looked at
         self._close(generation)
 
-    def _conclude(self, generation: Generation, event: Final) -> Final:
+    def _conclude(self, account: Account | None, generation: Generation, event: Final) -> Final:
         """Account for a generation that the engine has ended, and store its answer; return the event for its client.
 
         This runs before the client can read the event, so that its next request finds the answer stored.
@@ -167,6 +171,9 @@ class Service:
                 self.metrics.count_failed()
                 return event
             self.metrics.count_finished(event.report, event.reason)
+            if account is not None:
+                retrieval = account.fields("".join(generation.parts))
+                event = replace(event, report=replace(event.report, retrieval=retrieval))
             if turn is not None:
                 return self._remember(generation, turn, event)
             if event.sampled is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from ..models.samplers.parameters import NUMBER, NUMBERS, ORDER, SAMPLERS, Numbers
+from ..ordering.prompt import ASK_FOR_IDS
 from ..slots.eviction import POLICIES
 
 Value = str | int | float | bool
@@ -126,6 +127,7 @@ class Settings(Numbers):
     docs_scope: str = row("", ("--docs-scope",), "the `cache_scope` whose requests may search --docs; without one, the common scope")
     docs_top_k: int = row(5, ("--docs-top-k",), "default of `retrieval.top_k`: most documents that a search adds to a question", least=1, most=100)
     chunk_tokens: int = row(300, ("--chunk-tokens",), "about how many tokens a document of --docs has: long files are cut at headings and paragraphs", least=32, most=4096)
+    retrieval_prompt: str = row(ASK_FOR_IDS, ("--retrieval-prompt",), "what the model is told in a chat with `retrieval`, at the end of the system message; empty: nothing")
     reasoning_format: ReasoningFormat = row("auto", ("--reasoning-format",), "thoughts of a model: none leaves them in the content, all others put them into `reasoning_content`", llama="LLAMA_ARG_THINK")
     reasoning_budget: int = row(-1, ("--reasoning-budget",), "the most tokens of an answer's thoughts: then they are ended; 0: at once; -1: no limit", least=-1, llama="LLAMA_ARG_THINK_BUDGET")
     reasoning_budget_message: str = row("", ("--reasoning-budget-message",), "a text in front of the tag that ends a thought which reached its limit", llama="LLAMA_ARG_THINK_BUDGET_MESSAGE")

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = Path(__file__).with_name("corpus.json")
+SUGGESTED = (
+    "Which river does Tarnwick lie on?",
+    "When is the Tarnwick Hat Fair?",
+    "When is the Museum of Hats closed?",
+)
+"""Questions to begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +47,12 @@ class Corpus:
         documents = [CorpusDocument(**row) for row in content["documents"]]
         questions = [CorpusQuestion(**row | {"ranked": tuple(row["ranked"])}) for row in content["questions"]]
         return cls({document.id: document for document in documents}, tuple(questions))
+
+    def write(self, folder: Path) -> Path:
+        """Write the documents into a folder, a file each, unless they stand there. Return it. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for document in self.documents.values():
+            file, text = folder / f"{document.id}.md", f"# {document.title}\n\n{document.text}\n"
+            if not file.exists() or file.read_text("utf-8") != text:
+                file.write_text(text, "utf-8")
+        return folder

@@ -59,7 +59,8 @@ class PromptBuilder:
         self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
         self._forms = Answers(template.source, model, settings)
-        self._rendering = Rendering(template, self._forms.format.written, settings_variables(settings))
+        variables, asks = settings_variables(settings), settings.retrieval_prompt
+        self._rendering = Rendering(template, self._forms.format.written, variables, retrieval_prompt=asks)
         self.threads = PromptThreads(room)
 
     def close(self) -> None:
@@ -153,13 +154,13 @@ class PromptBuilder:
         shown_pieces = self._with_answers(pieces, messages, request.cache_scope)
         for shown in shown_pieces:
             piece = shown.piece
-            if piece.message is not None and piece.message == end:
-                break
             if piece.message is None:
                 parts.append(self._template_text(piece, request.cache_scope, first=not parts))
             else:
                 if documents := sets.pop(piece.message, None):
                     parts.append(documents)
+                if piece.message == end:
+                    break
                 content = self._content(shown, messages[piece.message], entries[piece.message].sampled, request.cache_scope)
                 parts.append(replace(content, repeated=repeated.get(piece.message, ())))
             if shown.rewritten is not None:

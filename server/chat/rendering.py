@@ -13,7 +13,7 @@ from ...models.chat.template import ChatTemplate
 from ...models.chat.variables import Tools, Variables
 from ..wire.requests import ChatRequest
 from .formats.written import Written
-from .tools import with_calls, with_definitions
+from .tools import with_calls, with_definitions, with_instruction
 from .variables import request_variables
 
 TRIAL = {"name": "trial_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -24,9 +24,12 @@ CALL = {"id": "trial0000", "type": "function", "function": {"name": "trial_tool"
 class Rendering:
     """The chat template of a loaded model, and what it does not do by itself. written: how the model writes calls."""
 
-    def __init__(self, template: ChatTemplate, written: Written, variables: Variables) -> None:
-        """variables: of every request, which a request may change."""
+    def __init__(
+        self, template: ChatTemplate, written: Written, variables: Variables, *, retrieval_prompt: str = ""
+    ) -> None:
+        """variables: of every request, which a request may change. retrieval_prompt: for chats whose documents are found."""
         self._template, self._written, self._variables = template, written, variables
+        self._retrieval_prompt = retrieval_prompt
         self._shows_tools = self._shows([QUESTION], tools=[{"type": "function", "function": TRIAL}])
         self._shows_calls = self._shows([QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}])
 
@@ -40,11 +43,15 @@ class Rendering:
         render = self._template.continued if continues else partial(self._template.pieces, add_generation_prompt=prompts)
         if not self._shows_calls:
             messages = [with_calls(message, self._written) for message in messages]
-        if not request.tools or self._shows_tools:
-            return render(messages, variables, tools=request.tools)
-        defined, is_longer = with_definitions(messages, request.tools, self._written)
-        pieces = render(defined, variables)
-        return [_moved(piece) for piece in pieces] if is_longer else pieces
+        is_instructed = is_defined = False  # by a message that the client did not send
+        if request.retrieves and self._retrieval_prompt:
+            messages, is_instructed = with_instruction(messages, self._retrieval_prompt)
+        tools = request.tools
+        if tools and not self._shows_tools:
+            messages, is_defined = with_definitions(messages, tools, self._written)
+            tools = None
+        pieces = render(messages, variables, tools=tools)
+        return [_moved(piece) for piece in pieces] if is_instructed or is_defined else pieces
 
     def _shows(self, messages: Sequence[Message], tools: Tools | None = None) -> bool:
         """Whether the template shows the trial tool. One that refuses the messages will refuse a client's, too."""

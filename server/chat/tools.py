@@ -140,6 +140,11 @@ def with_definitions(
     definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
     text = _WORDING.format(definitions=definitions, form=_FORM if written == CALL else "write", example=example)
+    return with_instruction(messages, text)
+
+
+def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Message], bool]:
+    """Return messages whose system message ends with a text, and whether that message is a new one."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages], True
     first, *rest = messages

@@ -45,7 +45,8 @@ class Miss(TypedDict):
 class Report:
     """Times in seconds, lengths in tokens.
 
-    segments: where the request asks for them. conversation: added by the service, for a chat that belongs to one.
+    segments: where the request asks for them. conversation, retrieval: added by the service, for a chat that belongs to one,
+    and for one whose documents were found.
     """
 
     lane: int
@@ -63,6 +64,7 @@ class Report:
     num_preempted: int
     segments: list[SegmentReuse] | None = None
     conversation: Mapping[str, object] | None = None
+    retrieval: Mapping[str, object] | None = None
 
     def timings(self) -> Fields:
         """Return llama-server's `timings` of the whole answer."""
@@ -87,7 +89,7 @@ class Report:
             "preempted": self.num_preempted,
         }
         optional = {"segments": self.segments, "conversation": self.conversation}
-        return fields | {name: value for name, value in optional.items() if value is not None}
+        return fields | {name: value for name, value in optional.items() if value is not None} | (self.retrieval or {})
 
     def usage(self) -> Fields:
         """Return OpenAI's `usage`."""

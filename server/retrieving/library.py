@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from time import monotonic
 
-from ...retrieval import FUSED, LEXICAL, RERANKED, Index, Search, changes
+from ...retrieval import FUSED, LEXICAL, RERANKED, Hit, Index, Search, Stage, changes
 from ...retrieval.files import Folder
 from ..errors import RequestError
 from .models import Embedding, Reranking
+
+__all__ = ["Hit", "Keeper", "Library", "Stage"]
 
 logger = logging.getLogger("slotcache.docs")
 OPENING, READING, EMBEDDING, READY, FAILED = "opening", "reading", "embedding", "ready", "failed"
@@ -25,12 +27,13 @@ EVERY = 10.0  # seconds between two lines of progress in the log
 RETRY_AFTER = 30.0  # seconds until work that failed is tried again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Library:
-    """Folders that may be searched by one scope. Any thread may search them.
+    """Folders that may be searched by one scope. It belongs to the event loop; its index, to any thread.
 
     top_k: hits of a search that does not say how many. room: tokens that the documents of a question may have, about.
     questions: to suggest to readers. keeper: keeps the index up to date. lock: the descriptor of the index's lock.
+    num_searches: that were begun.
     """
 
     index: Index
@@ -42,6 +45,7 @@ class Library:
     keeper: Keeper
     lock: int
     questions: Sequence[str] = ()
+    num_searches: int = 0
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -54,6 +58,8 @@ class Library:
         return self.index.folders
 
     def search(self) -> Search:
+        """Begin a search."""
+        self.num_searches += 1
         embedding, reranking = self.embedding, self.reranking
         return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
 

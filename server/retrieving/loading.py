@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ...models.demo.corpus import SUGGESTED
 from ...models.digest import cache_folder
 from ...retrieval import Index
 from ..settings import Settings, SettingsError
@@ -45,6 +46,7 @@ def load_library(settings: Settings, vectors: Vectors, limit: int, is_busy: Call
         raise SettingsError(f"the index of --docs cannot be opened: {error}") from None
     if embedding is None:
         logger.info("--docs are searched by words alone: --embedding-model FILE adds vectors")
+    bundled = paths == [bundled_folder()]
     return Library(
         index=index,
         scope=settings.docs_scope,
@@ -54,7 +56,13 @@ def load_library(settings: Settings, vectors: Vectors, limit: int, is_busy: Call
         reranking=Reranking(ranker) if ranker else None,
         keeper=Keeper(index, watches=settings.docs_watch, is_busy=is_busy),
         lock=lock,
+        questions=SUGGESTED if bundled else (),
     )
+
+
+def bundled_folder() -> Path:
+    """Return the folder of the documents that come with the built-in model."""
+    return cache_folder() / "demo"
 
 
 def _name(paths: list[str], embedder: str) -> str:

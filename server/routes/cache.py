@@ -12,6 +12,7 @@ from ..engine.view import Fields, Generation
 from ..errors import RequestError
 from ..service import Service
 from ..wire.requests import WarmRequest
+from .accepting import accept
 from .chat import collect, while_connected
 from .http import Json, read_body, scope_of, service_of
 
@@ -28,7 +29,7 @@ async def warm(request: Request) -> Response:
     if not (service.model.can_trim or service.view.keeps_snapshots):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()
-    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
+    submission = await while_connected(request, accept(request, asked))
     (generation,) = service.submit(replace(submission, turn=None))  # warming a prompt is not a turn of a conversation
     (answer,) = await while_connected(request, collect(service, [generation]))
     report = answer.end.report

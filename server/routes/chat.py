@@ -17,6 +17,7 @@ from ..errors import RequestError
 from ..service import Service, Submission
 from ..wire.infill import InfillRequest
 from ..wire.requests import ChatRequest, CompletionRequest, TextRequest
+from .accepting import accept
 from .http import Json, read_body, service_of
 from .pulse import Pulse
 from .replies.chat import Chat
@@ -48,7 +49,7 @@ async def infill(request: Request) -> Response:
 
 async def _submit_chat(request: Request) -> tuple[list[Generation], Dialect]:
     service, asked = service_of(request), await read_body(request, ChatRequest)
-    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
+    submission = await while_connected(request, accept(request, asked))
     assert submission.turn is not None
     reader = submission.turn.chat.shown_reader
     generations = service.submit(submission)

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from ..wire.messages import MessagesCountRequest
 from ..wire.requests import ChatRequest
 from ..wire.responses import ResponseCountRequest
+from .accepting import accept
 from .chat import while_connected
 from .http import Json, beside_others, read_body, service_of
 
@@ -32,6 +33,6 @@ async def of_messages(request: Request) -> Response:
 async def _count(request: Request, asked: ChatRequest) -> dict[str, int]:
     """Count the tokens that the prompt would have now: a hint after its documents depends on their order."""
     service = service_of(request)
-    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
+    submission = await while_connected(request, accept(request, asked))
     predicted = await service.view.predict(submission.prompt, service.intake.scope(asked))
     return {"input_tokens": len(predicted.layout.tokens)}

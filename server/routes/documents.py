@@ -9,6 +9,7 @@ from starlette.responses import Response
 from ..engine.view import document_reuse
 from ..errors import RequestError
 from ..wire.requests import OrderRequest
+from .accepting import accept
 from .chat import while_connected
 from .http import Json, read_body, service_of
 
@@ -19,8 +20,9 @@ async def order(request: Request) -> Response:
     asked = await read_body(request, OrderRequest)
     if not asked.messages:
         asked = replace(asked, messages=[{"role": "user", "content": "?"}])
-    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
-    if not any(message.get("documents") for message in asked.messages) and not asked.documents:
+    submission = await while_connected(request, accept(request, asked))
+    given = any(message.get("documents") for message in asked.messages) or asked.documents
+    if not (given or asked.retrieves):
         raise RequestError("there are no documents to order: send some", param="documents")
     predicted = await service.view.predict(submission.prompt, service.intake.scope(asked))
     layout, reused, on_device = predicted.layout, predicted.reused, predicted.on_device

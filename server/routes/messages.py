@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from ..engine.view import Generation
 from ..wire.messages import MessagesRequest
+from .accepting import accept
 from .chat import envelope, respond, while_connected
 from .http import beside_others, read_body, service_of
 from .replies.messages import Messages
@@ -20,7 +21,7 @@ async def create(request: Request) -> Response:
 async def _submit(request: Request) -> tuple[list[Generation], Messages]:
     service, asked = service_of(request), await read_body(request, MessagesRequest)
     chat = await beside_others(request, asked.chat)
-    submission = await while_connected(request, service.accept_chat(chat, request.state.num_bytes, kind="msg_"))
+    submission = await while_connected(request, accept(request, chat, kind="msg_"))
     assert submission.turn is not None
     generations = service.submit(submission)
     answered = generations[0].request

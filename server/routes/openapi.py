@@ -25,6 +25,7 @@ from ..wire.requests import (
     WarmRequest,
 )
 from ..wire.responses import ResponseCountRequest, ResponseRequest
+from ..wire.searching import SearchRequest
 from .http import Json
 from .slots import ACTIONS, FileName
 from .sources import MOST_FILES, RefreshRequest
@@ -60,6 +61,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/detokenize": DetokenizeRequest,
     "/apply-template": ChatRequest,
     "/slots/{id}": FileName,
+    "/v1/search": SearchRequest,
     "/v1/sources/refresh": RefreshRequest,
 }
 NAME = {"type": "string", "maxLength": MAX_NAME}

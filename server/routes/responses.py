@@ -12,6 +12,7 @@ from ..engine.view import Fields, Generation
 from ..errors import RequestError
 from ..wire.items import items_of
 from ..wire.responses import ResponseRequest
+from .accepting import accept
 from .chat import envelope, respond, while_connected
 from .http import Json, beside_others, read_body, scope_of, service_of
 from .replies.output import Output
@@ -29,7 +30,7 @@ async def create(request: Request) -> Response:
 async def _submit(request: Request) -> tuple[list[Generation], Responses]:
     service, asked = service_of(request), await read_body(request, ResponseRequest)
     chat, echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
-    submission = await while_connected(request, service.accept_chat(chat, request.state.num_bytes, kind="resp_"))
+    submission = await while_connected(request, accept(request, chat, kind="resp_"))
     turn, scope = submission.turn, chat.cache_scope
     assert turn is not None and turn.origin is not None
     id, suffix = submission.id, submission.id.removeprefix("resp_")

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ..errors import RequestError
 from ..wire.requests import MAX_NAME, SpeculateRequest
+from .accepting import accept, start_ahead
 from .chat import while_connected
 from .http import Json, read_body, scope_of, service_of
 
@@ -26,11 +27,9 @@ async def speculate(request: Request) -> Response:
         return _answer(asked, "skipped")
     asked = asked.prefill_only()
     last = asked.messages[-1] if asked.messages else {}
-    is_open = last.get("role") == "user" and not (asked.documents or last.get("documents"))
-    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes, is_open))
-    started = await asyncio.wrap_future(service.submit_background(("speculation", asked.id), submission))
-    if not started:
-        service.idle.resume()
+    is_open = last.get("role") == "user" and not (asked.documents or last.get("documents") or asked.retrieves)
+    submission = await while_connected(request, accept(request, asked, is_open))
+    started = await start_ahead(service, ("speculation", asked.id), submission)
     return _answer(asked, "started" if started else "skipped")
 
 

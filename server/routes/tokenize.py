@@ -16,6 +16,7 @@ from ..service import Service
 from ..vectors.vectors import Vectors
 from ..wire.requests import ChatRequest
 from ..wire.requests import Json as AnyJson
+from .accepting import accept
 from .chat import while_connected
 from .http import Json, read_body, service_of, vectors_of
 from .replies.reply import encode
@@ -55,7 +56,7 @@ async def apply_template(request: Request) -> Response:
     """Render a chat as one prompt, with its documents in the order that they would have now."""
     service = service_of(request)
     asked = await read_body(request, ChatRequest)
-    submission = await while_connected(request, service.accept_chat(asked, request.state.num_bytes))
+    submission = await while_connected(request, accept(request, asked))
     layout = (await service.view.predict(submission.prompt, service.intake.scope(asked))).layout
     work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.tokens)
     return Json(await while_connected(request, work))

@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 
 from ..errors import RequestError
 from .requests import ChatRequest, ConversationReference, Json, StreamOptions, TextRequest
+from .retrieval import Retrieval
 
 MAX_WARNINGS = 8  # of a request; more unknown fields are counted
 MAX_FIELDS = 512  # of a body: each unknown one takes a few microseconds
@@ -43,7 +44,7 @@ REFUSED: Mapping[str, tuple[tuple[Json, ...], str]] = {
     "image_data": (([],), TEXT_ONLY),
     "functions": (([],), OLD_TOOLS),
     "function_call": (("none", "auto"), OLD_TOOLS),
-    "web_search_options": ((), "this server searches nothing: send what was found as `documents`"),
+    "web_search_options": ((), "this server searches no web: `retrieval` searches its own documents"),
     "verbosity": (("medium",), "say in the messages how long the answer shall be"),
     "reasoning_control": ((False,), "`reasoning_budget_tokens` bounds a thought"),
     "chat_template": (("",), "--chat-template-file sets one for all requests"),
@@ -61,7 +62,11 @@ REFUSED: Mapping[str, tuple[tuple[Json, ...], str]] = {
 }
 """Fields that would change the answer: the values that ask for nothing, and what to do instead."""
 
-NESTED: Mapping[str, type[Struct]] = {"stream_options": StreamOptions, "conversation": ConversationReference}
+NESTED: Mapping[str, type[Struct]] = {
+    "stream_options": StreamOptions,
+    "conversation": ConversationReference,
+    "retrieval": Retrieval,
+}
 """Fields that are objects of their own."""
 
 ELSEWHERE = frozenset({*ChatRequest.__struct_encode_fields__, *TextRequest.__struct_encode_fields__})

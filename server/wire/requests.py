@@ -13,6 +13,7 @@ from ..errors import RequestError
 from ..settings import ORDERS, ReasoningFormat
 from .adapters import AdapterList
 from .grammar import GrammarOptions
+from .retrieval import Retrieval
 from .sampling import Json
 
 HistoryKind = Literal["auto", "whole", "new"]
@@ -119,11 +120,13 @@ class ConversationReference(Struct, frozen=True):
 class ChatRequest(Options, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
 
+    retrieval: whether the server's documents are searched for the last question, and how.
     conversation, previous_response_id: the history that the messages continue. store: store this answer, as in OpenAI's API.
     """
 
     messages: list[dict[str, Json]]
     documents: list[Json] | None = None
+    retrieval: bool | Retrieval | None = None
     conversation: str | ConversationReference | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -152,6 +155,11 @@ class ChatRequest(Options, frozen=True, kw_only=True):
             )
 
     @property
+    def retrieves(self) -> bool:
+        """Whether the server's documents are searched for it."""
+        return self.retrieval not in (None, False)
+
+    @property
     def effort(self) -> str | None:
         """How much the model shall reason: `none`, `low`, ...; None: as the chat template has it."""
         return self.reasoning_effort or (self.reasoning and self.reasoning.effort) or None
@@ -169,7 +177,8 @@ class ChatRequest(Options, frozen=True, kw_only=True):
 
     @property
     def opts_in(self) -> bool:
-        return super().opts_in or self.conversation is not None or self.previous_response_id is not None
+        continues = self.conversation is not None or self.previous_response_id is not None
+        return super().opts_in or continues or self.retrieves
 
     def prefill_only(self) -> Self:
         """Return a request that caches the prompt and generates nothing."""

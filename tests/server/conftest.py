@@ -42,6 +42,10 @@ class Running:
     def vectors(self) -> Any:
         return self.host.vectors
 
+    @property
+    def library(self) -> Any:
+        return self.host.library
+
     def chat(self, content: object = "What is it?", **fields: Any):
         """One chat completion, greedy and short unless told otherwise; the decoded answer."""
         messages = fields.pop("messages", None) or [{"role": "user", "content": content}]

@@ -1,45 +1,22 @@
 """Folders of documents inside the server, over a real port: how they are read, and what the routes show of them."""
 
 import os
+from typing import Any
 
 import pytest
 from slotcache.models.demo import FILE
-from slotcache.models.demo.corpus import Corpus
-from slotcache.server.serve import serve
+from slotcache.models.demo.corpus import SUGGESTED, Corpus
+from slotcache.server.serve import serve, with_bundled_documents
 from slotcache.server.settings import Settings
 from support.encoders import bert
+from support.notes import NOTES, collection, files, is_ready, write
 
 from server.conftest import running, until
-
-NOTES = {"tides.md": "# Tides\n\nThe moon raises two tides a day.\n", "deep/stone.txt": "The city of stone is old."}
-
-
-def write(folder, files):
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
-
-
-def collection(server, **query):
-    answer = server.http.get("/v1/sources", params=query)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["collections"][0]
-
-
-def files(server):
-    return {file["path"]: file for file in collection(server)["files"]}
-
-
-def is_ready(server):
-    return collection(server)["state"] == "ready"
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    folder, documents = tmp_path_factory.mktemp("corpus"), Corpus.load().documents.values()
-    return write(folder, {f"{one.id}.md": f"# {one.title}\n\n{one.text}\n" for one in documents})
+    return Corpus.load().write(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +81,7 @@ def test_changes_are_noticed_and_files_that_cannot_be_read_have_a_reason(tiny, t
         write(folder, {"new.md": "# New\n\nA river of stone."})
         (folder / "tides.md").unlink()
         until(lambda: "new.md" in files(up) and "tides.md" not in files(up))
-    assert library_of(up).index.folders[0].root == folder and not (tmp_path / "db").stat().st_mode & 0o077
+    assert up.library.index.folders[0].root == folder and not (tmp_path / "db").stat().st_mode & 0o077
 
 
 def test_without_a_watch_changes_wait_for_a_refresh(tiny, tmp_path):
@@ -128,7 +105,7 @@ def test_several_folders_are_several_collections(tiny, tmp_path):
 
 def test_vectors_are_computed_in_gaps_and_kept(tiny, tmp_path):
     folder, encoder = write(tmp_path / "notes", NOTES), bert(tmp_path / "bert.gguf")
-    settings = {"docs": str(folder), "docs_db": str(tmp_path / "db"), "embedding_model": str(encoder)}
+    settings: dict[str, Any] = {"docs": str(folder), "docs_db": str(tmp_path / "db"), "embedding_model": str(encoder)}
     with running(tiny, **settings) as up:
         until(lambda: is_ready(up))
         assert collection(up)["stages"] == ["lexical", "fused"]
@@ -139,15 +116,9 @@ def test_vectors_are_computed_in_gaps_and_kept(tiny, tmp_path):
         assert up.vectors.computed.texts == 0, "the vectors of the last start are still there"
 
 
-def library_of(up):
-    """The folders of a server that has some."""
-    assert up.host.library is not None
-    return up.host.library
-
-
 def test_two_servers_have_an_index_each(tiny, tmp_path):
     folder = write(tmp_path / "notes", NOTES)
-    settings = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
+    settings: dict[str, Any] = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
     with running(tiny, **settings) as first, running(tiny, **settings) as second:
         until(lambda: is_ready(first) and is_ready(second))
         assert files(first) == files(second)
@@ -159,15 +130,15 @@ def test_two_servers_have_an_index_each(tiny, tmp_path):
 def test_a_server_may_stop_while_it_reads(tiny, tmp_path):
     many = {f"{number}.md": f"# Note {number}\n\nThe number is {number}.\n" for number in range(1000)}
     folder = write(tmp_path / "notes", many)
-    settings = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
+    settings: dict[str, Any] = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
     with running(tiny, **settings) as up:
-        until(lambda: library_of(up).index.progress.chunks > 0)
+        until(lambda: up.library.index.progress.chunks > 0)
         assert not is_ready(up)
     with running(tiny, **settings) as up:
         until(lambda: is_ready(up))
-        assert library_of(up).index.progress.chunks == 1000
+        assert up.library.index.progress.chunks == 1000
         assert "failed" not in {file["state"] for file in files(up).values()}
-        library_of(up).index.store.check()
+        up.library.index.store.check()
 
 
 def test_a_folder_that_is_not_there_ends_the_start_with_a_line(tmp_path, capsys):
@@ -182,3 +153,14 @@ def test_a_file_without_permission_has_a_reason(tiny, tmp_path):
     with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db")) as up:
         until(lambda: is_ready(up))
         assert files(up)["tides.md"]["state"] == "failed"
+
+
+def test_the_built_in_model_comes_with_its_documents_and_questions(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert with_bundled_documents(Settings(docs="mine"), FILE).docs == "mine"
+    assert with_bundled_documents(Settings(), tmp_path / "other.gguf").docs == ""
+    docs = with_bundled_documents(Settings(), FILE).docs
+    with running(FILE, docs=docs) as up:
+        until(lambda: is_ready(up))
+        shown = collection(up)
+    assert shown["path"] == docs and len(shown["files"]) == 60 and shown["questions"] == list(SUGGESTED)
