@@ -88,8 +88,8 @@ class Report:
             "miss": self.miss,
             "preempted": self.num_preempted,
         }
-        optional = {"segments": self.segments, "conversation": self.conversation}
-        return fields | {name: value for name, value in optional.items() if value is not None} | (self.retrieval or {})
+        optional = {"segments": self.segments, "conversation": self.conversation, **(self.retrieval or {})}
+        return fields | {name: value for name, value in optional.items() if value is not None}
 
     def usage(self) -> Fields:
         """Return OpenAI's `usage`."""

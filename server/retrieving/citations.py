@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from ...ordering import Document
 
+MOST = 1000  # citations of an answer by ids, and as many by words: the account of an answer is made in the event loop
 QUOTED_WORDS = 5  # that a quotation has at least
 BRACKETS = re.compile(r"\[([^\][\n]{1,400})\]")
 NAME = re.compile(r"[^\s,;]+")
@@ -49,7 +51,8 @@ class Sources:
 
     def cited(self, text: str) -> list[Citation]:
         """Return the citations of an answer, in their order."""
-        return sorted([*self._named(text), *self._quoted(text)], key=lambda one: (one.start, one.stop))
+        found = [*islice(self._named(text), MOST), *islice(self._quoted(text), MOST)]
+        return sorted(found, key=lambda one: (one.start, one.stop))
 
     def _named(self, text: str) -> Iterator[Citation]:
         """Yield the ids in brackets: alone with them, and of several each by itself."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from typing import Any
 
 import httpx
 import pytest
@@ -40,7 +41,7 @@ def staged(tmp_path_factory):
         "embedding_model": str(bert(folder / "bert.gguf")),
         "rerank_model": str(bert(folder / "ranker.gguf", PoolingType.RANK)),
     }
-    settings = {"docs": str(write(folder / "notes", NOTES)), "docs_db": str(folder / "db"), **models}
+    settings: dict[str, Any] = {"docs": str(write(folder / "notes", NOTES)), "docs_db": str(folder / "db"), **models}
     with running(FILE, flash_attn="auto", **settings) as up:
         until(lambda: is_ready(up))
         yield up
