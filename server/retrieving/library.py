@@ -141,7 +141,7 @@ class Keeper:
                 self.state, self.error = READY, ""
         except (OSError, sqlite3.Error, RequestError) as error:
             return self._fail(str(error))
-        except Exception as error:  # one that nobody thought of ends no server, and no search
+        except Exception as error:  # an unexpected error ends neither the server nor the search
             logger.debug("the index of --docs could not be brought up to date", exc_info=True)
             return self._fail(f"{type(error).__name__}: {error}")
         return True
