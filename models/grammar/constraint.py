@@ -24,11 +24,13 @@ class Constraint:
     """Belongs to the thread that chooses tokens; only `compute` runs in another one, and the next call waits for it.
 
     error: why the answer cannot go on; empty as long as it can. fast_forward: tokens may be forced, not only allowed.
+    has_controls: the answer may have control tokens.
     """
 
-    def __init__(self, matcher: LLMatcher, tokens: Tokens, *, fast_forward: bool) -> None:
+    def __init__(self, matcher: LLMatcher, tokens: Tokens, *, fast_forward: bool, has_controls: bool) -> None:
         self.error = ""
         self._matcher, self._tokens, self._fast_forward = matcher, tokens, fast_forward
+        self._has_controls = has_controls
         self._mask = np.zeros((tokens.num_vocab + 31) // 32, np.int32)  # a bit for each token
         self._is_computed = False
         self._computing: Future[None] | None = None
@@ -38,6 +40,8 @@ class Constraint:
     def compute(self) -> None:
         """Compute the mask of the next token, without the interpreter's lock."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if not self._has_controls:  # a complement in a client's grammar, `~/a/`, fits them
+            np.bitwise_and(self._mask, self._tokens.texts, out=self._mask)
         self._is_computed = True
 
     def apply(self, logits: np.ndarray) -> bool:

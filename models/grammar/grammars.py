@@ -32,15 +32,16 @@ FIXED_BYTES, BYTES_A_CHARACTER = 64 << 10, 400  # of a compiled grammar, as meas
 
 
 class Grammar:
-    """A compiled grammar. num_bytes: about what it takes."""
+    """A compiled grammar. num_bytes: about what it takes. has_controls: its answers may have control tokens."""
 
-    def __init__(self, matcher: LLMatcher, tokens: Tokens, num_bytes: int) -> None:
+    def __init__(self, matcher: LLMatcher, tokens: Tokens, num_bytes: int, *, has_controls: bool) -> None:
         self.num_bytes = num_bytes
-        self._matcher, self._tokens = matcher, tokens
+        self._matcher, self._tokens, self._has_controls = matcher, tokens, has_controls
 
     def start(self, *, fast_forward: bool = True) -> Constraint:
         """Return the beginning of one answer."""
-        return Constraint(self._matcher.deep_copy(), self._tokens, fast_forward=fast_forward)
+        matcher, has_controls = self._matcher.deep_copy(), self._has_controls
+        return Constraint(matcher, self._tokens, fast_forward=fast_forward, has_controls=has_controls)
 
 
 class Grammars:
@@ -99,7 +100,8 @@ class Grammars:
         definition = self._trial.define(source)
         matcher = LLMatcher(self._tokens.result().tokenizer, definition, log_level=0, limits=LIMITS)
         check(matcher)
-        grammar = Grammar(matcher, self._tokens.result(), FIXED_BYTES + BYTES_A_CHARACTER * len(definition))
+        num_bytes = FIXED_BYTES + BYTES_A_CHARACTER * len(definition)
+        grammar = Grammar(matcher, self._tokens.result(), num_bytes, has_controls=source.may_name_tokens)
         self._keep(source, grammar)
         return grammar
 

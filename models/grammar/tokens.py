@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 import llama_cpp
 import numpy as np
@@ -19,7 +20,8 @@ class Tokens:
 
     Control tokens have no bytes in a text, so only a grammar that names them allows them. User-defined ones, such as
     `<think>` in many vocabularies, are text like any other. Texts that a grammar forces are cut by the model's own
-    tokenizer, which takes texts of any length. ends: ids of the tokens that end an answer.
+    tokenizer, which takes texts of any length. ends: ids of the tokens that end an answer. texts: a mask, a bit for each
+    token: those that have bytes in a text, and those that end an answer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -28,6 +30,7 @@ class Tokens:
         self.num_vocab, self.ends = model.num_vocab, np.array(sorted(model.ends), np.intp)
         controls = [token for token in range(model.num_vocab) if _is_control(model, token)]
         self._controls = {model.text_of(token): token for token in controls}
+        self.texts = ~_mask(set(controls) - model.ends, model.num_vocab)
         tokens = [model.piece(token) for token in range(model.num_vocab)]
         for token in controls:
             tokens[token] = model.text_of(token).encode() or b"<>"
@@ -57,3 +60,10 @@ class _Cutter:
 
 def _is_control(model: Model, token: int) -> bool:
     return bool(llama_cpp.llama_vocab_get_attr(model.vocab, token) & CONTROL)
+
+
+def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:
+    """Return a mask, (vocabulary / 32,) int32: a bit for each token, and set for these."""
+    bits = np.zeros(-(-num_vocab // 32) * 32, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -151,8 +151,8 @@ class MessagesRequest(MessagesCountRequest, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        if self.max_tokens is None:
-            raise RequestError("max_tokens: expected a number of tokens", param="max_tokens")
+        if self.max_tokens is None or self.max_tokens < 1:
+            raise RequestError("max_tokens: expected a number of tokens, 1 or more", param="max_tokens")
 
 
 def _is_about_thoughts(edit: Json) -> bool:

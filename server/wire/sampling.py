@@ -78,7 +78,7 @@ class SamplingOptions(Struct, frozen=True):
 
     def check_sampling(self) -> None:
         """Refuse fields that contradict each other. Raises RequestError."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true beside it", param="top_logprobs")
         if any(len(text) > MAX_BREAKER for text in self.dry_sequence_breakers or ()):
             raise RequestError(

@@ -103,6 +103,15 @@ LANGUAGES = [
 ]
 
 
+@pytest.mark.parametrize("text", ["start: ~/a/", "start: ~/[b-z]+/", "start: A\nA: ~/x(.|\\n)*/"])
+def test_a_complement_allows_no_control_token(model, grammars, text):
+    logits = np.zeros(model.num_vocab, np.float32)
+    constraint = compiled(grammars, Source("lark", text)).start()
+    assert constraint.apply(logits)
+    allowed = set(np.flatnonzero(logits > -np.inf).tolist())
+    assert allowed and model.tokenize("<|im_start|>", special=True)[0] not in allowed
+
+
 @pytest.mark.parametrize(("source", "fits", "others"), LANGUAGES)
 def test_languages(model, grammars, source, fits, others):
     grammar = compiled(grammars, source)

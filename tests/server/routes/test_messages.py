@@ -98,15 +98,15 @@ def test_documents_are_ordered_where_a_request_asks(server):
     assert plain["usage"]["cache_read_input_tokens"] < 40
 
 
-ERRORS = {
-    400: ("invalid_request_error", {"max_tokens": None}),
-    413: ("request_too_large", {"messages": [{"role": "user", "content": "[" * 300_000}]}),
-}
+ERRORS = [
+    (400, "invalid_request_error", {"max_tokens": None}),
+    (400, "invalid_request_error", {"max_tokens": -1}),
+    (413, "request_too_large", {"messages": [{"role": "user", "content": "[" * 300_000}]}),
+]
 
 
-@pytest.mark.parametrize("status", ERRORS)
-def test_errors_are_anthropics(server, status):
-    kind, fields = ERRORS[status]
+@pytest.mark.parametrize(("status", "kind", "fields"), ERRORS)
+def test_errors_are_anthropics(server, status, kind, fields):
     answer = post(server, **fields)
     assert answer.status_code == status and answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == kind and answer.json()["error"]["message"]
