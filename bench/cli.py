@@ -59,6 +59,7 @@ _ALL = (
     Scenario(".offline.masks", "time of a grammar at each token, without a server"),
     Scenario(".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario(".offline.replacement", "eviction policies for idle KV, simulated"),
+    Scenario(".offline.fleet", "requests placed on replicas, simulated"),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 

@@ -27,6 +27,7 @@ Pure Python, for use in front of any engine with a prefix cache:
 
 from .arrangement import Arrangement, arrange
 from .document import Document, DocumentError, parse_documents
+from .fleet import Fleet, Placement
 from .index import Index, RecencyIndex, Step
 from .policy import POLICIES
 from .prompt import document_text, order_hint
@@ -37,8 +38,10 @@ __all__ = [
     "Arrangement",
     "Document",
     "DocumentError",
+    "Fleet",
     "Index",
     "KnowledgeTree",
+    "Placement",
     "RecencyIndex",
     "Step",
     "arrange",

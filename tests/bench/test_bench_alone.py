@@ -65,3 +65,13 @@ def test_masks_measures_every_grammar(tmp_path: Path, capsys: Any) -> None:
     assert "a vocabulary of 700 tokens" in table["title"]
     assert len(table["rows"]) == 5 and all(row[1] > 0 and 0 < row[2] <= row[3] <= row[4] for row in table["rows"])
     assert [bar["number"] for bar in report["bars"]] == [1]
+
+
+def test_placement_by_documents_waits_less_than_by_session(tmp_path: Path, capsys: Any) -> None:
+    written = tmp_path / "out.json"
+    assert main(["fleet", "--replicas", "2", "--questions", "60", "--seeds", "1", "--json", str(written)]) == 0
+    means = json.loads(written.read_text())["data"]["means"]
+    waits, reused = means["seconds to the first token, mean"], means["documents reused, of 5"]
+    fleet, session = "fleet, ordered at the replica", "session, ordered at the replica"
+    assert waits[fleet] < waits[session] and reused[fleet] > reused[session]
+    assert "all restarted in turn" in capsys.readouterr().out

@@ -1,0 +1,109 @@
+"""Several engines with a prefix cache each: which of them to send a request to, and in which order of its documents."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from .arrangement import Arrangement, arrange
+from .tree import KnowledgeTree
+
+MAX_SESSIONS = 100_000
+DISPLACING = 3.0
+"""What a token costs that is computed at a replica, in tokens: its prefill, and the KV of others that leaves for it.
+
+Simulated with 2, 4, 8, 16 and 64 replicas, the mean time to the first token is 0.91, 0.82, 0.69, 0.58 and 0.53 of that with
+a cost of 1 (`slotcache bench fleet`).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A replica, and the order of a request's documents there.
+
+    cost: the tokens of prefill ahead of the request, and `DISPLACING` times those of its documents that are not cached.
+    stays: the session has its history there.
+    """
+
+    replica: str
+    arrangement: Arrangement
+    cost: float
+    stays: bool = False
+
+    @property
+    def why(self) -> str:
+        """The reason for this placement, in one line."""
+        if self.stays:
+            return "the session has its history here"
+        reused = self.arrangement
+        return (
+            f"{reused.reused_documents} documents ({reused.reused_tokens} tokens) cached, {self.cost:.0f} tokens to compute"
+        )
+
+
+class Fleet:
+    """What each replica has cached, as far as the requests and the answers tell. Pure, and safe from all threads.
+
+    A replica has a knowledge tree of `max_nodes` documents. A session stays where it was served last.
+    """
+
+    def __init__(self, max_nodes: int = 10_000, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_nodes, self._max_sessions = max_nodes, max_sessions
+        self._trees: dict[str, KnowledgeTree] = {}
+        self._homes: OrderedDict[str, str] = OrderedDict()  # of sessions: the replica, the least recently served first
+        self._lock = Lock()
+
+    def replicas(self, names: Collection[str]) -> None:
+        """Keep these replicas. The others have left: their caches are gone, and their sessions begin anew."""
+        with self._lock:
+            self._trees = {name: tree for name, tree in self._trees.items() if name in names}
+            for session in [session for session, home in self._homes.items() if home not in names]:
+                del self._homes[session]
+
+    def rank(
+        self,
+        documents: Sequence[tuple[str, int]],
+        names: Iterable[str],
+        busy: Callable[[str], float] = lambda _: 0.0,
+        session: str | None = None,
+    ) -> list[Placement]:
+        """Return a placement for each replica of `names`, the best one first.
+
+        documents: (key, tokens) in retrieval rank. busy: the work that waits at a replica, in tokens of prefill; count its
+        answers, too, or requests that are cached whole pile up. The session's own replica comes first, then the least cost;
+        of equal ones the replica with the fewest documents cached, so that empty caches fill, then the first name. Raises
+        ValueError as `arrange` does.
+        """
+        keys, tokens = [key for key, _ in documents], sum(tokens for _, tokens in documents)
+        home = None if session is None else self._homes.get(session)
+        ranked: list[tuple[bool, float, int, str, Arrangement]] = []
+        for name in names:
+            tree = self._tree(name)
+            arrangement = arrange(keys, tree)
+            cost = busy(name) + DISPLACING * (tokens - arrangement.reused_tokens)
+            ranked.append((name != home, cost, len(tree), name, arrangement))
+        ranked.sort(key=lambda one: one[:4])
+        return [Placement(name, arrangement, cost, stays=not moves) for moves, cost, _, name, arrangement in ranked]
+
+    def served(self, replica: str, order: Iterable[tuple[str, int]], session: str | None = None) -> None:
+        """Note that a request was sent to a replica. order: (key, tokens) in the order of the prompt."""
+        self._tree(replica).insert(order)
+        if session is not None:
+            with self._lock:
+                self._homes[session] = replica
+                self._homes.move_to_end(session)
+                if len(self._homes) > self._max_sessions:
+                    self._homes.popitem(last=False)
+
+    def report(self, replica: str, order: Iterable[tuple[str, int]], cached_tokens: int) -> None:
+        """Correct the tree of a replica by the cached tokens that its answer tells; arguments as there."""
+        self._tree(replica).report(order, cached_tokens)
+
+    def _tree(self, name: str) -> KnowledgeTree:
+        tree = self._trees.get(name)
+        if tree is None:
+            with self._lock:
+                tree = self._trees.setdefault(name, KnowledgeTree(self._max_nodes))
+        return tree
