@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from ..errors import RequestError
 from .blocks import CacheControl, Said, Text, messages_of, system_text, wants_cache
 from .requests import ChatRequest, Count, Json, Options
+from .retrieval import Retrieval
 
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -83,6 +84,7 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
     service_tier: str | None = None
 
     documents: list[Json] | None = None
+    retrieval: bool | Retrieval | None = None
     tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, Json] = field(default_factory=dict)
 
@@ -123,6 +125,7 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
             messages=[*system, *messages],
             echo=False,
             documents=self.documents,
+            retrieval=self.retrieval,
             tool_documents=self.tool_documents,
             tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools)] if self.tools else None,
             tool_choice=self.tool_choice.for_chat() if self.tool_choice else None,

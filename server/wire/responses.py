@@ -11,6 +11,7 @@ from msgspec import Raw, Struct, field
 from ..errors import RequestError
 from .items import messages_of
 from .requests import ChatRequest, ConversationReference, Count, Json, Options
+from .retrieval import Retrieval
 
 INCLUDABLE = {
     "reasoning.encrypted_content",
@@ -91,6 +92,7 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
     service_tier: str | None = None
 
     documents: list[Json] | None = None
+    retrieval: bool | Retrieval | None = None
     tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, Json] = field(default_factory=dict)
 
@@ -141,6 +143,7 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
             messages=messages_of(items),
             instructions=self.instructions,
             documents=self.documents,
+            retrieval=self.retrieval,
             tool_documents=self.tool_documents,
             previous_response_id=self.previous_response_id,
             conversation=self._conversation(),

@@ -88,8 +88,8 @@ class Messages:
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
         (end,) = ends
-        changed = {"type": "message_delta", "delta": self._reason(end), "usage": self._whole_usage(end)}
-        return self._sent([changed, {"type": "message_stop"}])
+        changed: Fields = {"type": "message_delta", "delta": self._reason(end)}
+        return self._sent([changed | self._costs(end), {"type": "message_stop"}])
 
     def fail(self, error: RequestError) -> list[bytes]:
         return self._sent([error.message_body()])
@@ -99,7 +99,7 @@ class Messages:
         self.delta(0, Delta(answer.text))
         self.end(0, answer.end)
         message = self._message([block.whole() for block in self._blocks])
-        return message | self._reason(answer.end) | {"usage": self._whole_usage(answer.end)}
+        return message | self._reason(answer.end) | self._costs(answer.end)
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
 
@@ -159,9 +159,11 @@ class Messages:
         calls = any(block.type == "tool_use" for block in self._blocks)
         return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
 
-    def _whole_usage(self, end: End) -> Fields:
+    def _costs(self, end: End) -> Fields:
+        """Return the usage of the whole answer, and our own `slotcache` beside it."""
         report = end.report
-        return self._usage(report.num_prompt, report.num_cached, num_generated=report.num_generated)
+        usage = self._usage(report.num_prompt, report.num_cached, num_generated=report.num_generated)
+        return {"usage": usage, "slotcache": report.slotcache()}
 
     def _usage(self, num_prompt: int, num_cached: int, *, num_generated: int) -> Fields:
         """Return the usage, in which the prompt's tokens are parted: read from the cache, left in it, and the others.

@@ -1,0 +1,161 @@
+"""Responses and messages about the server's own documents, over a real port: the same as the chat of the same question."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from slotcache.models.demo import FILE
+from slotcache.models.demo.corpus import SUGGESTED, Corpus
+from support.notes import is_ready
+
+from server.conftest import running, until
+
+MAYOR, MARKET = "Who is the mayor of Tarnwick?", "What is the speciality of Tarnwick?"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Starts a server with the bundled documents. folder: of its index and its cache, which a later start finds again."""
+    documents = Corpus.load().write(tmp_path_factory.mktemp("corpus"))
+    return lambda folder: running(
+        FILE, docs=str(documents), docs_db=str(folder / "db"), cache_dir=str(folder / "cache"), flash_attn="auto"
+    )
+
+
+@pytest.fixture(scope="module")
+def library(served, tmp_path_factory):
+    with served(tmp_path_factory.mktemp("library")) as up:
+        until(lambda: is_ready(up))
+        yield up
+
+
+def ask(server, question, **fields):
+    """The chat that the others are compared with."""
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 60, "temperature": 0, "retrieval": True}
+    answer = server.http.post("/v1/chat/completions", json=body | fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def respond(server, question, **fields: Any):
+    extra = {"retrieval": True} | fields.pop("extra", {})
+    usual: Any = {"model": "any", "temperature": 0, "max_output_tokens": 60}
+    return server.openai.responses.create(input=question, extra_body=extra, **usual | fields)
+
+
+def post_message(server, question, **fields):
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 60, "temperature": 0, "retrieval": True}
+    return server.http.post("/v1/messages", json=body | fields)
+
+
+def events(answer):
+    """The events of a stream, decoded."""
+    return [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+
+
+def found(report):
+    return report["retrieved"], report["citations"]
+
+
+@pytest.mark.parametrize("question", SUGGESTED[:2])
+def test_a_response_is_the_answer_of_the_same_chat(library, question):
+    chat, answer = ask(library, question, cache_prompt=False), respond(library, question)
+    assert answer.output_text == chat["choices"][0]["message"]["content"]
+    assert found(answer.slotcache) == found(chat["slotcache"]) and answer.slotcache["citations"]
+    shown = library.openai.responses.retrieve(answer.id)
+    assert found(shown.slotcache) == found(answer.slotcache)
+    body = {"input": question, "max_output_tokens": 60, "temperature": 0, "retrieval": True, "stream": True}
+    stream = events(library.http.post("/v1/responses", json=body))
+    (last,) = [event for event in stream if event["type"] == "response.completed"]
+    assert found(last["response"]["slotcache"]) == found(answer.slotcache)
+
+
+@pytest.mark.parametrize("question", SUGGESTED[:2])
+def test_a_message_is_the_answer_of_the_same_chat(library, question):
+    chat, answer = ask(library, question, cache_prompt=False), post_message(library, question).json()
+    assert answer["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
+    assert found(answer["slotcache"]) == found(chat["slotcache"]) and answer["slotcache"]["citations"]
+    again = post_message(library, question).json()
+    assert again["usage"]["cache_read_input_tokens"] > 200, "retrieval opts in to the cache"
+    stream = events(post_message(library, question, stream=True))
+    (last,) = [event for event in stream if event["type"] == "message_delta"]
+    assert found(last["slotcache"]) == found(answer["slotcache"]) and last["delta"]["stop_reason"] == "end_turn"
+
+
+def test_the_documents_of_a_response_stay_in_its_history(library, served):
+    first = respond(library, MAYOR)
+    second = respond(library, MARKET, previous_response_id=first.id)
+    earlier = {one["id"] for one in first.slotcache["retrieved"]}
+    repeated = set(second.slotcache["repeated"])
+    assert repeated == earlier & {one["id"] for one in second.slotcache["retrieved"]} != set()
+    ids = [one["id"] for one in second.slotcache["documents"]]
+    assert len(ids) == len(set(ids)) and earlier <= set(ids), "each document stands in the prompt once"
+    same = ask(library, MAYOR, conversation="same") and ask(library, MARKET, conversation="same", cache_prompt=False)
+    assert same["usage"]["prompt_tokens"] == second.usage.input_tokens
+    assert same["choices"][0]["message"]["content"] == second.output_text
+    unstored = respond(library, MAYOR, store=False)
+    with pytest.raises(openai.NotFoundError):
+        respond(library, MARKET, previous_response_id=unstored.id)
+
+
+def test_a_restart_keeps_the_documents_of_a_response(served, tmp_path):
+    with served(tmp_path) as up:
+        until(lambda: is_ready(up))
+        first = respond(up, MAYOR)
+        repeated = respond(up, MARKET, previous_response_id=first.id).slotcache["repeated"]
+    with served(tmp_path) as up:
+        until(lambda: is_ready(up))
+        shown = up.openai.responses.retrieve(first.id)
+        assert found(shown.slotcache) == found(first.slotcache)
+        second = respond(up, MARKET, previous_response_id=first.id)
+        assert second.slotcache["repeated"] == repeated != []
+
+
+def test_prompts_are_counted_with_their_documents(library):
+    for path, body in (
+        ("/v1/responses/input_tokens", {"input": MAYOR}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": MAYOR}]}),
+    ):
+        plain, whole = (
+            library.http.post(path, json=body | fields).json()["input_tokens"]
+            for fields in ({}, {"retrieval": {"top_k": 1}})
+        )
+        assert whole == ask(library, MAYOR, retrieval={"top_k": 1})["usage"]["prompt_tokens"] > plain
+
+
+def test_documents_of_the_client_come_first(library):
+    own = {"id": "own", "text": "The otter of the north sleeps in a hat."}
+    for answer in (
+        post_message(library, MAYOR, documents=[own], document_order="retrieval").json()["slotcache"],
+        respond(library, MAYOR, extra={"documents": [own], "document_order": "retrieval"}).slotcache,
+    ):
+        assert [one["id"] for one in answer["documents"]] == ["own", *(one["id"] for one in answer["retrieved"])]
+
+
+def test_wrong_wishes_are_refused_in_the_shape_of_each(library, server):
+    for wrong in ({"top_k": 0}, {"paths": ["x"] * 101}, "yes", 3):
+        with pytest.raises(openai.BadRequestError) as refused:
+            respond(library, MAYOR, extra={"retrieval": wrong})
+        assert "retrieval" in str(refused.value.param)
+        answer = post_message(library, MAYOR, retrieval=wrong)
+        assert answer.status_code == 400 and "retrieval" in answer.json()["error"]["message"]
+    with pytest.raises(openai.PermissionDeniedError) as denied:
+        respond(library, MAYOR, extra={"cache_scope": "other"})
+    assert "Tarnwick" not in str(denied.value)
+    denied = post_message(library, MAYOR, cache_scope="other")
+    assert denied.status_code == 403 and denied.json()["error"]["type"] == "permission_error"
+    assert "retrieval.topk" in post_message(library, MAYOR, retrieval={"topk": 3}).json()["warnings"][0]
+    with pytest.raises(openai.BadRequestError) as refused:
+        respond(server, MAYOR)
+    assert refused.value.param == "retrieval" and "--docs" in str(refused.value)
+    assert post_message(server, MAYOR).status_code == 400
+
+
+def test_results_of_tools_alone_ask_no_question(library):
+    """A response that continues a stored one with results only needs a query of its own."""
+    first = respond(library, MAYOR)
+    result = {"type": "function_call_output", "call_id": "c", "output": "Rain."}
+    with pytest.raises(openai.BadRequestError) as refused:
+        respond(library, [result], previous_response_id=first.id)
+    assert refused.value.param == "retrieval"
