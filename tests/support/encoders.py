@@ -5,13 +5,21 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter, PoolingType, TokenType
 
-LAYERS, WIDTH, HEADS, FEED_FORWARD, CONTEXT = 2, 64, 2, 128, 128
+LAYERS, WIDTH, HEAD, CONTEXT = 2, 64, 32, 128
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?!"
 WORDS = ("the", "an", "of", "is", "machine", "learning", "city", "text", "river", "stone")
 
 
-def bert(path: Path, pooling: PoolingType = PoolingType.MEAN, seed: int = 0) -> Path:
+def bert(
+    path: Path,
+    pooling: PoolingType = PoolingType.MEAN,
+    seed: int = 0,
+    *,
+    label: str = "",
+    layers: int = LAYERS,
+    width: int = WIDTH,
+) -> Path:
     """BERT's architecture with a vocabulary of words and letters; with rank pooling it has a classification head."""
     rng = np.random.default_rng(seed)
     writer = GGUFWriter(path, "bert")
@@ -21,15 +29,17 @@ def bert(path: Path, pooling: PoolingType = PoolingType.MEAN, seed: int = 0) -> 
         writer.add_tensor(f"{name}.bias", 0.1 * rng.standard_normal(rows, dtype=np.float32))
 
     def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
-        writer.add_tensor(f"{name}.bias", np.zeros(WIDTH, np.float32))
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+        writer.add_tensor(f"{name}.bias", np.zeros(width, np.float32))
 
     pieces = [*SPECIAL, *(f"\u2581{word}" for word in (*WORDS, *LETTERS)), *LETTERS]
+    if label:
+        writer.add_name(label)
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_head_count(HEADS)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(2 * width)
+    writer.add_head_count(width // HEAD)
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
     writer.add_pooling_type(pooling)
@@ -46,19 +56,19 @@ def bert(path: Path, pooling: PoolingType = PoolingType.MEAN, seed: int = 0) -> 
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(True)
     for name, rows in (("token_embd", len(pieces)), ("position_embd", CONTEXT), ("token_types", 2)):
-        writer.add_tensor(f"{name}.weight", rng.standard_normal((rows, WIDTH), dtype=np.float32))
+        writer.add_tensor(f"{name}.weight", rng.standard_normal((rows, width), dtype=np.float32))
     norm("token_embd_norm")
-    for layer in range(LAYERS):
+    for layer in range(layers):
         block = f"blk.{layer}"
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            matrix(f"{block}.{name}", WIDTH, WIDTH)
-        matrix(f"{block}.ffn_up", FEED_FORWARD, WIDTH)
-        matrix(f"{block}.ffn_down", WIDTH, FEED_FORWARD)
+            matrix(f"{block}.{name}", width, width)
+        matrix(f"{block}.ffn_up", 2 * width, width)
+        matrix(f"{block}.ffn_down", width, 2 * width)
         norm(f"{block}.attn_output_norm")
         norm(f"{block}.layer_output_norm")
     if pooling == PoolingType.RANK:
-        matrix("cls", WIDTH, WIDTH)
-        matrix("cls.output", 1, WIDTH, gain=2.0)
+        matrix("cls", width, width)
+        matrix("cls.output", 1, width, gain=2.0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
