@@ -21,6 +21,7 @@ With an `Embedder`, `refresh` also embeds the chunks, and `index.search(embed=..
 from .chunks import Chunk, Sizes, cut
 from .files import Folder, FoundFile, SkippedFile
 from .index import Embedder, Index, Progress, Scan
+from .prefixes import Prefixes, prefixes_of
 from .records import FAILED, INDEXED, SKIPPED, Place, StoredChunk, StoredFile
 from .search import FUSED, LEXICAL, RERANKED, Hit, Query, Search, Stage
 from .watching import changes
@@ -39,6 +40,7 @@ __all__ = [
     "Hit",
     "Index",
     "Place",
+    "Prefixes",
     "Progress",
     "Query",
     "Scan",
@@ -50,4 +52,5 @@ __all__ = [
     "StoredFile",
     "changes",
     "cut",
+    "prefixes_of",
 ]

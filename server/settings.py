@@ -116,6 +116,8 @@ class Settings(Numbers):
     lora_scaled: str = row("", ("--lora-scaled",), "likewise with a scale: FILE:SCALE", separator=",")
     lora_init_without_apply: bool = row(False, ("--lora-init-without-apply",), "begin with a scale of 0 for all adapters")
     embedding_model: str = row("", ("--embedding-model",), "a GGUF file beside -m whose vectors `POST /v1/embeddings` answers with")
+    embedding_query_prefix: str = row("auto", ("--embedding-query-prefix",), "the text that the embedder sees in front of a question to --docs; auto: the one that its model was trained with, by the name in its file; empty: none")
+    embedding_document_prefix: str = row("auto", ("--embedding-document-prefix",), "likewise in front of a document of --docs")
     rerank_model: str = row("", ("--rerank-model",), "a GGUF file beside -m, a reranker, for `POST /v1/rerank`")
     embeddings: bool = row(False, ("--embeddings", "--embedding"), "answer `POST /v1/embeddings` with vectors of -m itself, which may be an encoder: such a model generates no text", llama="LLAMA_ARG_EMBEDDINGS")
     reranking: bool = row(False, ("--reranking", "--rerank"), "answer `POST /v1/rerank` with scores of -m itself", llama="LLAMA_ARG_RERANKING")

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...models.embedding import Embedder, EmbedderSettings, normalised
 from ...models.model import Model
-from ...retrieval import Chunk, StoredFile
+from ...retrieval import Chunk, StoredFile, prefixes_of
 from ...retrieval.chunks import count_tokens, embedded_text
 from ...retrieval.store import Store
 
@@ -87,6 +87,8 @@ class QueryEmbedder:
 
     def __init__(self, path: Path, threads: int) -> None:
         self._model = Model(path)
+        about = (self._model.metadata(f"general.{key}") or "" for key in ("name", "architecture"))
+        self._prefixes = prefixes_of(*about)
         self._embedder = Embedder(self._model, EmbedderSettings(max_tokens=MAX_TOKENS, threads=threads))
         self._digest = blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
@@ -96,7 +98,7 @@ class QueryEmbedder:
 
     async def embed(self, text: str) -> np.ndarray:
         """Return the unit vector (width,) of a query; of a long one, of its end."""
-        return self._vector(text, from_start=True)
+        return self._vector(self._prefixes.query + text, from_start=True)
 
     def _vector(self, text: str, from_start: bool = False) -> np.ndarray:
         tokens = self._embedder.shortened(self._embedder.tokens(text), from_start)
@@ -104,7 +106,7 @@ class QueryEmbedder:
 
     def vectors(self, passages: Sequence[Passage]) -> np.ndarray:
         """Return the vectors (passages, width), float16. A later run computes only what a stopped one has left."""
-        texts = [embedded_text(passage.title, passage.text) for passage in passages]
+        texts = [self._prefixes.document + embedded_text(passage.title, passage.text) for passage in passages]
         contents = blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
         cache.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 
 from ...models.demo.corpus import SUGGESTED
@@ -33,7 +34,7 @@ def load_library(settings: Settings, vectors: Vectors, limit: int, is_busy: Call
     if not paths:
         return None
     computer, ranker = vectors.embedding, vectors.reranking
-    embedding = Embedding(computer) if computer and can_search(computer) else None
+    embedding = Embedding.of(computer, settings) if computer and can_search(computer) else None
     embedder = embedding.for_index() if embedding else None
     try:
         name = _name([str(path.expanduser().resolve(strict=True)) for path in paths], embedder.name if embedder else "")
@@ -46,6 +47,8 @@ def load_library(settings: Settings, vectors: Vectors, limit: int, is_busy: Call
         raise SettingsError(f"the index of --docs cannot be opened: {error}") from None
     if embedding is None:
         logger.info("--docs are searched by words alone: --embedding-model FILE adds vectors")
+    elif any(astuple(embedding.prefixes)):
+        logger.info("queries are embedded behind %r, documents behind %r", *astuple(embedding.prefixes))
     bundled = paths == [bundled_folder()]
     return Library(
         index=index,
