@@ -183,9 +183,9 @@ class Keeper:
 
     def _gap_comes(self) -> bool:
         """Wait until the engine is idle. False: the work is to end, or files come first."""
-        while not self._stopping.is_set() and self._is_busy():
-            self._stopping.wait(POLL)
-        return not (self._stopping.is_set() or self._wanted.is_set())
+        while not (gives_up := self._stopping.is_set() or self._wanted.is_set()) and self._is_busy():
+            self._wanted.wait(POLL)
+        return not gives_up
 
     def _tell(self) -> None:
         """Write a line of progress to the log now and then."""

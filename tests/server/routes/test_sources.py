@@ -116,6 +116,23 @@ def test_vectors_are_computed_in_gaps_and_kept(tiny, tmp_path):
         assert up.vectors.computed.texts == 0, "the vectors of the last start are still there"
 
 
+def test_files_are_read_while_vectors_wait_for_a_gap(tiny, tmp_path):
+    folder, encoder = write(tmp_path / "notes", NOTES), bert(tmp_path / "bert.gguf")
+    settings: dict[str, Any] = {"docs": str(folder), "docs_db": str(tmp_path / "db"), "embedding_model": str(encoder)}
+    endless = {"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 20000, "ignore_eos": True, "stream": True}
+    with running(tiny, ctx_size=24000, docs_watch=False, **settings) as up:
+        until(lambda: is_ready(up))
+        with up.http.stream("POST", "/v1/chat/completions", json=endless) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            for name in ("new.md", "newer.md"):
+                write(folder, {name: f"# {name}\n\nA river of stone."})
+                up.http.post("/v1/sources/refresh", json={})
+                until(lambda name=name: name in files(up))
+            assert up.service.open and files(up)["new.md"]["vectors"] == files(up)["newer.md"]["vectors"] == 0
+        until(lambda: files(up)["new.md"]["vectors"] == files(up)["newer.md"]["vectors"] == 1)
+
+
 def test_two_servers_have_an_index_each(tiny, tmp_path):
     folder = write(tmp_path / "notes", NOTES)
     settings: dict[str, Any] = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
