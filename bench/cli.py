@@ -47,6 +47,7 @@ _ALL = (
     Scenario(".scenarios.speculation", "a search in stages, with a server that prefills along"),
     Scenario(".scenarios.fanout", "one prompt many times at once"),
     Scenario(".scenarios.idle", "a request's speed beside idle KV"),
+    Scenario(".scenarios.indexing", "a running stream beside the index of a folder"),
     Scenario(".scenarios.stress", "more clients than lanes, more prompts than cells"),
     Scenario(".scenarios.faults", "faults and bad clients beside well-behaved ones"),
     Scenario(".scenarios.soak", "mixed load on all routes for hours"),
