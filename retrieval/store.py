@@ -255,6 +255,8 @@ def _put_chunk(connection: sqlite3.Connection, chunk: Chunk) -> tuple[int, bool]
     row = (document.id, document.key, document.title, document.text, chunk.tokens)
     added = connection.execute("insert into chunk(id, key, title, text, tokens) values (?, ?, ?, ?, ?)", row)
     assert added.lastrowid is not None
+    words = (added.lastrowid, document.title, document.text)
+    connection.execute("insert into words(rowid, title, text) values (?, ?, ?)", words)
     return added.lastrowid, True
 
 
