@@ -1,6 +1,6 @@
 /** The page: which view is shown, and what the reader's acts change. */
 
-import { get, setKeyPrompt } from "./api.js";
+import { ApiError, get, setKeyPrompt } from "./api.js";
 import { forget } from "./asking.js";
 import { ChatView } from "./chatview.js";
 import { askForKey, openSettings } from "./dialogs.js";
@@ -9,12 +9,13 @@ import { closeDrawer } from "./drawer.js";
 import { LiveView } from "./live.js";
 import { applyTheme } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { loadCollections } from "./sources.js";
+import { loadCollections, onCollections } from "./sources.js";
 import { deleteChat, listChats } from "./store.js";
 
 const main = document.getElementById("main");
 const menu = document.getElementById("menu");
-const FOLDER_EVERY = 5000; // ms between two looks at a folder that is being read
+const LOOK_EVERY = 1000; // ms between two looks at a server that loads its model, or reads its folder
+const LOADING = 503; // the status until the model is loaded
 
 const sidebar = new Sidebar(document.getElementById("sidebar"), { remove: removeChat, close: () => showMenu(false) });
 const chatView = new ChatView({ changed: showChats, opened: (id) => go(`#/chat/${id}`) });
@@ -65,15 +66,23 @@ function showMenu(open) {
 }
 
 async function showServer() {
-  const { model_alias: model, ui_settings: offers } = await get("props");
-  document.getElementById("model").textContent = model;
-  if (offers.sources) await showFolder();
+  const shown = document.getElementById("model");
+  let about;
+  try {
+    about = await get("props");
+  } catch (error) {
+    const isAway = !(error instanceof ApiError);
+    shown.textContent = isAway ? "The server cannot be reached." : error.message;
+    if (isAway || error.status === LOADING) setTimeout(showServer, LOOK_EVERY);
+    return;
+  }
+  shown.textContent = about.model_alias;
+  if (about.ui_settings.sources) await showFolder();
 }
 
 async function showFolder() {
   const found = await loadCollections();
-  chatView.showFolder();
-  if (found?.some(({ state }) => state !== "ready")) setTimeout(showFolder, FOLDER_EVERY);
+  if (found?.some(({ state }) => state !== "ready")) setTimeout(showFolder, LOOK_EVERY);
 }
 
 function pressed(event) {
@@ -92,6 +101,7 @@ function pressed(event) {
 }
 
 applyTheme();
+onCollections(() => chatView.showFolder());
 setKeyPrompt(askForKey);
 menu.append(icon("menu"));
 menu.addEventListener("click", () => showMenu(!document.body.classList.contains("with-menu")));

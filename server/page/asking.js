@@ -1,9 +1,10 @@
 /** Questions on their way: one request each, its stream read into its turn, and ended by the reader or the server. */
 
 import { ApiError, call, stream } from "./api.js";
-import { questionFields } from "./chat.js";
+import { foundBefore, questionFields } from "./chat.js";
 import { segmentRows } from "./known.js";
-import { requestFields, scopeField } from "./settings.js";
+import { requestFields, scopeField, scopeQuery } from "./settings.js";
+import { place } from "./sources.js";
 import { saveChat, saveSegments } from "./store.js";
 
 /**
@@ -58,9 +59,9 @@ export async function ask(chat, turn) {
   one.view?.end();
 }
 
-async function readAnswer(chat, turn, one, signal, whole = false) {
+async function readAnswer(chat, turn, one, signal, found) {
   const body = {
-    ...questionFields(chat, turn, whole),
+    ...questionFields(chat, turn, found),
     ...requestFields(),
     cache_prompt: true,
     store: true,
@@ -70,9 +71,15 @@ async function readAnswer(chat, turn, one, signal, whole = false) {
   try {
     for await (const event of stream("v1/chat/completions", body, signal)) take(event, turn, one.view);
   } catch (error) {
-    if (error.code !== "previous_response_not_found" || whole) throw error;
-    await readAnswer(chat, turn, one, signal, true);
+    if (error.code !== "previous_response_not_found" || found) throw error;
+    await readAnswer(chat, turn, one, signal, await documentsBefore(chat, turn));
   }
+}
+
+/** The documents of earlier searches that are still in the folder, by their ids. */
+async function documentsBefore(chat, turn) {
+  const found = await Promise.allSettled([...foundBefore(chat, turn)].map(place));
+  return new Map(found.filter(({ value }) => value).map(({ value: { id, title, text } }) => [id, { id, title, text }]));
 }
 
 function take(event, turn, view) {
@@ -108,14 +115,12 @@ async function noteSegments(chat, turn) {
  * @returns {Promise<void>}
  */
 export async function readAhead(chat, draft) {
-  const { conversation, retrieval, ...fields } = questionFields(chat, draft, false);
+  const { conversation, ...fields } = questionFields(chat, draft);
   const body = { ...fields, ...scopeField(), cache_prompt: true, id: chat.id };
   await call("v1/speculate", { body }).catch(() => {}); // only a favour: the question itself tells of errors
 }
 
 /** Forget a chat on the server, too. @param {string} id */
 export async function forget(id) {
-  const { cache_scope: scope } = scopeField();
-  const query = scope ? `?scope=${encodeURIComponent(scope)}` : "";
-  await call(`v1/conversations/${id}${query}`, { method: "DELETE" }).catch(() => {}); // it may have forgotten it before
+  await call(`v1/conversations/${id}${scopeQuery()}`, { method: "DELETE" }).catch(() => {}); // it may have forgotten it before
 }

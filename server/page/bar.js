@@ -9,19 +9,23 @@ import { PLACES, kindOf, missText, placeOf } from "./names.js";
  */
 
 /**
- * Return a report's segments as they are drawn: text of the chat template belongs to the message behind it.
+ * Return a report's segments as they are drawn: text of the chat template belongs to the message behind it. Before the first
+ * document it is a segment of its own: what the model is told of documents stands there.
  * @param {object} report  `slotcache` of an answer
  * @param {string[]} names  of its segments
  * @returns {Segment[]}
  */
 export function segmentsOf(report, names) {
   const segments = [];
+  const kinds = report.segments.map(({ label }) => kindOf(label));
+  const first = kinds.findIndex((kind) => kind !== "template");
   let before = null;
   report.segments.forEach((row, at) => {
-    const kind = kindOf(row.label);
+    const kind = kinds[at];
     const one = joined(before, { name: names[at], kind, tokens: row.tokens, parts: partsOf(row), saved: row.saved_ms });
-    before = kind === "template" ? one : null;
-    if (!before) segments.push(one);
+    const isStart = at === first - 1 && kinds[first] === "document";
+    before = kind === "template" && !isStart ? one : null;
+    if (!before) segments.push(isStart ? { ...one, name: "Start of the prompt" } : one);
   });
   return before ? [...segments, { ...before, name: "Start of the answer" }] : segments;
 }

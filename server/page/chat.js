@@ -79,30 +79,46 @@ export function turnsBefore(chat, turn) {
 /**
  * Return the fields of a request that say what is asked.
  *
- * Where the server has the answer before, only the question is sent. Else the whole chat is: after a stop, and where the
- * server has forgotten it.
+ * The server has the turns that it remembers: only what stands behind the last of them is sent. Where it remembers none, or
+ * has forgotten them, the whole chat is. A turn that failed is never sent again.
  * @param {Chat} chat
  * @param {Turn} turn
- * @param {boolean} whole  send the whole chat in any case
+ * @param {Map<string, Document>} [found]  the documents of earlier searches, by their ids: the whole chat is sent
  */
-export function questionFields(chat, turn, whole) {
+export function questionFields(chat, turn, found) {
   const before = turnsBefore(chat, turn);
-  const last = before.at(-1);
+  const last = found ? -1 : before.findLastIndex(({ remembered }) => remembered);
+  const answered = before.slice(last + 1).filter(({ state }) => state !== "failed");
+  const since = answered.flatMap((earlier) => [questionOf(earlier, found), answerOf(earlier)]);
   const retrieval = turn.retrieval ? { retrieval: true } : {};
-  if (last?.remembered && !whole) {
-    return { messages: [questionOf(turn)], previous_response_id: last.answerId, ...retrieval };
-  }
+  if (last >= 0) return { messages: [...since, questionOf(turn)], previous_response_id: before[last].answerId, ...retrieval };
   const system = chat.system ? [{ role: "system", content: chat.system }] : [];
-  const history = before.flatMap((earlier) => [questionOf(earlier), answerOf(earlier)]);
-  return {
-    messages: [...system, ...history, questionOf(turn)],
-    conversation: { id: chat.id, history: "whole" },
-    ...retrieval,
-  };
+  return { messages: [...system, ...since, questionOf(turn)], conversation: { id: chat.id, history: "whole" }, ...retrieval };
 }
 
-function questionOf({ question, documents }) {
-  return { role: "user", content: question, ...(documents.length && { documents }) };
+/**
+ * Return the fields of a request whose question is still being typed.
+ * @param {Chat} chat
+ * @param {Pick<Turn, "parent"|"documents">} draft
+ */
+export function fieldsToCome(chat, draft) {
+  const { messages, ...fields } = questionFields(chat, { question: "", ...draft });
+  return { ...fields, messages: messages.slice(0, -1), ...(draft.documents.length && { documents: draft.documents }) };
+}
+
+/** @param {Chat} chat @param {Turn} turn @returns {Set<string>} the ids of all that was found in the folder before a turn */
+export function foundBefore(chat, turn) {
+  return new Set(turnsBefore(chat, turn).flatMap(foundIds));
+}
+
+function foundIds({ report }) {
+  return (report?.retrieved ?? []).map(({ id }) => id);
+}
+
+function questionOf(turn, found) {
+  const searched = found ? foundIds(turn).map((id) => found.get(id)) : [];
+  const documents = [...turn.documents, ...searched.filter(Boolean)];
+  return { role: "user", content: turn.question, ...(documents.length && { documents }) };
 }
 
 function answerOf(turn) {

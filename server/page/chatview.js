@@ -1,12 +1,12 @@
 /** The view of one chat: its turns, and the field for the next question. */
 
 import { ask, isRunning, readAhead, stop } from "./asking.js";
-import { addTurn, newChat, seenTurns, switchTo } from "./chat.js";
+import { addTurn, fieldsToCome, newChat, seenTurns, switchTo } from "./chat.js";
 import { Composer } from "./composer.js";
 import { acceptDrops } from "./documents.js";
 import { button, h } from "./dom.js";
 import { settings } from "./settings.js";
-import { collections } from "./sources.js";
+import { collections, searchAhead, suggested } from "./sources.js";
 import { loadChat, saveChat } from "./store.js";
 import { TurnView } from "./turn.js";
 
@@ -24,10 +24,13 @@ export class ChatView {
       ask: (asked) => this._ask(asked),
       stop: () => this.stop(),
       knownDocuments: () => seenTurns(this._chat).flatMap(({ documents }) => documents),
-      readAhead: (draft) => readAhead(this._chat, { ...draft, parent: this._chat.head }),
-      chatId: () => this._chat.id,
+      readAhead: (draft) => readAhead(this._nextChat(), { ...draft, parent: this._chat.head }),
+      searchAhead: (query, documents, signal, show) =>
+        searchAhead(query, this._chat.id, fieldsToCome(this._nextChat(), { parent: this._chat.head, documents }), signal, show),
     });
-    this._scroller = h("div.scroller", {}, this._turns);
+    this._suggested = h("ul.questions", { "aria-label": "Questions to begin with" });
+    this._hasFolder = false;
+    this._scroller = h("div.scroller", {}, this._turns, this._suggested);
     this.element = h("section.chat", { "aria-label": "Chat" }, this._scroller, this._composer.element);
     acceptDrops((files) => this.element.isConnected && this._composer.attach(files));
     this._follow();
@@ -57,7 +60,10 @@ export class ChatView {
   /** Show the folder's state. */
   showFolder() {
     this._composer.showFolder();
-    if (!this._chat.turns.length) this._draw();
+    const isNew = Boolean(collections()) !== this._hasFolder;
+    this._hasFolder = Boolean(collections());
+    this._drawSuggested();
+    if (isNew && !this._chat.turns.length) this._draw();
   }
 
   focus() {
@@ -73,6 +79,7 @@ export class ChatView {
     const turns = seenTurns(this._chat);
     this._turns.replaceChildren(...(turns.length ? turns.map((turn) => this._viewOf(turn)) : [this._welcome()]));
     this._composer.showRunning(turns.some(({ id }) => isRunning(id)));
+    this._drawSuggested();
   }
 
   _viewOf(turn) {
@@ -87,6 +94,7 @@ export class ChatView {
       },
       ended: () => {
         this._composer.showRunning(seenTurns(this._chat).some(({ id }) => isRunning(id)));
+        this._drawSuggested();
         this._listeners.changed();
       },
     }).element;
@@ -96,9 +104,14 @@ export class ChatView {
     this._start({ ...asked, parent: this._chat.head });
   }
 
-  _start(asked) {
+  /** The chat as its next question finds it: until the first one its system prompt may change. */
+  _nextChat() {
     if (!this._chat.turns.length) this._chat.system = settings().system;
-    const chat = this._chat;
+    return this._chat;
+  }
+
+  _start(asked) {
+    const chat = this._nextChat();
     const done = ask(chat, addTurn(chat, asked));
     this._draw();
     this._scroller.scrollTop = this._scroller.scrollHeight;
@@ -110,15 +123,25 @@ export class ChatView {
 
   _welcome() {
     const folder = collections();
-    const questions = (folder ?? []).flatMap((collection) => collection.questions ?? []).slice(0, 3);
     return h("div.welcome", {},
       h("h2", {}, folder ? "Ask your folder." : "Ask, and bring documents."),
       h("p", {}, folder
-        ? "Answers come from the files of this server’s folder, with the places they stand on."
+        ? "Answers come from the files of this server’s folder, and say where they stand."
         : "Drop text files anywhere on this page: they are read once, and stay read for every later question."),
-      h("p.soft", {}, "Under each answer a bar shows what was reused from the cache, and what had to be computed."),
-      questions.length ? h("ul.questions", {}, questions.map((text) => h("li", {}, button(text, () =>
-        this._ask({ question: text, documents: [], retrieval: true }))))) : null);
+      h("p.soft", {}, "Under each answer a bar shows what was reused from the cache, and what had to be computed."));
+  }
+
+  /** Offer the folder's questions that this chat has not asked yet. */
+  _drawSuggested() {
+    const turns = seenTurns(this._chat);
+    const asked = new Set(turns.map(({ question }) => question));
+    const isBusy = turns.some(({ id }) => isRunning(id));
+    const left = suggested().filter((question) => !asked.has(question));
+    const begins = (question) => button(question, () => this._ask({ question, documents: [], retrieval: true }));
+    this._suggested.hidden = isBusy || !left.length || !turns.every(({ question }) => suggested().includes(question));
+    if (left.join() === this._offered) return; // else a reader on one of them loses the focus
+    this._offered = left.join();
+    this._suggested.replaceChildren(...left.map((question) => h("li", {}, begins(question))));
   }
 
   /** Keep the end in sight while it grows, unless the reader has scrolled away. */

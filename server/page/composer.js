@@ -4,7 +4,7 @@ import { readFiles } from "./documents.js";
 import { announce, button, h } from "./dom.js";
 import { openFolder, openSource } from "./drawer.js";
 import { change, settings } from "./settings.js";
-import { collections, searchAhead, summary } from "./sources.js";
+import { collections, summary } from "./sources.js";
 
 const PAUSE = 300; // ms without a key, after which the server begins to read ahead
 
@@ -13,8 +13,8 @@ const PAUSE = 300; // ms without a key, after which the server begins to read ah
  * @property {(asked: {question: string, documents: object[], retrieval: boolean}) => void} ask
  * @property {() => void} stop
  * @property {() => {id: string, text: string}[]} knownDocuments  of the chat so far
- * @property {(draft: {question: string, documents: object[]}) => void} readAhead
- * @property {() => string} chatId
+ * @property {(draft: {question: string, documents: object[], retrieval: boolean}) => void} readAhead
+ * @property {(query: string, documents: object[], signal: AbortSignal, show: (results: object[]) => void) => void} searchAhead
  */
 
 /** The field, its documents and its buttons. */
@@ -30,7 +30,10 @@ export class Composer {
       oninput: () => this._typed(), onkeydown: (event) => this._pressed(event) });
     this._file = h("input", { type: "file", multiple: true, hidden: true, tabindex: "-1", "aria-hidden": "true",
       onchange: () => this.attach(this._file.files) });
-    this._folder = h("span.folder");
+    this._searches = h("input", { type: "checkbox", checked: settings().retrieval,
+      onchange: () => change({ retrieval: this._searches.checked }) });
+    this._files = button("", openFolder, { class: "plain" });
+    this._folder = h("span.folder", { hidden: true }, h("label.switch", {}, this._searches, "Search the folder"), this._files);
     this._send = button("Ask", () => this._submit(), { drawing: "send", class: "icon send" });
     this._stop = button("Stop", () => actions.stop(), { drawing: "stop", class: "icon send", hidden: true });
     this.element = h("form.composer", { onsubmit: (event) => event.preventDefault() }, this._chips,
@@ -69,14 +72,8 @@ export class Composer {
 
   /** Show the folder's state and its switch, where the server has a folder. */
   showFolder() {
-    if (!collections()) {
-      this._folder.replaceChildren();
-      return;
-    }
-    const isOn = settings().retrieval;
-    const toggle = h("label.switch", {}, h("input", { type: "checkbox", checked: isOn,
-      onchange: (event) => change({ retrieval: event.target.checked }) }), "Search the folder");
-    this._folder.replaceChildren(toggle, button(summary(), openFolder, { class: "plain" }));
+    this._folder.hidden = !collections();
+    if (collections()) this._files.textContent = summary();
   }
 
   get _retrieval() {
@@ -118,7 +115,7 @@ export class Composer {
     if (this._running || !(question && this._retrieval)) return;
     this._timer = setTimeout(() => {
       this._search = new AbortController();
-      searchAhead(question, this._actions.chatId(), this._search.signal, (results) => this._showFound(results));
+      this._actions.searchAhead(question, this._documents, this._search.signal, (results) => this._showFound(results));
     }, PAUSE);
   }
 
@@ -139,7 +136,7 @@ export class Composer {
     if (!this._documents.length) return;
     announce(`${this._documents.length} documents`);
     clearTimeout(this._reading);
-    const draft = { question: "?", documents: this._documents }; // the prompt ends with the documents
+    const draft = { question: "?", documents: this._documents, retrieval: this._retrieval }; // only the documents count
     this._reading = setTimeout(() => this._actions.readAhead(draft), PAUSE);
   }
 

@@ -1,8 +1,9 @@
 /** The panel at the side: a source at its place, or the files of the server's folder. */
 
 import { button, fill, h } from "./dom.js";
-import { collections, place, refresh } from "./sources.js";
+import { loadFiles, place, refresh, summary } from "./sources.js";
 
+const LOOK_EVERY = 1000; // ms between two looks at folders that are being read
 const drawer = document.getElementById("drawer");
 let opener = null;
 
@@ -31,25 +32,31 @@ function open(label, ...content) {
  */
 export async function openSource(source, quote) {
   if (source.text !== undefined) {
-    show(source, [], quote);
+    show(source, quote);
     return;
   }
   try {
     const found = await place(source.id);
-    show({ ...source, ...found }, found.neighbours ?? [], quote);
+    show({ ...source, ...found }, quote);
   } catch (error) {
     open(source.title || source.id, h("p.notice", {}, `The source cannot be shown: ${error.message}`));
   }
 }
 
-function show(source, neighbours, quote) {
-  const where = [source.path, source.page && `page ${source.page}`].filter(Boolean).join(", ");
+function show(source, quote) {
+  const places = source.places ?? [source];
+  const where = places.filter(({ path }) => path).map((one) => h("p.where", {}, placeText(one)));
   const own = h("div.passage.here", {}, marked(source.text, quote));
-  const around = neighbours.map(({ title, text }) => h("div.passage", {}, h("h3", {}, title), text));
-  const half = Math.ceil(around.length / 2);
-  const text = h("div.text", { tabindex: "0" }, ...around.slice(0, half), own, ...around.slice(half));
-  open(source.title || source.id, where ? h("p.where", {}, where) : null, text);
+  const around = source.neighbours ?? [];
+  const passages = (wanted) => around.filter(wanted).map(({ title, text }) => h("div.passage", {}, h("h3", {}, title), text));
+  const text = h("div.text", { tabindex: "0" }, passages(({ offset }) => offset < 0), own, passages(({ offset }) => offset > 0));
+  open(source.title || source.id, ...where, text);
   (own.querySelector("mark") ?? own).scrollIntoView({ block: "center" });
+}
+
+/** @param {{path: string, page?: number|null}} place @returns {string} */
+export function placeText({ path, page }) {
+  return page ? `${path}, page ${page}` : path;
 }
 
 /** Return a text with a quote marked, where the text has its words. */
@@ -62,21 +69,38 @@ function marked(text, quote) {
   return [text.slice(0, match.index), h("mark", {}, match[0]), text.slice(end)];
 }
 
-/** Show the files of the server's folder. */
-export function openFolder() {
-  const again = button("Look for changes", async () => {
-    await refresh();
-    openFolder();
+/** Show the files of the server's folders. */
+export async function openFolder() {
+  const shown = h("div.text", { tabindex: "0" });
+  const again = button("Look for changes", () => refresh().then(() => showFiles(shown)).catch((error) => tell(shown, error)));
+  open("Folder", shown, h("p", {}, again));
+  await showFiles(shown);
+}
+
+/** Show the first files, again and again while they are read. */
+async function showFiles(shown) {
+  const page = await loadFiles().catch((error) => tell(shown, error));
+  if (!page || !shown.isConnected) return;
+  fill(shown, h("p.soft", { role: "status" }, summary()), page.collections.map(collectionView), more(page));
+  if (page.collections.some(({ state }) => state !== "ready")) setTimeout(() => shown.isConnected && showFiles(shown), LOOK_EVERY);
+}
+
+/** A button for the files behind a page of them. */
+function more({ next }) {
+  if (next === null) return null;
+  const own = button("More files", async () => {
+    const page = await loadFiles(next).catch((error) => tell(own, error));
+    if (page) own.replaceWith(...page.collections.map(collectionView), more(page) ?? "");
   });
-  open("Folder", ...(collections() ?? []).map(collectionView), h("p", {}, again));
+  return own;
 }
 
-function collectionView({ path, state, files }) {
-  const rows = (files ?? []).map(({ path: name, state: own, error, chunks }) =>
-    h("li", { data: { state: error ? "failed" : own } }, h("span", {}, name), h("span.soft", {}, error ?? told(own, chunks))));
-  return h("section", {}, h("h3", {}, path), h("p.soft", {}, state), h("ul.files", {}, rows));
+function tell(element, error) {
+  fill(element, h("p.notice", {}, error.message));
 }
 
-function told(state, chunks) {
-  return chunks === undefined ? state : `${state}, ${chunks} ${chunks === 1 ? "part" : "parts"}`;
+function collectionView({ path, error, files }) {
+  const rows = files.map(({ path: name, state, error: reason, chunks }) => h("li", { data: { state } }, h("span", {}, name),
+    h("span.soft", {}, reason ?? `${chunks} ${chunks === 1 ? "part" : "parts"}`)));
+  return h("section", {}, h("h3", {}, path), error && h("p.notice", {}, error), h("ul.files", {}, rows));
 }

@@ -3,9 +3,10 @@
  * with its answers, and knows nothing of the others.
  */
 
-import { seenTurns } from "./chat.js";
+import { documentOf, seenTurns } from "./chat.js";
 import { brief } from "./dom.js";
 import { kindOf, nameOf } from "./names.js";
+import { place } from "./sources.js";
 import { loadChat } from "./store.js";
 
 const MESSAGE = /^message \d+ \((\w+)\)/;
@@ -35,7 +36,7 @@ export function segmentRows(chat, turn) {
 }
 
 /**
- * Return the text that a row stands for, from this browser's own chats.
+ * Return the text that a row stands for, from this browser's own chats and the server's folder.
  * @param {{chat: string, turn: string, kind: string, part: string}} row
  * @returns {Promise<string>}
  */
@@ -43,6 +44,13 @@ export async function textOf(row) {
   const chat = await loadChat(row.chat);
   const turn = chat?.turns.find(({ id }) => id === row.turn);
   if (!turn) return "";
-  if (row.kind === "document") return turn.documents.find(({ id }) => id === row.part)?.text ?? "";
+  if (row.kind === "document") return textOfDocument(chat, turn, row.part);
   return { system: chat.system, question: turn.question, answer: turn.answer }[row.kind] ?? "";
+}
+
+/** A document that was found in the folder is asked for: its file may be gone by now. */
+async function textOfDocument(chat, turn, id) {
+  const document = documentOf(chat, turn, id);
+  if (!document) return "";
+  return document.text ?? place(id).then(({ text }) => text).catch(() => "");
 }

@@ -44,7 +44,11 @@ export function scopeField() {
   return current.scope ? { cache_scope: current.scope } : {};
 }
 
-/** @returns {string} the scope as the query of an address */
-export function scopeQuery() {
-  return current.scope ? `?scope=${encodeURIComponent(current.scope)}` : "";
+/**
+ * @param {Record<string, string|number|undefined>} [others]  parameters beside the scope
+ * @returns {string} the scope as the query of an address
+ */
+export function scopeQuery(others = {}) {
+  const given = Object.entries({ scope: current.scope, ...others }).filter(([, value]) => value);
+  return given.length ? `?${new URLSearchParams(given)}` : "";
 }

@@ -1,16 +1,33 @@
-/** The server's folder of documents, where it has one: its state, its search, and a place in it. */
+/** The server's folders of documents, where it has some: their state, their search, and a place in them. */
 
 import { ApiError, call, get, stream } from "./api.js";
+import { figure } from "./dom.js";
 import { scopeField, scopeQuery } from "./settings.js";
 
 /**
- * @typedef {{path: string, state: string, progress?: number|{done: number, total: number},
- *   files: {path: string, state: string, error?: string, chunks?: number}[], questions?: string[]}} Collection
+ * @typedef {{path: string, state: "indexed"|"failed"|"skipped", error?: string, chunks?: number}} File
+ * @typedef {{path: string, state: "opening"|"reading"|"embedding"|"ready"|"failed", error?: string,
+ *   progress: {unit: "files"|"documents", done: number, total: number}, files: File[], questions?: string[]}} Collection
+ *   progress: of all collections together
+ * @typedef {{id: string, title: string, text: string, path: string, page: number|null, places: {path: string,
+ *   page: number|null}[], neighbours: {offset: number, id: string, title: string, text: string}[]}} Place
  */
 
 let known = null;
+let tell = () => {};
 
-/** @returns {Collection[]|null} the collections as they were last seen; null: the server has no folder */
+/** Set what is called when the collections may have changed. @param {() => void} listener */
+export function onCollections(listener) {
+  tell = listener;
+}
+
+function keep(collections) {
+  known = collections;
+  tell();
+  return known;
+}
+
+/** @returns {Collection[]|null} the collections as they were last seen, without their files; null: the server has none */
 export function collections() {
   return known;
 }
@@ -18,33 +35,49 @@ export function collections() {
 /** Ask for the collections of a server that has some. @returns {Promise<Collection[]|null>} */
 export async function loadCollections() {
   try {
-    known = (await get(`v1/sources${scopeQuery()}`)).collections;
+    return keep((await get(`v1/sources${scopeQuery({ limit: 1 })}`)).collections);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    known = null; // this server has no such route, or no folder
+    return keep(null); // this server has no such route, or no folder for this scope
   }
-  return known;
+}
+
+/**
+ * @param {string} [after]  a path: the files behind it
+ * @returns {Promise<{collections: Collection[], next: string|null}>} the first files, and the path to go on after
+ */
+export async function loadFiles(after) {
+  const found = await get(`v1/sources${scopeQuery({ after })}`);
+  keep(found.collections);
+  return found;
+}
+
+/** @returns {string[]} questions to begin with: none while files are read that may hold the answers */
+export function suggested() {
+  const read = (known ?? []).filter(({ state }) => state === "ready" || state === "embedding");
+  return read.flatMap(({ questions }) => questions ?? []);
 }
 
 /** @returns {string} the collections in words */
 export function summary() {
-  const files = (known ?? []).flatMap((collection) => collection.files ?? []);
-  const ready = files.filter(({ error }) => !error).length;
-  const busy = (known ?? []).some(({ state }) => state !== "ready");
-  return `${ready} ${ready === 1 ? "file" : "files"}${busy ? ", being read" : ""}`;
+  const [{ state, progress }] = known;
+  const files = `${figure(progress.total)} ${progress.total === 1 ? "file" : "files"}`;
+  const share = `${figure(progress.done)} of ${figure(progress.total)}`;
+  return {
+    opening: "being opened",
+    reading: `${share} files read`,
+    embedding: `vectors of ${share} documents`,
+    ready: files,
+    failed: "cannot be read",
+  }[state];
 }
 
 /** Let the server look for changed files. */
 export async function refresh() {
-  await call(`v1/sources/refresh`, { body: { ...scopeField() } });
-  return loadCollections();
+  await call("v1/sources/refresh", { body: scopeField() });
 }
 
-/**
- * @param {string} id  of a chunk
- * @returns {Promise<{id: string, title: string, text: string, path: string, page?: number,
- *   neighbours?: {id: string, title: string, text: string}[]}>}
- */
+/** @param {string} id  of a document @returns {Promise<Place>} */
 export function place(id) {
   return get(`v1/sources/${encodeURIComponent(id)}${scopeQuery()}`);
 }
@@ -53,11 +86,12 @@ export function place(id) {
  * Search with what is typed so far; the server begins to read what it finds.
  * @param {string} query
  * @param {string} id  of the turn to come
+ * @param {object} chat  the turn's request, without its question
  * @param {AbortSignal} signal
  * @param {(results: {id: string, title: string}[]) => void} show  called at each stage
  */
-export async function searchAhead(query, id, signal, show) {
-  const body = { query, speculate: id, ...scopeField() };
+export async function searchAhead(query, id, chat, signal, show) {
+  const body = { query, speculate: id, chat, ...scopeField() };
   try {
     for await (const { results } of stream("v1/search", body, signal)) show(results);
   } catch {

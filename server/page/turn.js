@@ -5,7 +5,7 @@ import { account, progressBar } from "./bar.js";
 import { documentOf, siblings, turnsBefore } from "./chat.js";
 import { citationsOf, numbered, renderCited } from "./citations.js";
 import { announce, button, fill, h } from "./dom.js";
-import { openSource } from "./drawer.js";
+import { openSource, placeText } from "./drawer.js";
 import { segmentRows } from "./known.js";
 import { MarkdownStream } from "./markdown.js";
 
@@ -114,24 +114,25 @@ export class TurnView {
     fill(this._foot, this._sources(numbered(citations)), this._account(), this._tools());
   }
 
-  _describe(number, { id, quote, start, stop }) {
+  _describe(number, { id, quoted }) {
     const source = documentOf(this._chat, this._turn, id) ?? { id };
-    const words = quote ? this._turn.answer.slice(start, stop) : undefined;
+    const words = quoted && this._turn.answer.slice(...quoted);
     return { label: `Source ${number}: ${source.title || source.path || id}`, open: () => openSource(source, words) };
   }
 
+  /** The documents that the answer cites, and below them those that were read for it, too. */
   _sources(cited) {
-    const found = (this._turn.report?.retrieved ?? []).map(({ id }) => id);
-    const ids = [...new Set([...cited, ...found])];
-    if (!ids.length) return null;
-    const item = (id, at) => {
-      const source = documentOf(this._chat, this._turn, id) ?? { id };
-      const where = [source.path, source.page && `p. ${source.page}`].filter(Boolean).join(", ");
-      const isCited = at < cited.length;
-      return h("li", { data: { cited: isCited } }, h("span.number", { "aria-hidden": "true" }, isCited ? `${at + 1}` : "·"),
-        button(source.title || id, () => openSource(source), { class: "plain" }), where ? h("span.soft", {}, where) : null);
-    };
-    return h("ol.sources", { "aria-label": "Sources" }, ids.map(item));
+    const found = (this._turn.report?.retrieved ?? []).map(({ id }) => id).filter((id) => !cited.includes(id));
+    const link = (source) => button(source.title || source.id, () => openSource(source), { class: "plain" });
+    const sourceOf = (id) => documentOf(this._chat, this._turn, id) ?? { id };
+    const item = (source, at) => h("li", {}, h("span.number", { "aria-hidden": "true" }, `${at + 1}`), link(source),
+      source.path ? h("span.soft", {}, placeText(source)) : null);
+    const others = found.map((id) => h("li", { title: sourceOf(id).path ?? false }, link(sourceOf(id))));
+    return [
+      cited.length > 0 && h("ol.sources", { "aria-label": "Sources" }, cited.map((id, at) => item(sourceOf(id), at))),
+      others.length > 0 && h("div.read", {}, h("span", {}, cited.length ? "Also read" : "Read"),
+        h("ul", { "aria-label": "Documents that were read for the answer" }, others)),
+    ];
   }
 
   _account() {

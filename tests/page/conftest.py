@@ -1,18 +1,34 @@
 """The page in Debian's Chromium, against real servers. `make page-test` installs what that needs; else it is skipped."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from server.conftest import running
+from server.conftest import running, until
 from slotcache.models.demo import FILE
 from slotcache.models.demo.corpus import Corpus
+from support.notes import is_ready, write
+from support.office import Part, pdf
 
 CHROMIUM = shutil.which("chromium")
 AXE = Path(sys.prefix) / "package/axe.min.js"
 DEADLINE = 30_000  # ms
+LAMPS = ("North Head", "Sundrift", "Marrow Point")
+LIGHTS = "# Lighthouses\n\n" + "\n\n".join(
+    f"## {name}\n\nThe lamp of {name} is {colour},\nand it turns once a minute. "
+    + f"The keeper of {name} counts ships. " * 5
+    for name, colour in zip(LAMPS, ("red", "green", "white"), strict=True)
+)
+LONG = "a-name-that-is-long-and-has-no-space-in-it-" * 4
+REPORT = [
+    Part("h1", "Harbour report"),
+    *[Part("p", f"The berth {number} of the harbour is closed. " * 12) for number in range(12)],
+    Part("h2", "The crane"),
+    Part("p", "The old crane of the harbour lifts nine tons of granite."),
+]
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +53,19 @@ def server(browser, tmp_path_factory):
 @pytest.fixture(scope="session")
 def corpus():
     return Corpus.load()
+
+
+@pytest.fixture(scope="session")
+def library(browser, corpus, tmp_path_factory):
+    """A server over a folder: the bundled documents, one of several parts, one with pages, one that cannot be read."""
+    folder = corpus.write(tmp_path_factory.mktemp("folder"))
+    write(folder, {"coast/lights.md": LIGHTS, f"{LONG}.md": f"# {LONG}\n\nThe {LONG} is long."})
+    (folder / "coast/report.pdf").write_bytes(pdf(REPORT)[0])
+    (folder / "coast/broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    settings = {"docs": str(folder), "docs_db": str(tmp_path_factory.mktemp("db")), "docs_watch": False, "chunk_tokens": 64}
+    with running(FILE, flash_attn="auto", idle_prefill=True, predict=100, **settings) as up:
+        until(lambda: is_ready(up))
+        yield up
 
 
 @pytest.fixture
@@ -94,6 +123,17 @@ def ask(page, question):
     page.keyboard.press("Enter")
     page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=before + 1)
     return ended(page)
+
+
+def say(page, text):
+    """Have the model write a text as its next answers: a grammar allows no other one."""
+    grammar = f"root ::= {json.dumps(text, ensure_ascii=False)}"
+    added = {"grammar": grammar, "max_tokens": 4 * len(text) + 9}
+
+    def send(route):
+        route.continue_(post_data=json.dumps(route.request.post_data_json | added))
+
+    page.route("**/v1/chat/completions", send)
 
 
 def ended(page):

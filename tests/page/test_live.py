@@ -13,7 +13,7 @@ def test_the_tree_names_this_browser_s_texts_and_no_other_s(server, open_page, c
     ask(page, question.question)
     server.chat(messages=[{"role": "user", "content": "What is the word?"}], documents=[{"id": "secret", "text": SECRET}])
     page.click("#to-live")
-    own = page.locator(".run", has_text="Mine").first
+    own = page.locator(".run[aria-label^='Mine']").first
     own.click()
     page.wait_for_selector(".about blockquote")
     told = page.locator(".about").inner_text()
@@ -48,3 +48,13 @@ def test_a_scope_shows_only_its_own_runs(server, open_page):
     end = max(run["start"] + run["tokens"] for run in runs)
     labels = page.locator(".run").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
     assert f" to {end}," in " ".join(labels) and "scope “one”" in page.locator(".cached").inner_text()
+
+
+def test_the_tree_names_documents_of_the_folder_and_shows_their_text(library, open_page, corpus):
+    page = open_page(library)
+    page.wait_for_selector(".switch input:checked")
+    ask(page, "Who is the mayor of Duncaster?")
+    page.click("#to-live")
+    page.locator(".run[aria-label^='Duncaster']").first.click()
+    page.wait_for_selector(".about blockquote")
+    assert corpus.documents["duncaster"].text[:60] in page.locator(".about").inner_text()

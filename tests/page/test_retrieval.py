@@ -1,103 +1,165 @@
 """A folder of the server in the page: its switch, the search while one types, citations, a source at its place."""
 
-import json
+from server.conftest import until
+from support.notes import write
 
-import pytest
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
+from .conftest import LAMPS, ask, ended, figures, say
 
-from .conftest import ask
-from .stand_in import PROPS, event, standing_in
-
-CHUNK = {
-    "id": "1a2b3c4d5e",
-    "title": "Lighthouses > Sundrift",
-    "path": "coast/lights.md",
-    "page": 3,
-    "text": "The lamp of Sundrift is green,\nand it turns once a minute.",
-    "neighbours": [
-        {"id": "f", "title": "Before", "text": "What stands before."},
-        {"id": "9", "title": "After", "text": "After."},
-    ],
-}
-FILES = [
-    {"path": "coast/lights.md", "state": "ready", "chunks": 3},
-    {"path": "b.pdf", "state": "failed", "error": "it is damaged"},
-]
-SOURCES = {"collections": [{"path": "/notes", "state": "ready", "questions": ["Which lamp is green?"], "files": FILES}]}
-ANSWER = "😀 It is green [1a2b3c4d5e]: lamp of Sundrift is green and it turns. Yes."
+QUOTE = "lamp of Sundrift is green, and it turns once"
 
 
-@pytest.fixture
-def folder():
-    searched = []
-
-    async def search(request):
-        searched.append(await request.json())
-        stages = [{"stage": stage, "results": [CHUNK]} for stage in ("lexical", "fused")]
-        return StreamingResponse(map(event, stages), media_type="text/event-stream")
-
-    routes = [
-        Route("/v1/sources", lambda request: JSONResponse(SOURCES)),
-        Route("/v1/sources/refresh", lambda request: JSONResponse({}), methods=["POST"]),
-        Route("/v1/sources/{id}", lambda request: JSONResponse(CHUNK)),
-        Route("/v1/search", search, methods=["POST"]),
-    ]
-    with standing_in(PROPS | {"ui_settings": {"sources": True}}, routes) as up:
-        named, quoted = ANSWER.index("["), ANSWER.index("lamp")
-        up.answer = (ANSWER,)
-        up.report = {
-            "retrieved": [{name: CHUNK[name] for name in ("id", "title", "path", "page")}],
-            "citations": [
-                {"id": CHUNK["id"], "start": named, "stop": named + 12},
-                {"id": CHUNK["id"], "start": quoted, "stop": ANSWER.index(". Yes"), "quote": True},
-            ],
-        }
-        up.searched = searched
-        yield up
+def search(server, query):
+    return server.http.post("/v1/search", json={"query": query, "top_k": 1}).json()["results"][0]
 
 
-def test_answers_from_the_folder_cite_their_places(folder, open_page):
-    page = open_page(folder)
-    page.click("text=Which lamp is green?")
-    page.wait_for_selector(".cite")
-    assert folder.asked[-1]["retrieval"] is True
-    answer = page.locator(".answer").inner_text()
-    assert answer == "😀 It is green 1: lamp of Sundrift is green and it turns1. Yes."
-    assert page.locator(".sources").inner_text().split("\n") == ["1", CHUNK["title"], "coast/lights.md, p. 3"]
-    page.locator(".cite").last.click()
-    page.wait_for_selector("#drawer mark")
-    assert page.locator("#drawer mark").inner_text() == "lamp of Sundrift is green,\nand it turns"
-    assert page.locator("#drawer .passage").count() == 3 and "page 3" in page.locator("#drawer .where").inner_text()
-    page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.className") == "cite"
-
-
-def test_the_server_searches_while_one_types(folder, open_page):
-    page = open_page(folder)
+def test_answers_from_the_folder_cite_their_places(library, open_page):
+    id = search(library, "lamp of Sundrift")["id"]
+    page = open_page(library)
     page.wait_for_selector(".switch input:checked")
-    page.type("#question", "Which lamp", delay=20)
-    page.wait_for_selector(f".note:has-text('{CHUNK['title'].split()[0]}')")
-    assert [(one["query"], one["stream"]) for one in folder.searched] == [("Which lamp", True)] and folder.searched[0][
-        "speculate"
-    ]
+    say(page, f"😀 So [{id}]: it is **green**, the {QUOTE} [{id}]. The {QUOTE}, yes.")
+    answer = ask(page, "Which colour has the lamp of Sundrift?").locator(".answer")
+    page.wait_for_selector(".cite")
+    assert answer.inner_text() == f"😀 So 1: it is green, the {QUOTE} 1. The {QUOTE}1, yes."
+    assert page.locator(".sources li").first.inner_text().split("\n") == ["1", "Lighthouses > Sundrift", "coast/lights.md"]
+    for at, mark in ((0, None), (1, "The " + QUOTE), (2, "The " + QUOTE)):
+        page.locator(".cite").nth(at).click()
+        page.wait_for_selector("#drawer .passage.here")
+        marks = page.locator("#drawer mark").all_inner_texts()
+        assert [text.replace("\n", " ") for text in marks] == ([mark] if mark else [])
+        assert page.locator("#drawer .where").inner_text() == "coast/lights.md"
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.className") == "cite"
+
+
+def test_a_source_stands_between_its_neighbours(library, open_page):
+    for at, name in enumerate(LAMPS):
+        page = open_page(library)
+        say(page, f"[{search(library, f'lamp of {name}')['id']}]")
+        ask(page, f"lamp of {name}").locator(".cite").click()
+        page.wait_for_selector("#drawer .passage.here")
+        passages = page.locator("#drawer .passage")
+        heads = [one.evaluate("one => one.querySelector('h3')?.innerText ?? ''") for one in passages.all()]
+        assert heads == [f"Lighthouses > {other}" if other != name else "" for other in LAMPS]
+        assert passages.nth(at).inner_text().startswith(f"The lamp of {name} is")
+
+
+def test_a_source_names_its_page(library, open_page):
+    found = search(library, "crane granite")
+    page = open_page(library)
+    say(page, "It lifts nine tons of granite.")
+    turn = ask(page, "What does the crane lift?")
+    assert found["page"] > 1 and f"coast/report.pdf, page {found['page']}" in turn.locator(".sources").inner_text()
+    turn.locator(".cite").click()
+    page.wait_for_selector("#drawer mark")
+    assert page.locator("#drawer mark").inner_text() == "lifts nine tons of granite"
+    assert page.locator("#drawer .where").inner_text() == f"coast/report.pdf, page {found['page']}"
+
+
+def test_what_is_found_while_one_types_is_read_before_the_question(library, open_page):
+    page = open_page(library)
+    page.click("#open-settings")
+    page.fill("#setting-system", "Answer in one sentence.")
+    page.click("text=Done")
+    page.wait_for_selector(".switch input:checked")
+    with page.expect_request(lambda request: request.url.endswith("/v1/search")) as sent:
+        page.type("#question", "When is the entrance of the Clock", delay=20)
+        page.wait_for_selector(".note:has-text('Clock Museum')")
+    assert sent.value.post_data_json["chat"]["messages"] == [{"role": "system", "content": "Answer in one sentence."}]
+    until(lambda: library.metric("slotcache_requests_background") == 0 and not library.service.open)
+    page.type("#question", " Museum free?")
+    page.keyboard.press("Enter")
+    turn = ended(page)
+    turn.locator(".account summary").click()
+    assert "on the device" in turn.locator("tr", has_text="Clock Museum").first.inner_text(), "it was read while one typed"
+
+
+def test_the_next_question_is_searched_behind_the_chat(library, open_page):
+    page = open_page(library)
+    ask(page, "Who is the mayor of Osselby?")
+    with page.expect_request(lambda request: request.url.endswith("/v1/search")) as sent:
+        page.type("#question", "Where is the Gallowmere Ferry")
+        page.wait_for_selector(".note:has-text('Gallowmere')")
+    chat = sent.value.post_data_json["chat"]
+    assert chat["previous_response_id"].startswith("chatcmpl-") and chat["messages"] == []
+
+
+def test_a_chat_that_the_server_forgot_is_sent_with_what_was_found(library, open_page):
+    page = open_page(library)
+    page.wait_for_selector(".switch input:checked")
+    ask(page, "Who is the mayor of Tarnwick?")
+    library.http.delete(f"/v1/conversations/{page.url.rpartition('/')[2]}")
+    page.watch.expected = ("404",)
+    with page.expect_request(lambda request: "history" in (request.post_data or "")) as sent:
+        turn = ask(page, "What is the speciality of Tarnwick?")
+    first, answer, question = sent.value.post_data_json["messages"]
+    assert len(first["documents"]) == 5 and answer["role"] == "assistant" and "documents" not in question
+    cost = figures(turn)
+    assert sum(cost.values()) > 2 * cost["computed"]
+
+
+def test_after_a_stop_the_chat_goes_on_from_the_last_answer(library, open_page):
+    page = open_page(library)
+    page.wait_for_selector(".switch input:checked")
+    ask(page, "Who is the mayor of Tarnwick?")
+    say(page, "And so on. " * 200)
+    page.fill("#question", "What is the speciality of Tarnwick?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn:last-child .answer:has-text('so on')")
+    page.keyboard.press("Escape")
+    assert "Stopped here." in ended(page).inner_text()
+    page.unroute_all()
+    with page.expect_request(lambda request: request.url.endswith("/v1/chat/completions")) as sent:
+        ask(page, "When is the market in Tarnwick?")
+    body = sent.value.post_data_json
+    assert body["previous_response_id"] and [one["role"] for one in body["messages"]] == ["user", "assistant", "user"]
+
+
+def test_the_folder_is_searched_only_where_the_reader_wants_it(library, open_page):
+    page = open_page(library)
     page.click(".switch")
-    ask(page, "Which lamp is green?")
-    assert "retrieval" not in folder.asked[-1] and len(folder.searched) == 1
+    searches = library.library.num_searches
+    with page.expect_request(lambda request: request.url.endswith("/v1/chat/completions")) as sent:
+        turn = ask(page, "Who is the mayor of Tarnwick?")
+    assert "retrieval" not in sent.value.post_data_json and library.library.num_searches == searches
+    assert turn.locator(".sources").count() == 0 and figures(turn)["computed"] > 0
+    page.reload()
+    page.wait_for_selector(".switch input:not(:checked)")
 
 
-def test_the_folder_shows_its_files_and_their_errors(folder, open_page):
-    page = open_page(folder)
+def test_the_folder_shows_its_files_and_their_errors(library, open_page):
+    root = library.library.folders[0].root
+    page = open_page(library)
     page.click(".folder .plain")
-    page.wait_for_selector(".files")
-    assert page.locator(".files li").all_inner_texts() == ["coast/lights.md\nready, 3 parts", "b.pdf\nit is damaged"]
-    with page.expect_request(lambda request: request.url.endswith("/refresh")) as sent:
-        page.click("text=Look for changes")
-    assert json.loads(sent.value.post_data) == {}
+    page.wait_for_selector(".files li")
+    rows = dict(row.split("\n") for row in page.locator(".files li").all_inner_texts())
+    assert rows["coast/lights.md"] == "3 parts" and rows["tarnwick.md"] == "1 part"
+    assert len(rows) == 64 and "PDF" in rows["coast/broken.pdf"]
+    assert page.locator("#drawer h3").inner_text() == str(root)
+    write(root, {"coast/new.md": "# New\n\nA river of stone."})
+    page.click("text=Look for changes")
+    page.wait_for_selector(".files li:has-text('coast/new.md')")
+    page.wait_for_selector(".folder .plain:has-text('65 files')")
+    (root / "coast/new.md").unlink()
+
+
+def test_a_source_that_is_gone_is_told(library, open_page):
+    root = library.library.folders[0].root
+    write(root, {"soon.md": "# Soon\n\nThe mill of Soonby grinds barley on Sundays."})
+    library.library.keeper.refresh()
+    until(lambda: "Soonby" in search(library, "mill of Soonby")["text"])
+    page = open_page(library)
+    say(page, "The mill of Soonby grinds barley")
+    turn = ask(page, "mill of Soonby")
+    (root / "soon.md").unlink()
+    library.library.keeper.refresh()
+    until(lambda: "Soonby" not in search(library, "mill of Soonby")["text"])
+    page.watch.expected = ("404",)
+    turn.locator(".cite").click()
+    page.wait_for_selector("#drawer .notice")
+    assert "its file may have changed" in page.locator("#drawer .notice").inner_text()
 
 
 def test_a_server_without_a_folder_shows_nothing_of_it(server, open_page):
     page = open_page(server)
-    assert page.locator(".switch").count() == 0
-    ask(page, "Hello?")
-    assert page.locator(".sources").count() == 0
+    assert not page.locator(".folder").is_visible() and not page.locator(".questions").is_visible()
+    assert ask(page, "Hello?").locator(".sources").count() == 0

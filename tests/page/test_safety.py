@@ -1,11 +1,11 @@
 """Text that wants to be a script: in answers, documents, names, places, reports. None of it runs, or asks another host."""
 
 import pytest
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+from server.conftest import running, until
+from slotcache.models.demo import FILE
+from support.notes import is_ready, write
 
-from .conftest import ask, attach
-from .stand_in import PROPS, standing_in
+from .conftest import ask, attach, say
 
 RUN = "window.hacked=1"
 HOSTILE = (
@@ -31,7 +31,7 @@ HOSTILE = (
 )
 WORST = "\n\n".join(HOSTILE)
 NAME = f"<img src=x onerror={RUN}>"
-FOUND = {"id": NAME, "title": NAME, "path": NAME, "page": NAME, "score": 1.0}
+QUOTED = "is green and turns once a minute"
 OUTSIDE = """() => {
     const forbidden = "main :is(script, img, iframe, object, embed, form[action], base, link, style, meta, math)";
     const all = [...document.querySelectorAll("*")];
@@ -51,20 +51,31 @@ def check(page):
     assert page.evaluate(OUTSIDE) == {"elements": [], "handlers": [], "links": [], "hacked": None, "shown": "grid"}
 
 
-@pytest.mark.parametrize("piece", [3, 100_000], ids=["streamed", "at once"])
-def test_an_answer_never_runs(open_page, piece):
-    with standing_in() as up:
-        up.answer = tuple(WORST[at : at + piece] for at in range(0, len(WORST), piece))
-        page = open_page(up)
-        answer = ask(page, WORST).locator(".answer")
-        assert f"<script>{RUN}</script>" in answer.inner_text(), "it is shown as the text that it is"
-        assert answer.locator("a", has_text="a picture").get_attribute("href") == "https://evil.example/pixel.png"
-        assert answer.locator("a").first.get_attribute("rel") == "noopener noreferrer nofollow"
-        assert answer.locator("td").evaluate_all("all => all.map(one => one.className)") == ["center", "right"]
-        check(page)
-        page.reload()
-        page.wait_for_selector(".turn")
-        check(page)
+@pytest.fixture(scope="module")
+def hostile(browser, tmp_path_factory):
+    """A server whose name, folder, files, headings and texts want to be scripts."""
+    folder = tmp_path_factory.mktemp("hostile") / NAME
+    write(folder, {f"{NAME}.md": f"# {NAME}\n\nThe lamp {QUOTED}.\n\n{WORST}\n", f"{NAME}/{NAME}.txt": WORST})
+    (folder / f"{NAME}.pdf").write_bytes(b"%PDF-1.4 nothing")
+    settings = {"docs": str(folder), "docs_db": str(tmp_path_factory.mktemp("db")), "alias": NAME}
+    with running(FILE, flash_attn="auto", idle_prefill=True, **settings) as up:
+        until(lambda: is_ready(up))
+        yield up
+
+
+def test_an_answer_never_runs(server, open_page):
+    page = open_page(server)
+    say(page, WORST)
+    answer = ask(page, WORST).locator(".answer")
+    assert f"<script>{RUN}</script>" in answer.inner_text(), "it is shown as the text that it is"
+    assert answer.locator("a", has_text="a picture").get_attribute("href") == "https://evil.example/pixel.png"
+    assert answer.locator("a").first.get_attribute("rel") == "noopener noreferrer nofollow"
+    assert answer.locator("td").evaluate_all("all => all.map(one => one.className)") == ["center", "right"]
+    check(page)
+    page.reload()
+    page.wait_for_selector(".turn")
+    assert f"<script>{RUN}</script>" in page.locator(".answer").inner_text()
+    check(page)
 
 
 def test_documents_and_their_names_never_run(server, open_page):
@@ -88,38 +99,34 @@ def test_documents_and_their_names_never_run(server, open_page):
     check(page)
 
 
-def test_what_a_server_tells_of_itself_never_runs(open_page):
-    sources = {
-        "collections": [{"path": NAME, "state": "ready", "questions": [NAME], "files": [{"path": NAME, "state": NAME}]}]
-    }
-    place = FOUND | {"text": WORST, "neighbours": [FOUND | {"text": WORST}]}
-    routes = [
-        Route("/v1/sources", lambda request: JSONResponse(sources)),
-        Route("/v1/sources/{id:path}", lambda request: JSONResponse(place)),
-    ]
-    with standing_in(PROPS | {"model_alias": NAME, "ui_settings": {"sources": True}}, routes) as up:
-        up.report = {
-            "retrieved": [FOUND],
-            "citations": [{"id": NAME, "start": 0, "stop": 3}, {"id": NAME, "start": 4, "stop": 9, "quote": True}],
-            "miss": {"at": 1, "why": f"document {NAME} is not cached here: {NAME} differs"},
-            "segments": [
-                {"label": f"document {NAME}", "id": NAME, "tokens": 9, "cached_tokens": {NAME: 3}, "saved_ms": 1.0}
-            ],
-        }
-        up.answer = ("Yes <b>it</b> is.",)
-        page = open_page(up)
-        page.wait_for_selector(".questions")
-        check(page)
-        turn = ask(page, NAME)
-        assert turn.locator(".cite").count() == 2
-        turn.locator(".account summary").click()
-        turn.locator(".cite").first.click()
-        page.wait_for_selector("#drawer .passage.here")
-        check(page)
-        page.keyboard.press("Escape")
-        page.locator(".folder .plain").click()
-        page.wait_for_selector("#drawer .files")
-        check(page)
+def test_what_a_server_tells_of_itself_never_runs(hostile, open_page):
+    page = open_page(hostile)
+    page.wait_for_selector(".switch")
+    assert page.locator("#model").inner_text() == NAME
+    check(page)
+    say(page, f"Yes <b>it</b> {QUOTED}.")
+    turn = ask(page, "Which lamp is green and turns?")
+    assert NAME in turn.locator(".sources").inner_text()
+    turn.locator(".account summary").click()
+    assert NAME in turn.locator(".account").inner_text()
+    turn.locator(".cite").first.click()
+    page.wait_for_selector("#drawer mark")
+    assert NAME in page.locator("#drawer h2").inner_text() and NAME in page.locator("#drawer .where").inner_text()
+    check(page)
+    page.keyboard.press("Escape")
+    page.locator(".folder .plain").click()
+    page.wait_for_selector("#drawer .files li")
+    assert {f"{NAME}.md", f"{NAME}.pdf", f"{NAME}/{NAME}.txt"} == set(
+        page.locator(".files li span:first-child").all_inner_texts()
+    )
+    check(page)
+    page.keyboard.press("Escape")
+    page.click("#to-live")
+    page.wait_for_selector(".run")
+    for run in page.locator(".run").all()[:4]:
+        run.click()
+    page.wait_for_selector(".about h3")
+    check(page)
 
 
 def test_the_policy_stops_what_slips_through(server, open_page):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from .conftest import ended
-from .stand_in import standing_in
+from .player import playing
 
 LONGEST = 50  # ms of a task: longer ones count as long (W3C, Long Tasks)
 TOKENS = 2000
@@ -68,8 +68,7 @@ def long_tasks(trace):
 @pytest.mark.parametrize("kind", TEXTS)
 def test_no_task_is_long_while_a_stream_plays(browser, open_page, kind):
     pieces = [TEXTS[kind][at : at + 4] for at in range(0, TOKENS * 4, 4)]
-    with standing_in() as up:
-        up.answer, up.pause = tuple(pieces), PAUSE
+    with playing(pieces, PAUSE) as up:
         page = open_page(up)
         page.fill("#question", "Tell me.")
         browser.start_tracing(page=page, categories=["toplevel", "disabled-by-default-devtools.timeline"])
@@ -81,8 +80,7 @@ def test_no_task_is_long_while_a_stream_plays(browser, open_page, kind):
 
 
 def test_a_drawn_stream_is_what_the_whole_text_gives(open_page):
-    with standing_in() as up:
-        up.answer, up.pause = tuple(SECTION + TRICKY), 0.001
+    with playing(SECTION + TRICKY, 0.001) as up:
         page = open_page(up)
         page.fill("#question", "Tell me.")
         page.keyboard.press("Enter")
