@@ -1,4 +1,5 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
+# make serve MODEL=smollm2          with a small real chat model, fetched once (93 MB)
 # make test                         the whole suite
 # make client-test                  the clients of others (anthropic, langchain, llama-index, litellm) against a server
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
@@ -10,6 +11,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+MODEL :=
 URL ?= http://127.0.0.1:8080
 CASES ?= 420
 BIN := $(VENV)/bin
@@ -19,7 +21,7 @@ ENGINE := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.t
 .PHONY: serve test client-test page-test lint prose fuzz install clean
 
 serve: $(VENV)/.installed
-	$(BIN)/slotcache serve $(ARGS)
+	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
 
 test: $(VENV)/.developing
 	$(BIN)/python -m pytest $(ARGS)

