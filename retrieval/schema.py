@@ -18,6 +18,7 @@ SCHEMA = (
         stop integer not null, primary key (file, number)) without rowid""",
     "create index place_chunk on place(chunk)",
     "create table vector(chunk integer primary key, x blob not null)",
+    "create table popularity(chunk integer primary key, uses integer not null)",
     # Not contentless: deleting from that needs SQLite 3.43. No trigger adds to it: a statement with a trigger is a
     # savepoint, where FTS5 writes out what it has, and a chunk takes a third more time.
     """create virtual table words using fts5(
@@ -25,15 +26,18 @@ SCHEMA = (
     """create trigger chunk_removed after delete on chunk begin
         insert into words(words, rowid, title, text) values ('delete', old.number, old.title, old.text);
         delete from vector where chunk = old.number;
+        delete from popularity where chunk = old.number;
     end""",
 )
-TABLES = ("origin", "file", "chunk", "place", "vector", "words")
+TABLES = ("origin", "file", "chunk", "place", "vector", "popularity", "words")
 
 VIOLATIONS = {
     "a place without its file": "select 1 from place left join file on file.id = place.file where file.id is null",
     "a place without its chunk": "select 1 from place left join chunk on chunk.number = place.chunk where id is null",
     "a chunk in no file": "select 1 from chunk where not exists (select 1 from place where place.chunk = chunk.number)",
     "a vector without its chunk": "select 1 from vector left join chunk on number = vector.chunk where number is null",
+    "uses without their chunk": """
+        select 1 from popularity left join chunk on number = popularity.chunk where number is null""",
     "a file with a gap": "select 1 from place group by file having max(number) != count(*) or min(number) != 1",
     "an indexed file without chunks": """
         select 1 from file where (state = 'indexed') != exists (select 1 from place where place.file = file.id)""",

@@ -27,7 +27,7 @@ PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
 class Store:
-    """The SQLite file. One thread may write; any thread may read, meanwhile as well.
+    """The SQLite file. One thread may write files and vectors; any thread may read, meanwhile as well.
 
     A file of another schema or another origin is emptied, and so is a damaged one: all of it can be made again.
     num_chunks: that it has.
@@ -82,7 +82,8 @@ class Store:
             yield self._reader
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection for writing, in a transaction."""
         with self._writing:
             self._writer.execute("begin immediate")
             try:
@@ -96,7 +97,7 @@ class Store:
 
     def put_file(self, file: StoredFile, batches: Iterable[Sequence[Chunk]] = ()) -> list[int]:
         """Store a file with all its chunks in order; return the numbers of the chunks that are in no file any more."""
-        with self._transaction() as connection:
+        with self.writing() as connection:
             row, before = _put_row(connection, file)
             num_new = 0
             for number, chunk in enumerate(chain.from_iterable(batches), 1):
@@ -110,13 +111,13 @@ class Store:
 
     def put_stamp(self, path: str, stamp: Stamp) -> None:
         """Store the stamp of a file whose content is the same."""
-        with self._transaction() as connection:
+        with self.writing() as connection:
             times = (stamp.size, stamp.mtime_ns, stamp.ctime_ns, path)
             connection.execute("update file set size = ?, mtime_ns = ?, ctime_ns = ? where path = ?", times)
 
     def remove_files(self, paths: Iterable[str]) -> list[int]:
         """Remove files; return the numbers of the chunks that are in no file any more."""
-        with self._transaction() as connection:
+        with self.writing() as connection:
             before: list[int] = []
             for path in paths:
                 for (row,) in connection.execute("delete from file where path = ? returning id", (path,)).fetchall():
@@ -176,7 +177,7 @@ class Store:
 
     def put_vectors(self, numbers: Sequence[int], vectors: np.ndarray) -> None:
         """Store vectors (chunks, width), float16."""
-        with self._transaction() as connection:
+        with self.writing() as connection:
             rows = [(number, vector.tobytes()) for number, vector in zip(numbers, vectors, strict=True)]
             connection.executemany("insert or replace into vector values (?, ?)", rows)
 
@@ -193,7 +194,7 @@ class Store:
             assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
             for violation, query in VIOLATIONS.items():
                 assert connection.execute(query).fetchone() is None, violation
-        with self._transaction() as connection:  # FTS5's own check is a write
+        with self.writing() as connection:  # FTS5's own check is a write
             connection.execute("insert into words(words, rank) values ('integrity-check', 1)")
 
 

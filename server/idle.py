@@ -6,6 +6,8 @@ answer's last token, the tokens that end it, and the whole answer where the temp
 Then, with --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat that read documents 1 to 5 does not
 help a new chat that starts with document 3. So idle prefill brings sets of the documents to the front of a prompt: each
 document alone, then pairs, and larger sets.
+
+Last, with --read-ahead, documents of the server that no chat has asked about yet (`retrieving.beginnings`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from sys import getsizeof
@@ -30,6 +32,7 @@ from .engine.door import Door
 from .engine.view import End, Failure, Generation, View
 from .errors import RequestError
 from .intake import Intake
+from .retrieving.beginnings import Beginning, Beginnings, Front
 from .wire.decoding import decode
 from .wire.requests import ChatRequest
 
@@ -42,12 +45,16 @@ PAUSE = 0.005  # s without a request before work begins: one that was accepted i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnsweredChat:
-    """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages."""
+    """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages.
+
+    found: the ids of the documents that the server found for it; None if the request did not ask for them.
+    """
 
     request: int
     scope: Scope
     options: bytes
     entries: tuple[Entry, ...]
+    found: Sequence[str] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -66,11 +73,13 @@ class LikelyPrompts:
 class IdlePrefill:
     """Computes next turns in the order of the answers, then likely prompts, those of the newest answer first.
 
-    Its generations are in the engine's background, one at a time. A request that arrives aborts the current one; idle
-    prefill resumes when the server is idle. It belongs to the event loop.
+    Last come beginnings of prompts about the server's documents. Its generations are in the engine's background, one at a
+    time. A request that arrives aborts the current one; idle prefill resumes when the server is idle. It belongs to the
+    event loop.
 
     open: requests that the engine has not ended yet. num_arriving: those whose prompts are being made. next_turns: whether
-    to compute next turns. num_sets: most sets of an answer's documents to bring to the front.
+    to compute next turns. num_sets: most sets of an answer's documents to bring to the front. beginnings: of prompts about
+    the server's documents, once these are open.
     """
 
     def __init__(
@@ -89,12 +98,17 @@ class IdlePrefill:
         self._next_turns, self._num_sets = next_turns, num_sets
         self._answers: Backlog[AnsweredChat] = Backlog(MAX_WAITING, MAX_BYTES)
         self._sets: Backlog[LikelyPrompts] = Backlog(MAX_WAITING, MAX_BYTES)
+        self.beginnings: Beginnings | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to compute."""
-        return not (self._task or self._answers or self._sets)
+        return not (self._task or self._has_work)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._answers or self._sets or (self.beginnings and self.beginnings.has_more))
 
     @property
     def num_bytes(self) -> int:
@@ -103,6 +117,8 @@ class IdlePrefill:
 
     def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
         """Queue what may follow an answer. prompt: the one that was answered."""
+        if self.beginnings and answered.found is not None:
+            self.beginnings.note(Front.of(answered.scope, answered.options, answered.entries), answered.found)
         if self._next_turns:
             self._answers.add(answered, answered.num_bytes)
         is_first = sum(entry.role == "user" for entry in answered.entries) == 1
@@ -112,8 +128,15 @@ class IdlePrefill:
     def resume(self) -> None:
         """Start to compute, unless a request is open or arrives, nothing is left, or it runs already."""
         is_idle = not (self._open or self.num_arriving)
-        if is_idle and self._task is None and (self._answers or self._sets):
+        if is_idle and self._task is None and self._has_work:
             self._task = asyncio.get_running_loop().create_task(self._work())
+
+    def look_again(self) -> None:
+        """Read ahead what is likely now: the server's documents have changed, or KV of an earlier start is back."""
+        if self.beginnings is not None:
+            self.abort()
+            self.beginnings.renew()
+            self.resume()
 
     def stop(self) -> None:
         """Stop for a request that is about to be submitted: the engine drops its background by itself then."""
@@ -145,6 +168,8 @@ class IdlePrefill:
             self._answers.remove(answered)
         for sets in [sets for sets in self._sets if sets.scope.name == scope]:
             self._sets.remove(sets)
+        if self.beginnings is not None:
+            self.beginnings.forget(scope)
 
     async def _work(self) -> None:
         try:
@@ -161,6 +186,10 @@ class IdlePrefill:
                 sets.prompts.popleft()
                 if not sets.prompts:
                     self._sets.remove(sets)
+            while self.beginnings and (beginning := await self.beginnings.next()):
+                if not await self._read_ahead(beginning):
+                    return
+                self.beginnings.count(beginning)
         except RequestError as error:  # the engine has ended
             logger.debug("nothing more is computed ahead: %s", error)
         finally:
@@ -180,6 +209,11 @@ class IdlePrefill:
         except Exception:
             logger.exception("the start of a next turn could not be computed ahead")
             return True
+
+    async def _read_ahead(self, beginning: Beginning) -> bool:
+        """Prefill the beginning of a prompt that no client has asked for. False: stop for now."""
+        prompt, scope = beginning.prompt, beginning.scope
+        return await self._view.make_room(prompt, scope) and await self._prefill(prompt, scope, guess=True)
 
     def _next_prompt(self, answered: AnsweredChat) -> ChatPrompt | None:
         return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)

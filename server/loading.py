@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -10,7 +9,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 
 from msgspec import convert
 
@@ -27,6 +25,7 @@ from ..models.model import Model
 from ..models.runner import Runner
 from ..slots.eviction import EvictionPolicy
 from ..slots.scheduler import Scheduler
+from ..slots.scope import Scope
 from ..slots.snapshots import Snapshots
 from ..slots.tiers.disk import DiskTier
 from ..slots.tiers.folder import own_folder
@@ -42,7 +41,6 @@ from .chat.tokens import AnswerMemory
 from .chat.turn import Turn
 from .edge.bodies import LARGEST
 from .engine.adapters import Lora
-from .engine.arrivals import Arrivals
 from .engine.door import Door
 from .engine.engine import Engine
 from .engine.view import Generation, View
@@ -50,8 +48,9 @@ from .idle import IdlePrefill
 from .intake import Intake
 from .metrics import Metrics
 from .provenance import build_info, fingerprint_of, provenance_of
+from .retrieving.beginnings import Beginnings, Front
 from .retrieving.library import Library
-from .retrieving.loading import load_library
+from .retrieving.loading import check_read_ahead, load_library
 from .service import Service
 from .settings import Settings, SettingsError
 from .vectors.loading import load_vectors
@@ -81,6 +80,7 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
     Raises ModelError, FolderError and SettingsError.
     """
     model = _open(settings, path, progress)
+    check_read_ahead(settings, model)
     service = _serve(settings, model) if model.can_chat else None
     name = settings.names(path)[0]
 
@@ -91,7 +91,13 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
     if service is None:
         vectors.beside.append(model)  # no service closes it
     limit = service.intake.limit if service else 0
-    return Loaded(service, vectors, load_library(settings, vectors, limit, is_busy))
+    library = load_library(settings, vectors, limit, is_busy)
+    if service is not None and library is not None and settings.read_ahead:
+        front = Front.first(Scope.shared(library.scope, service.intake.lora.name(None)))
+        most_tokens = (settings.read_ahead << 20) // max(token_bytes(settings, model), 1)
+        library.beginnings = Beginnings(library.index, service.builder, front, most_tokens)
+        service.idle.beginnings = library.beginnings
+    return Loaded(service, vectors, library)
 
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
@@ -180,17 +186,6 @@ def _serve(settings: Settings, model: Model) -> Service:
     )
     engine.background.max_generations = service.max_open
     return service
-
-
-def start(service: Service, on_failure: Callable[[], None] = lambda: None) -> None:
-    """Start the engine; its events go to the running event loop. Records of lower tiers come back meanwhile.
-
-    on_failure: called in the event loop if the engine cannot go on.
-    """
-    service.engine.start(asyncio.get_running_loop(), on_failure)
-    if service.tiers:
-        arguments = (service.tiers, token_bytes(service.settings, service.model))
-        Thread(target=Arrivals(service.engine).load, args=arguments, name="load", daemon=True).start()
 
 
 def describe(model: Model, context: Context, settings: Settings) -> str:

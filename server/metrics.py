@@ -179,6 +179,10 @@ class LibraryMetrics:
         yield GaugeMetricFamily("slotcache_docs_vectors", "Vectors in the index", now.vectors)
         searches = self.library.num_searches if self.library else 0
         yield CounterMetricFamily("slotcache_docs_searches", "Searches in the documents", searches)
+        ahead = self.library.beginnings if self.library else None
+        documents, tokens = (ahead.num_documents, ahead.num_tokens) if ahead else (0, 0)
+        yield GaugeMetricFamily("slotcache_docs_read_ahead", "Documents read ahead of all questions", documents)
+        yield GaugeMetricFamily("slotcache_docs_read_ahead_tokens", "Their tokens", tokens)
 
 
 def exposition_of_vectors(computed: Computed) -> bytes:

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -27,7 +28,9 @@ from . import loading
 from .app import Host, make_app
 from .edge.bodies import Bodies
 from .edge.connection import Connection
+from .engine.arrivals import Arrivals
 from .retrieving.loading import bundled_folder
+from .service import Service
 from .settings import Settings, SettingsError
 
 logger = logging.getLogger("slotcache")
@@ -159,12 +162,37 @@ async def _load(host: Host, path: Path, server: Server) -> str:
     except BaseException:
         server.should_exit = True
         raise
-    if loaded.service is not None:
-        loading.start(loaded.service, lambda: setattr(server, "should_exit", True))
-    if loaded.library is not None:
-        loaded.library.keeper.start()
+    _start(loaded, lambda: setattr(server, "should_exit", True))
     host.service, host.vectors, host.library = loaded.service, loaded.vectors, loaded.library
     hosts = [f"[{name}]" if ":" in name else name for name in host.settings.hosts]
     addresses = [f"http://{name}:{host.settings.port}" for name in hosts]
     logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)
     return addresses[0]
+
+
+def _start(loaded: loading.Loaded, on_failure: Callable[[], None]) -> None:
+    """Start the engine, and the work on the index. Records of lower tiers come back meanwhile.
+
+    on_failure: called in the event loop if the engine cannot go on.
+    """
+    service, library, loop = loaded.service, loaded.library, asyncio.get_running_loop()
+
+    def look_again() -> None:
+        if service is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(service.idle.look_again)
+
+    if service is not None:
+        service.engine.start(loop, on_failure)
+        Thread(target=_bring_back, args=(service, look_again), name="load", daemon=True).start()
+    if library is not None:
+        library.keeper.start(look_again)
+
+
+def _bring_back(service: Service, then: Callable[[], None]) -> None:
+    """Load the records of lower tiers, in a thread. What they hold is not read ahead again."""
+    if service.tiers:
+        Arrivals(service.engine).load(service.tiers, loading.token_bytes(service.settings, service.model))
+    if service.idle.beginnings is not None:
+        service.idle.beginnings.may_begin = True
+        then()

@@ -175,14 +175,14 @@ class Service:
                 retrieval = account.fields("".join(generation.parts))
                 event = replace(event, report=replace(event.report, retrieval=retrieval))
             if turn is not None:
-                return self._remember(generation, turn, event)
+                return self._remember(generation, turn, event, account)
             if event.sampled is not None:
                 self.answers.remember(generation.scope, "".join(generation.parts), event.sampled)
             return event
         finally:
             self._close(generation)
 
-    def _remember(self, generation: Generation, turn: Turn, end: End) -> End:
+    def _remember(self, generation: Generation, turn: Turn, end: End, account: Account | None) -> End:
         """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
         request = generation.request
         assert request.layout is not None
@@ -193,7 +193,9 @@ class Service:
         entries = turn.entries(request.layout, answer, sampled if is_content else None)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
         if request.cache and generation.limit:
-            self.idle.add(AnsweredChat(request.id, request.scope, turn.options, entries), turn.chat.prompt)
+            found = account.found if account else None
+            answered = AnsweredChat(request.id, request.scope, turn.options, entries, found=found)
+            self.idle.add(answered, turn.chat.prompt)
         return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:

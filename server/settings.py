@@ -129,6 +129,7 @@ class Settings(Numbers):
     docs_scope: str = row("", ("--docs-scope",), "the `cache_scope` whose requests may search --docs; without one, the common scope")
     docs_top_k: int = row(5, ("--docs-top-k",), "default of `retrieval.top_k`: most documents that a search adds to a question", least=1, most=100)
     chunk_tokens: int = row(300, ("--chunk-tokens",), "about how many tokens a document of --docs has: long files are cut at headings and paragraphs", least=32, most=4096)
+    read_ahead: int = row(0, ("--read-ahead",), "MiB of KV: while the server is idle, prefill the documents of --docs that questions are likely to find, each at the front of a prompt, up to this much; 0: none", most=1 << 20)
     retrieval_prompt: str = row(ASK_FOR_IDS, ("--retrieval-prompt",), "what the model is told in a chat with `retrieval`, at the end of the system message; empty: nothing")
     reasoning_format: ReasoningFormat = row("auto", ("--reasoning-format",), "thoughts of a model: none leaves them in the content, all others put them into `reasoning_content`", llama="LLAMA_ARG_THINK")
     reasoning_budget: int = row(-1, ("--reasoning-budget",), "the most tokens of an answer's thoughts: then they are ended; 0: at once; -1: no limit", least=-1, llama="LLAMA_ARG_THINK_BUDGET")

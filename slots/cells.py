@@ -56,6 +56,24 @@ class Cells:
         match = self._tree.match(scope, tokens)
         return len(tokens) - match.length, len(tokens) - match.ready <= self.num_free
 
+    def make_room(self, prompt: Prompt, scope: Scope) -> bool:
+        """Return whether a guess may be computed: cells, a sequence and host memory are free for it.
+
+        Runs that no request has used leave the device before, those with a copy in host memory: down to `idle_cells`, since
+        the guess attends over the whole pool as well, and below if it needs their cells. No other KV leaves for it.
+        """
+        tree = self._tree
+        missing, _ = self.forecast(prompt, scope)
+        if not missing:
+            return True
+        while tree.copies.save_ahead():
+            pass
+        tree.evict(tree.ledger.num_reclaimable - self._idle_cells, unused=True)
+        while not (tree.ledger.num_free_ids and self.forecast(prompt, scope)[1]):
+            if not tree.evict(unused=True):
+                return False
+        return tree.host.has_room(missing)
+
     def reserve(self, num_cells: int) -> bool:
         """Evict idle KV until `num_cells` cells are free; return False if there is too little of it."""
         missing = num_cells - self.num_free

@@ -145,6 +145,11 @@ class Ledger:
             self._policy.on_evict(leaf.priority)
         return leaf
 
+    def take_unused(self) -> Node | None:
+        """Choose a leaf that no request has used and that has a copy in host memory, the one parked first."""
+        unused = (leaf for leaf in self.parked if not leaf.frequency and leaf.blob is not None)
+        return next(filter(self.is_leaf, unused), None)
+
     def retreat(self, sequence: Sequence, leaf: Node) -> None:
         """Free the cells of a leaf. Its parked sequence ends at the parent from now on, if it is needed there."""
         assert leaf.parent is not None and leaf.sequences == {sequence}

@@ -113,13 +113,13 @@ class PrefixTree(RadixTree):
         self._prune(sequence)
         self.ledger.park(sequence)
 
-    def evict(self, needed: int = 1) -> int:
+    def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
 
-        Fewer are freed where running requests need all the cells that are left. Evicting a leaf may make its parent a leaf.
+        Fewer are freed where running requests need all others. unused: only runs that no request has used, and with a copy.
         """
-        freed = 0
-        while freed < needed and (leaf := self.ledger.take_leaf()):
+        freed, take = 0, self.ledger.take_unused if unused else self.ledger.take_leaf
+        while freed < needed and (leaf := take()):
             freed += leaf.ready
             self._leave_device(leaf)
         self.num_evicted += freed

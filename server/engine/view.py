@@ -101,6 +101,11 @@ class View:
 
         return await self._ask(question)
 
+    async def make_room(self, prompt: Prompt, scope: Scope) -> bool:
+        """Make room for a guess, if the engine is idle: see `Cells.make_room`."""
+        scheduler, sleep = self._scheduler, self._engine.sleep
+        return await self._ask(lambda: scheduler.idle and sleep.is_awake and scheduler.cells.make_room(prompt, scope))
+
     async def pin(self, generation: Generation, seconds: float) -> int:
         """Keep the prompt of a finished generation in the cache for `seconds`; return the tokens that are pinned now."""
         request = generation.request

@@ -19,8 +19,11 @@ Found = Sequence[Hit] | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Account:
-    """retrieved: the documents that were found, in rank. sources: all of the prompt. reader: makes readers of an answer."""
+    """found: the ids of the documents that were found, in rank. retrieved: the same for the client. sources: all of the
+    prompt. reader: makes readers of an answer.
+    """
 
+    found: Sequence[str]
     retrieved: list[Fields]
     sources: Sources
     reader: Callable[[], Reader]
@@ -30,7 +33,7 @@ class Account:
         """Make the account of a chat, in a thread: it takes time as the documents are long."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         sources = Sources(document for one in sets for document in one.documents)
-        return cls(results(hits, with_text=False), sources, chat.shown_reader)
+        return cls([hit.chunk.id for hit in hits], results(hits, with_text=False), sources, chat.shown_reader)
 
     def fields(self, text: str) -> Fields:
         """Return the fields of the report. text: of the model; the citations' places are those in its content."""

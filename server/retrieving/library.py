@@ -15,6 +15,7 @@ from time import monotonic
 from ...retrieval import FUSED, LEXICAL, RERANKED, Hit, Index, Search, Stage, changes
 from ...retrieval.files import Folder
 from ..errors import RequestError
+from .beginnings import Beginnings
 from .models import Embedding, Reranking
 
 __all__ = ["Hit", "Keeper", "Library", "Stage"]
@@ -33,7 +34,7 @@ class Library:
 
     top_k: hits of a search that does not say how many. room: tokens that the documents of a question may have, about.
     questions: to suggest to readers. keeper: keeps the index up to date. lock: the descriptor of the index's lock.
-    num_searches: that were begun.
+    num_searches: that were begun. beginnings: of likely prompts, with --read-ahead.
     """
 
     index: Index
@@ -46,6 +47,7 @@ class Library:
     lock: int
     questions: Sequence[str] = ()
     num_searches: int = 0
+    beginnings: Beginnings | None = None
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -92,8 +94,11 @@ class Keeper:
         self._wanted, self._stopping = Event(), Event()
         self._threads: list[Thread] = []
         self._told = monotonic()
+        self._on_ready: Callable[[], None] = lambda: None
 
-    def start(self) -> None:
+    def start(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Begin to work. on_ready: called in a thread whenever the index is up to date again."""
+        self._on_ready = on_ready
         self.refresh()
         jobs = [("docs", self._work), *([("docs-watch", self._watch)] if self._watches else [])]
         self._threads = [Thread(target=job, name=name, daemon=True) for name, job in jobs]
@@ -139,6 +144,7 @@ class Keeper:
         try:
             if self._read() and self._embed():
                 self.state, self.error = READY, ""
+                self._on_ready()
         except (OSError, sqlite3.Error, RequestError) as error:
             return self._fail(str(error))
         except Exception as error:  # an unexpected error ends neither the server nor the search

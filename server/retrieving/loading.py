@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...models.demo.corpus import SUGGESTED
 from ...models.digest import cache_folder
+from ...models.model import Model
 from ...retrieval import Index
 from ..settings import Settings, SettingsError
 from ..vectors.vectors import Vectors
@@ -61,6 +62,18 @@ def load_library(settings: Settings, vectors: Vectors, limit: int, is_busy: Call
         lock=lock,
         questions=SUGGESTED if bundled else (),
     )
+
+
+def check_read_ahead(settings: Settings, model: Model) -> None:
+    """Raise SettingsError for --read-ahead where nothing could be read ahead."""
+    hindrances = {
+        "it needs documents: --docs": not settings.docs,
+        "it needs host memory, and --cache-ram is 0": not settings.cache_ram,
+        "this model generates no text": not model.can_chat,
+        "this model keeps no KV that can be cut at a prefix": not model.can_trim,
+    }
+    if settings.read_ahead and (found := next((text for text, holds in hindrances.items() if holds), None)):
+        raise SettingsError(f"--read-ahead: {found}")
 
 
 def bundled_folder() -> Path:

@@ -17,11 +17,12 @@ def collections(library: Library, after: str, limit: int) -> Fields:
     """Return the folders with the files of a page, by path: `limit` of those after a path. Reads the index."""
     files = list(library.index.store.files(after, limit + 1).values())
     page = files[:limit]
-    return {
+    shown: Fields = {
         "object": "sources",
         "collections": [_collection(library, folder, page) for folder in library.folders],
         "next": page[-1].path if len(files) > limit else None,
     }
+    return shown | ({"read_ahead": library.beginnings.shown()} if library.beginnings else {})
 
 
 def _collection(library: Library, folder: Folder, files: Iterable[StoredFile]) -> Fields:

@@ -1,0 +1,189 @@
+"""The beginnings of likely prompts: what each chat about the server's documents begins with, then one document.
+
+Only a prefix can be reused, so a document helps a new question only at the front of its prompt, behind the same system
+message. The beginnings follow the newest chat that searched; before any chat, they have no system message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import msgspec
+import numpy as np
+
+from ...retrieval import Index, StoredChunk
+from ...retrieval.popularity import count_uses, likeliest
+from ...slots.radix import NO_TOKENS
+from ...slots.scope import Scope
+from ..chat.builder import PromptBuilder
+from ..chat.history import INSTRUCTIONS, Entry
+from ..chat.parts import DocumentSet, Fixed
+from ..chat.prompt import ChatPrompt
+from ..errors import RequestError
+from ..wire.decoding import decode
+from ..wire.requests import ChatRequest, Json
+
+logger = logging.getLogger("slotcache.docs")
+QUESTION: Mapping[str, Json] = {"role": "user", "content": "?"}  # a stand-in: a beginning ends before it
+MARGIN = 2  # times the budget in tokens as the index counts them: the model's are other ones
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The beginning that chats share. options: of a request, as JSON, without messages; instructions: its first messages."""
+
+    scope: Scope
+    options: bytes
+    instructions: tuple[bytes, ...] = ()
+
+    @classmethod
+    def first(cls, scope: Scope) -> Front:
+        """Return the front of chats before one was seen: they search, and ask for nothing else."""
+        return cls(scope, msgspec.json.encode(ChatRequest(messages=[], retrieval=True, cache_scope=scope.name)))
+
+    @classmethod
+    def of(cls, scope: Scope, options: bytes, entries: Sequence[Entry]) -> Front:
+        """Return the front of a chat."""
+        first = takewhile(lambda entry: entry.role in INSTRUCTIONS, entries)
+        return cls(scope, options, tuple(entry.said for entry in first))
+
+    def chat(self, chunks: Sequence[StoredChunk]) -> ChatRequest:
+        """Return a chat of one question about these. It takes time as the options and the instructions are long."""
+        messages: list[dict[str, Json]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
+        found: list[Json] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
+        return msgspec.structs.replace(decode(self.options, ChatRequest), messages=messages, documents=found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beginning:
+    """A prompt that ends with a document. number: of the document in the index; num_tokens: of the document alone."""
+
+    prompt: ChatPrompt
+    scope: Scope
+    number: int
+    num_tokens: int
+
+
+class Beginnings:
+    """The beginnings of prompts, the likeliest first. It belongs to the event loop.
+
+    front: of chats before the first one. most_tokens: that all beginnings may have together. num_documents: that are at the
+    front of a prompt by now; num_tokens: of these. may_begin: whether KV of an earlier start is back, so that none of it
+    is computed again.
+    """
+
+    def __init__(self, index: Index, builder: PromptBuilder, front: Front, most_tokens: int) -> None:
+        self.most_tokens, self.may_begin = most_tokens, False
+        self.num_documents = self.num_tokens = 0
+        self._index, self._builder, self._front = index, builder, front
+        self._shared, self._shared_scope = NO_TOKENS, front.scope  # the tokens of the front
+        self._uses: Counter[str] = Counter()  # of documents, by their ids; not yet in the index
+        self._left: deque[int] | None = None  # the documents to come; None: to be looked up
+        self._tokens: dict[int, int] = {}  # of the documents that were computed behind this front
+
+    @property
+    def has_more(self) -> bool:
+        """Whether documents may be left to compute."""
+        return self.may_begin and (self._left is None or bool(self._left))
+
+    def note(self, front: Front, found: Sequence[str]) -> None:
+        """Follow a chat that searched. found: the ids of the documents that its prompt got."""
+        self._front = front
+        self._uses.update(found)
+        self.renew()
+
+    def renew(self) -> None:
+        """Look for likelier documents: a chat has used some, or files have changed."""
+        self._left = None
+
+    def forget(self, scope: str) -> None:
+        """Compute nothing before the next change, if this scope was dropped."""
+        if scope == self._front.scope.name:
+            self._left, self._tokens = deque(), {}
+            self.num_documents = self.num_tokens = 0
+
+    async def next(self) -> Beginning | None:
+        """Return the next beginning; the same one again, unless it was counted. None: the budget has no room for more."""
+        if not self.has_more:
+            return None
+        if self._left is None:
+            self._left = await self._look_up()
+        while self._left:
+            number = self._left[0]
+            if (tokens := self._tokens.get(number)) is not None:
+                self._count(number, tokens)
+            elif (beginning := await self._builder.threads.run(0, self._make, number)) is None:
+                self._left.popleft()
+            elif len(self._shared) + self.num_tokens + beginning.num_tokens > self.most_tokens:
+                self._left.clear()
+            else:
+                return beginning
+        logger.debug("%d documents are at the front of a prompt: %d tokens", self.num_documents, self.num_tokens)
+        return None
+
+    def count(self, beginning: Beginning) -> None:
+        """Count a beginning that is computed."""
+        self._count(beginning.number, beginning.num_tokens)
+
+    def shown(self) -> dict[str, int | bool]:
+        """Return the progress as JSON."""
+        return {"documents": self.num_documents, "tokens": self.num_tokens, "done": not self.has_more}
+
+    def _count(self, number: int, tokens: int) -> None:
+        assert self._left and self._left[0] == number
+        self._left.popleft()
+        self._tokens[number] = tokens
+        self.num_documents += 1
+        self.num_tokens += tokens
+
+    async def _look_up(self) -> deque[int]:
+        """Return the likeliest documents, those that are computed included."""
+        uses, self._uses = self._uses, Counter()
+        numbers = await asyncio.to_thread(self._choose, uses)
+        shared = await self._builder.threads.run(0, self._make_shared)
+        is_same = self._front.scope == self._shared_scope and np.array_equal(shared, self._shared)
+        self._shared, self._shared_scope = shared, self._front.scope
+        self._tokens = {number: self._tokens[number] for number in numbers if is_same and number in self._tokens}
+        self.num_documents = self.num_tokens = 0
+        return deque(numbers)
+
+    # ---- in threads ------------------------------------------------------------------------------------------------
+
+    def _choose(self, uses: Counter[str]) -> list[int]:
+        try:
+            count_uses(self._index.store, uses)
+            return likeliest(self._index.store, MARGIN * self.most_tokens)
+        except sqlite3.Error as error:  # the disk is full, or the index is closed: only a head start is lost
+            logger.debug("no documents are read ahead: %s", error)
+            return []
+
+    def _make_shared(self) -> np.ndarray:
+        """Return the front's tokens, int32; none if the template refuses the chat."""
+        try:
+            parts = self._prompt(()).parts
+        except RequestError as error:
+            logger.debug("no documents are read ahead: %s", error)
+            return NO_TOKENS
+        return np.concatenate([NO_TOKENS, *(part.tokens for part in parts if isinstance(part, Fixed))])
+
+    def _make(self, number: int) -> Beginning | None:
+        """Make the beginning of a document; None if the document is gone, or the template refuses the chat."""
+        try:
+            prompt = self._prompt(list(self._index.store.chunks([number]).values()))
+        except (RequestError, sqlite3.Error) as error:
+            logger.debug("a document is not read ahead: %s", error)
+            return None
+        last = prompt.parts[-1]
+        if not isinstance(last, DocumentSet):
+            return None
+        return Beginning(prompt, self._front.scope, number, sum(map(len, last.tokens)))
+
+    def _prompt(self, chunks: Sequence[StoredChunk]) -> ChatPrompt:
+        """Make a prompt that ends with the documents. Raises RequestError."""
+        return self._builder.chat(self._front.chat(chunks), open_turn=True).prompt
