@@ -4,6 +4,7 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from .error import BenchError
 
 DATA_VARIABLE = "SLOTCACHE_DATA"
 LLAMA_SLOTS = 4
+
+
+class _Undecided(generate.Shape):
+    """A model whose last layer says nothing, whatever it has read."""
+
+    def norms(self) -> Iterator[tuple[str, float]]:
+        return ((name, 0.0 if name == "output_norm.weight" else value) for name, value in super().norms())
+
+
+RANKER = _Undecided(layers=2, width=128, heads=4, kv_heads=4, feed_forward=512, vocabulary=4096, merges=3000)
 
 
 def add_options(parser: argparse.ArgumentParser, context: int = 16384, lanes: int = 4, max_tokens: int = 16) -> None:
@@ -53,11 +64,20 @@ def bench_model(args: argparse.Namespace) -> Path:
         if not args.model.is_file():
             raise BenchError(f"no model at {args.model}")
         return args.model
-    shape = generate.SHAPES["bench"]
+    return _generated("bench", generate.SHAPES["bench"])
+
+
+def ranker_model() -> Path:
+    """Return a reranker of TinyBERT's size. It finds all texts equal: only its time counts."""
+    return _generated("ranker", RANKER)
+
+
+def _generated(name: str, shape: generate.Shape) -> Path:
+    """Return a model in the user's cache, generated on first use."""
     version = sha256(repr(shape).encode() + Path(generate.__file__).read_bytes()).hexdigest()[:12]
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache" / f"bench-{version}.gguf"
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache" / f"{name}-{version}.gguf"
     if not path.is_file():
-        print(f"generating the bench model {path}", file=sys.stderr, flush=True)
+        print(f"generating the {name} model {path}", file=sys.stderr, flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         generate.generate(path, shape)
     return path

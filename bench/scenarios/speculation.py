@@ -16,6 +16,7 @@ from ..report import Bar, Report, Table
 from ..stats import Summary, median
 from ..text import prose, question
 from ..trace import Query
+from . import folder
 
 WAYS = {
     "waiting": "nothing is sent before the search is done",
@@ -43,10 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--words", type=int, default=60, help="of a document (default: %(default)s)")
     add("--stages", type=int, default=4, help="of a search (default: %(default)s)")
     add("--search", type=float, default=0.2, help="seconds of a search (default: %(default)s)")
+    folder.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Report:
     """Ask with new documents only. The ways take turns, so that a drifting machine speed favours no way."""
+    if args.typing:
+        return folder.run(args)
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
 
     async def work(client: Client) -> tuple[dict[str, list[Result]], dict[str, list[float]]]:

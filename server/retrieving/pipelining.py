@@ -10,7 +10,7 @@ from ...retrieval import Hit
 from ..errors import RequestError
 
 logger = logging.getLogger("slotcache.docs")
-MOST_AHEAD = 2  # documents: a later stage keeps fewer of those behind them in their place
+MOST_AHEAD = 3  # documents: a later stage keeps fewer of those behind them in their place
 
 Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
 """Computes a prompt with documents ahead, if the server is idle."""

@@ -29,16 +29,16 @@ async def handed(*stages, delay=0.0, pause=0.01, fails=False):
     return found
 
 
-def test_two_documents_are_handed_over_where_another_one_leads():
-    assert asyncio.run(handed("abc", "acb", "bac", "bca", "")) == ["ab", "ba"]
+def test_three_documents_are_handed_over_where_another_one_leads():
+    assert asyncio.run(handed("abcd", "acbd", "bacd", "bcad", "")) == ["abc", "bac"]
 
 
 def test_a_short_stage_is_left_out():
-    assert asyncio.run(handed("abc", "bac", delay=0.05, pause=0)) == ["ba"]
+    assert asyncio.run(handed("abc", "bac", delay=0.05, pause=0)) == ["bac"]
 
 
 def test_an_error_costs_the_head_start_only():
-    assert asyncio.run(handed("abc", "bac", fails=True)) == ["ab", "ba"]
+    assert asyncio.run(handed("abc", "bac", fails=True)) == ["abc", "bac"]
 
 
 def test_nothing_is_handed_over_after_the_stop():
