@@ -164,7 +164,8 @@ class _Fleet(_Way):
 
     def __init__(self, replicas: Replicas) -> None:
         super().__init__(replicas)
-        self._fleet, self._ahead = Fleet(100), Counter(dict.fromkeys(replicas, 0.0))
+        self._fleet = Fleet(100)
+        self._ahead = dict.fromkeys(replicas, 0.0)  # work in flight, in tokens of prefill
 
     def choose(self, documents: Order, names: Sequence[str], user: str) -> Choice:
         best = self._fleet.rank(documents, names, self._ahead.__getitem__)[0]
@@ -186,7 +187,7 @@ class _Foresight(_Way):
 
     def __init__(self, replicas: Replicas) -> None:
         super().__init__(replicas)
-        self._replicas, self._ahead = replicas, Counter(dict.fromkeys(replicas, 0.0))
+        self._replicas, self._ahead = replicas, dict.fromkeys(replicas, 0.0)
 
     def choose(self, documents: Order, names: Sequence[str], user: str) -> Choice:
         keys = [key for key, _ in documents]
