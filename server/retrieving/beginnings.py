@@ -1,7 +1,7 @@
 """The beginnings of likely prompts: what each chat about the server's documents begins with, then one document.
 
 Only a prefix can be reused, so a document helps a new question only at the front of its prompt, behind the same system
-message. The beginnings follow the newest chat that searched; before any chat, they have no system message.
+message. The beginnings follow the newest chats that searched; before any chat, they have no system message.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ class Front:
         first = takewhile(lambda entry: entry.role in INSTRUCTIONS, entries)
         return cls(scope, options, tuple(entry.said for entry in first))
 
+    def is_like(self, other: Front) -> bool:
+        """Return whether both have the same instructions."""
+        return (self.scope, self.instructions) == (other.scope, other.instructions)
+
     def chat(self, chunks: Sequence[StoredChunk]) -> ChatRequest:
         """Return a chat of one question about these. It takes time as the options and the instructions are long."""
         messages: list[dict[str, Json]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
@@ -81,7 +85,9 @@ class Beginnings:
     def __init__(self, index: Index, builder: PromptBuilder, front: Front, most_tokens: int) -> None:
         self.most_tokens, self.may_begin = most_tokens, False
         self.num_documents = self.num_tokens = 0
-        self._index, self._builder, self._front = index, builder, front
+        self._index, self._builder = index, builder
+        self._front = front  # that is followed
+        self._last: Front | None = None  # of the newest chat
         self._shared, self._shared_scope = NO_TOKENS, front.scope  # the tokens of the front
         self._uses: Counter[str] = Counter()  # of documents, by their ids; not yet in the index
         self._left: deque[int] | None = None  # the documents to come; None: to be looked up
@@ -93,8 +99,13 @@ class Beginnings:
         return self.may_begin and (self._left is None or bool(self._left))
 
     def note(self, front: Front, found: Sequence[str]) -> None:
-        """Follow a chat that searched. found: the ids of the documents that its prompt got."""
-        self._front = front
+        """Follow a chat that searched. found: the ids of the documents that its prompt got.
+
+        Other instructions than before are followed from the second chat on: a front with the time of day never comes back.
+        """
+        if self._last is None or self._last.is_like(front):
+            self._front = front
+        self._last = front
         self._uses.update(found)
         self.renew()
 
