@@ -4,6 +4,7 @@ import { button, fill, h } from "./dom.js";
 import { loadFiles, place, refresh, summary } from "./sources.js";
 
 const LOOK_EVERY = 1000; // ms between two looks at folders that are being read
+const LOOK_FOR = 10_000; // ms in which a change that the reader waits for is noticed
 const drawer = document.getElementById("drawer");
 let opener = null;
 
@@ -72,17 +73,19 @@ function marked(text, quote) {
 /** Show the files of the server's folders. */
 export async function openFolder() {
   const shown = h("div.text", { tabindex: "0" });
-  const again = button("Look for changes", () => refresh().then(() => showFiles(shown)).catch((error) => tell(shown, error)));
+  const look = () => refresh().then(() => showFiles(shown, performance.now() + LOOK_FOR));
+  const again = button("Look for changes", () => look().catch((error) => tell(shown, error)));
   open("Folder", shown, h("p", {}, again));
   await showFiles(shown);
 }
 
-/** Show the first files, again and again while they are read. */
-async function showFiles(shown) {
+/** Show the first files, again and again while they are read, and until a time: the server looks for changes on its own. */
+async function showFiles(shown, until = 0) {
   const page = await loadFiles().catch((error) => tell(shown, error));
   if (!page || !shown.isConnected) return;
   fill(shown, h("p.soft", { role: "status" }, summary()), page.collections.map(collectionView), more(page));
-  if (page.collections.some(({ state }) => state !== "ready")) setTimeout(() => shown.isConnected && showFiles(shown), LOOK_EVERY);
+  const isOver = page.collections.every(({ state }) => state === "ready") && performance.now() > until;
+  if (!isOver) setTimeout(() => shown.isConnected && showFiles(shown, until), LOOK_EVERY);
 }
 
 /** A button for the files behind a page of them. */
@@ -90,7 +93,8 @@ function more({ next }) {
   if (next === null) return null;
   const own = button("More files", async () => {
     const page = await loadFiles(next).catch((error) => tell(own, error));
-    if (page) own.replaceWith(...page.collections.map(collectionView), more(page) ?? "");
+    const filled = page?.collections.filter(({ files }) => files.length);
+    if (page) own.replaceWith(...filled.map(collectionView), more(page) ?? "");
   });
   return own;
 }

@@ -127,6 +127,7 @@ export class TurnView {
     const sourceOf = (id) => documentOf(this._chat, this._turn, id) ?? { id };
     const item = (source, at) => h("li", {}, h("span.number", { "aria-hidden": "true" }, `${at + 1}`), link(source),
       source.path ? h("span.soft", {}, placeText(source)) : null);
+    if (this._turn.report?.retrieved?.length === 0 && !cited.length) return h("p.soft", {}, "Nothing in the folder matches the question.");
     const others = found.map((id) => h("li", { title: sourceOf(id).path ?? false }, link(sourceOf(id))));
     return [
       cited.length > 0 && h("ol.sources", { "aria-label": "Sources" }, cited.map((id, at) => item(sourceOf(id), at))),

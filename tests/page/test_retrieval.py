@@ -159,6 +159,13 @@ def test_a_source_that_is_gone_is_told(library, open_page):
     assert "its file may have changed" in page.locator("#drawer .notice").inner_text()
 
 
+def test_a_question_that_nothing_matches_is_told(library, open_page):
+    page = open_page(library)
+    page.wait_for_selector(".switch input:checked")
+    turn = ask(page, "Zyzzyva?")
+    assert "Nothing in the folder matches" in turn.inner_text() and turn.locator(".sources, .read").count() == 0
+
+
 def test_a_server_without_a_folder_shows_nothing_of_it(server, open_page):
     page = open_page(server)
     assert not page.locator(".folder").is_visible() and not page.locator(".questions").is_visible()

@@ -114,6 +114,14 @@ def test_what_a_server_tells_of_itself_never_runs(hostile, open_page):
     assert NAME in page.locator("#drawer h2").inner_text() and NAME in page.locator("#drawer .where").inner_text()
     check(page)
     page.keyboard.press("Escape")
+    shown = ""
+    for source in turn.locator(".sources button, .read button").all():
+        source.click()
+        page.wait_for_selector("#drawer .passage.here")
+        shown += page.locator("#drawer").inner_text()
+        check(page)
+        page.keyboard.press("Escape")
+    assert f"<script>{RUN}</script>" in shown, "the texts of the files are shown as they are"
     page.locator(".folder .plain").click()
     page.wait_for_selector("#drawer .files li")
     assert {f"{NAME}.md", f"{NAME}.pdf", f"{NAME}/{NAME}.txt"} == set(
