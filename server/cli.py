@@ -1,4 +1,4 @@
-"""The command `slotcache`: serve, demo, doctor, generate, bench."""
+"""The command `slotcache`: serve, order, demo, doctor, generate, bench."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     serving = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
     add_arguments(serving)
     serving.set_defaults(command=_serve)
+    ordering = commands.add_parser("order", help="order the documents of chats for another server", allow_abbrev=False)
+    _add_order(ordering)
     doctor = commands.add_parser("doctor", help="what this machine has, and what would fit", allow_abbrev=False)
     add_arguments(doctor)
     doctor.set_defaults(command=_doctor)
@@ -58,6 +60,22 @@ def _serve(chosen: argparse.Namespace) -> int:
     for note in notes_of(chosen):
         logger.warning("%s", note)
     return serve(settings_of(chosen))
+
+
+def _add_order(parser: argparse.ArgumentParser) -> None:
+    from ..front.settings import add_arguments
+
+    add_arguments(parser)
+    parser.set_defaults(command=_order)
+
+
+def _order(chosen: argparse.Namespace) -> int:
+    try:
+        from ..front.cli import order
+    except ModuleNotFoundError as error:
+        print(f"slotcache: {error.name} is missing: pip install 'slotcache[front]'", file=sys.stderr)
+        return 2
+    return order(chosen)
 
 
 def _demo(chosen: argparse.Namespace) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
 from ..models.samplers.parameters import NUMBER, NUMBERS, ORDER, SAMPLERS, Numbers
 from ..ordering.prompt import ASK_FOR_IDS
 from ..slots.eviction import POLICIES
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Value = str | int | float | bool
 T = TypeVar("T")
@@ -245,9 +248,10 @@ def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
     return {f"--no-{flag[2:]}": "off" for flag in flags if flag.startswith("--")} if isinstance(default, bool) else {}
 
 
-def _table() -> tuple[Setting, ...]:
-    kinds, unset = get_type_hints(Settings), Settings()
-    rows = [_setting(declared, getattr(unset, declared.name), kinds[declared.name]) for declared in fields(Settings)]
+def table_of(unset: DataclassInstance) -> tuple[Setting, ...]:
+    """Return the settings that the fields of a dataclass declare. unset: an object with the defaults."""
+    kinds = get_type_hints(type(unset))
+    rows = [_setting(declared, getattr(unset, declared.name), kinds[declared.name]) for declared in fields(unset)]
     return tuple(sorted(rows, key=lambda setting: setting.name in NUMBERS))
 
 
@@ -275,14 +279,14 @@ def _about_number(name: str) -> dict[str, Any]:
     }
 
 
-SETTINGS = _table()
+SETTINGS = table_of(Settings())
 
 
-def as_markdown() -> str:
-    """Return the table of settings for the documentation."""
+def as_markdown(settings: Sequence[Setting] = SETTINGS) -> str:
+    """Return a table of settings for the documentation."""
     rows = [
         f"| `{'`, `'.join(setting.flags)}` | `{'`, `'.join(setting.variables)}` | {written(setting.default) or '-'} | {setting.help} |"
-        for setting in SETTINGS
+        for setting in settings
     ]
     return "\n".join(["| flag | environment | default | what it does |", "|---|---|---|---|", *rows])
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("server", "slots", "ordering", "retrieval", "models", "bench", "examples")
+ROOMS = ("server", "slots", "ordering", "retrieval", "models", "front", "bench", "examples")
 LIMIT = 1.0  # indefinite words in 100
 INDEFINITE = re.compile(
     r"\b(what|whatever|who|whoever|nobody|somebody|everybody|others|such|so many|so much|so long|there|goes on)\b", re.I

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("slots", "ordering", "retrieval", "models", "server", "bench")
+ROOMS = ("slots", "ordering", "retrieval", "models", "server", "front", "bench")
 COMMAND_LINE = "server.cli"
 MOST_MODULES, MOST_SERVER_MODULES = 24, 14  # of a folder; of server/ without its folders
 
@@ -48,6 +48,7 @@ RULES = (
     Rule("models", only=("slots",)),
     Rule("server", only=("slots", "ordering", "retrieval", "models")),
     Rule("bench", only=("slots", "ordering", "retrieval", "models")),
+    Rule("front", only=("ordering", "server.edge", "server.errors", "server.flags", "server.log", "server.settings")),
     Rule(
         "server.routes",
         only=(
@@ -91,6 +92,7 @@ FLOORS = (
     ("server.idle", "server.metrics", "server.intake", "server.service"),
     ("server.routes",),
     ("server",),
+    ("front",),
     ("bench",),
     ("bench.scenarios", "bench.offline"),
     ("bench.cli",),

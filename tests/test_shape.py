@@ -11,7 +11,7 @@ from prose import LIMIT as MOST_INDEFINITE
 from prose import count, project_files, prose_of
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("slots", "ordering", "retrieval", "models", "server", "bench")
+ROOMS = ("slots", "ordering", "retrieval", "models", "server", "front", "bench")
 HUBS = {"Engine": "server", "Service": "server", "Scheduler": "slots", "PrefixTree": "slots"}
 MOST_LINES, MOST_METHODS = 200, 16  # of a hub
 MOST_FILE_LINES = 300

@@ -16,6 +16,7 @@ from ...models.chat.template import ChatTemplate
 from ...models.infill import InfillTokens
 from ...models.model import Model
 from ...ordering.document import Document
+from ...ordering.given import leave_out
 from ...ordering.prompt import document_text, location_hint
 from ...slots.radix import NO_TOKENS
 from ..errors import RequestError, too_long
@@ -226,8 +227,7 @@ class PromptBuilder:
         """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 5.4); None: show all."""
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         tokenize = partial(self.tokens, options.cache_scope)
-        repeated = tuple(document.id for document in given if held and document.key in held)
-        documents = tuple(document for document in given if not held or document.key not in held)
+        documents, repeated = leave_out(given, held or set())
         if held is not None:
             held.update(document.key for document in documents)
         texts = list(map(document_text, documents))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import reprlib
 
 from ...models.chat.messages import Message
-from ...ordering.document import Document, DocumentError, parse_documents
+from ...ordering.document import Document, DocumentError
+from ...ordering.given import find_documents
 from ..errors import RequestError
 from ..wire.requests import ChatRequest
-from .results import TOOLS, documents_in
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-HOLDERS = ("user", *TOOLS)  # roles whose messages may have documents
 
 
 def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tuple[Document, ...]]:
@@ -21,27 +20,12 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
     """
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
-    found: dict[int, tuple[Document, ...]] = {}
     for at, message in enumerate(request.messages):
-        where = f"messages[{at}]"
-        _check(message, where)
-        given = message.get("documents")
-        if given and message["role"] not in HOLDERS:
-            raise RequestError(f"{where}.documents: only users and tools have documents", param=f"{where}.documents")
-        if given is not None:
-            found[at] = _parse_list(given, f"{where}.documents")
-        elif auto and message["role"] in TOOLS and (listed := documents_in(message, f"{where}.content")):
-            found[at] = listed
-    if request.documents is None:
-        return found
-    last = max((at for at, message in enumerate(request.messages) if message["role"] == "user"), default=None)
-    if last is None and request.documents:
-        raise RequestError("documents belong to the last user message, and there is none", param="documents")
-    if last is not None:
-        if found.get(last) and request.documents:
-            raise RequestError(f"documents and messages[{last}].documents: give one of them", param="documents")
-        found[last] = found.get(last) or _parse_list(request.documents, "documents")
-    return found
+        _check(message, f"messages[{at}]")
+    try:
+        return find_documents(request.messages, request.documents, takes_results=auto)
+    except DocumentError as error:
+        raise RequestError(str(error), param=error.where) from None
 
 
 def _check(message: Message, where: str) -> None:
@@ -55,12 +39,3 @@ def _check(message: Message, where: str) -> None:
         return
     expected = "content or tool_calls" if role == "assistant" else "content"
     raise RequestError(f"{where} has no {expected}", param=f"{where}.content")
-
-
-def _parse_list(values: object, where: str) -> tuple[Document, ...]:
-    if not isinstance(values, list):
-        raise RequestError(f"{where}: expected a list", param=where)
-    try:
-        return parse_documents(values, where)
-    except DocumentError as error:
-        raise RequestError(str(error), param=error.where) from None

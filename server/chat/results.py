@@ -5,38 +5,16 @@ A result depends on the messages before it and on nothing else, so a conversatio
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-import msgspec
-
 from ...models.chat.messages import Message
-from ...ordering.document import TEXT_FIELDS, Document, DocumentError, parse_documents
+from ...ordering.given import TOOLS, documents_in
 
-TOOLS = ("tool", "function")  # roles of results
-LISTS = ("documents", "results", "hits", "passages", "chunks", "items", "data")  # fields that hold a result's documents
-RANKS = ("score", "rank", "distance", "similarity", "relevance", "index", "_score")  # depend on the query: not shown
-NAMES = ("id", "doc_id", "title", *TEXT_FIELDS)
 LEAST = 200  # characters of a repetition: a reference takes 30 tokens
 EVERY, LONGEST = 4, 64  # lines of a block: about the mean where no line is blank, and at most
 QUOTE = 40  # characters of a line that a reference quotes
-
-
-def documents_in(message: Message, where: str) -> tuple[Document, ...]:
-    """Return the documents that the content of a tool's message is; empty if it is something else.
-
-    The content is a list of documents, or JSON text of one, or of an object with one; each document has an id and a text.
-    Further fields of a document are lines in front of its text; its rank and score are left out.
-    """
-    listed = _listed(message.get("content"))
-    if not listed or not all(map(_is_document, listed)):
-        return ()
-    try:
-        return parse_documents([_flat(value) for value in listed], where)
-    except DocumentError:
-        return ()
 
 
 def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple[str, ...]]]:
@@ -165,42 +143,3 @@ def _text_of(content: object) -> str:
     parts = content if isinstance(content, list) else ()
     texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
     return "\n".join(map(str, texts)) if len(texts) == len(parts) else ""
-
-
-def _listed(content: object) -> Sequence[object]:
-    """Return the list of objects that a content is or holds; empty without one."""
-    if isinstance(content, str):
-        if content.lstrip()[:1] not in ("[", "{"):
-            return ()
-        try:
-            content = msgspec.json.decode(content.encode("utf-8", "replace"))
-        except (msgspec.DecodeError, RecursionError):
-            return ()
-    if isinstance(content, Mapping):
-        content = next((value for name in LISTS if isinstance(value := content.get(name), list)), ())
-    return content if isinstance(content, list) else ()
-
-
-def _is_document(value: object) -> bool:
-    if not isinstance(value, Mapping) or value.get("type") in ("text", "image_url"):
-        return False
-    return any(value.get(name) is not None for name in ("id", "doc_id")) and any(value.get(name) for name in TEXT_FIELDS)
-
-
-def _flat(value: object) -> object:
-    """Return a document whose further fields stand in its text."""
-    assert isinstance(value, Mapping)
-    lines = _lines((name, inner) for name, inner in value.items() if name not in NAMES and name not in RANKS)
-    if not lines:
-        return value
-    name = next(name for name in TEXT_FIELDS if value.get(name))
-    return {**{kept: value[kept] for kept in NAMES if kept in value}, name: f"{lines}\n{value[name]}"}
-
-
-def _lines(fields: Iterable[tuple[object, object]]) -> str:
-    shown = (
-        f"{name}: {inner if isinstance(inner, str) else json.dumps(inner, ensure_ascii=False)}"
-        for name, inner in fields
-        if inner is not None
-    )
-    return "\n".join(shown)

@@ -13,12 +13,19 @@ PREFIX = "LLAMA_ARG_"  # of llama-server's variables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the flags of all settings, and llama-server's others, which it refuses or notes.
+    """Give a parser the flags of all settings, and llama-server's others, which it refuses or notes."""
+    parser.set_defaults(notes=[])
+    add_settings(parser, SETTINGS)
+    for foreign in FOREIGN:
+        parser.add_argument(*foreign.flags, action=_Foreign, nargs=foreign.num_values, foreign=foreign)
+
+
+def add_settings(parser: argparse.ArgumentParser, settings: Sequence[Setting]) -> None:
+    """Give a parser the flags of some settings.
 
     Switches take an optional on/off: `--cache-prompt`, `--cache-prompt off`. Each has a flag `--no-...` as well.
     """
-    parser.set_defaults(notes=[])
-    for setting in SETTINGS:
+    for setting in settings:
         parser.add_argument(
             *setting.flags,
             dest=setting.name,
@@ -33,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for flag, text in setting.fixed.items():
             value = setting.parse(text)
             parser.add_argument(flag, dest=setting.name, action="store_const", const=value, help=argparse.SUPPRESS)
-    for foreign in FOREIGN:
-        parser.add_argument(*foreign.flags, action=_Foreign, nargs=foreign.num_values, foreign=foreign)
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:

@@ -5,7 +5,7 @@ import re
 from docs.markdown import CODE, ROOT, read, rows, section
 
 TEXT = read("docs/architecture.md")
-ROOMS = ("slots", "ordering", "retrieval", "models", "server", "bench")
+ROOMS = ("slots", "ordering", "retrieval", "models", "server", "front", "bench")
 KINDS = {
     "a sampling parameter",
     "a route",

@@ -1,0 +1,199 @@
+"""A chat request as the front reads it: the messages with documents, the text between them, the options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from ..ordering.document import Document, DocumentError
+from ..ordering.given import TOOLS, find_documents
+from ..server.errors import RequestError
+from ..server.settings import Order
+
+Fields = dict[str, Raw]
+EMPTY = (b"null", b"[]", b'""')
+IN_FRONT = ("tools", "functions", "chat_template", "chat_template_kwargs")
+"""Fields that stand in front of the messages in a prompt."""
+APART = ("model", "cache_salt", "extra_key", "cache_scope")
+"""Fields that part the upstream's cache."""
+
+
+class Conversation(Struct, frozen=True):
+    """A conversation by its id, as slotcache has it."""
+
+    id: str
+    history: Literal["auto", "whole", "new"] = "auto"
+
+
+class Options(Struct, frozen=True):
+    """The fields of a request that the front itself honours, and takes out."""
+
+    document_order: Order | None = None
+    dedup: Literal["auto", "off"] | None = None
+    tool_documents: Literal["auto", "off"] | None = None
+    order_hint: bool | None = None
+    keep_first: Annotated[int, Meta(ge=0)] = 0
+    keep_last: Annotated[int, Meta(ge=0)] = 0
+    conversation: str | Conversation | None = None
+
+    @property
+    def conversation_id(self) -> str:
+        """The conversation's name; empty without one."""
+        named = self.conversation
+        return named.id if isinstance(named, Conversation) else named or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The text of a prompt from the last document before it, or from its beginning. key: 32 hexadecimal digits."""
+
+    key: str
+    chars: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message with documents. at: its index. before: the text in front of them. is_result: its content is the documents.
+
+    name: 32 hexadecimal digits for all messages up to this one, with their documents.
+    """
+
+    at: int
+    before: Text
+    documents: tuple[Document, ...]
+    name: str
+    is_result: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A decoded request. fields, messages: with their values as they were sent.
+
+    chars: of the text after the last document.
+    """
+
+    fields: Fields
+    messages: list[Fields]
+    options: Options
+    turns: tuple[Turn, ...]
+    chars: int
+
+    @property
+    def is_stream(self) -> bool:
+        return bytes(self.fields.get("stream", b"")) == b"true"
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client asked for a chunk with the usage."""
+        options = msgspec.json.decode(self.fields.get("stream_options", b"null"))
+        return isinstance(options, Mapping) and options.get("include_usage") is True
+
+
+def read_chat(body: bytes, tool_documents: str) -> Chat:
+    """Return the chat in a body; it has no turns, if the request has no documents. Raises RequestError.
+
+    tool_documents: the default of the field.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=Fields)
+        messages = msgspec.json.decode(fields.get("messages", b"[]"), type=list[Fields])
+        read = msgspec.json.decode(fields.get("messages", b"[]"), type=list[dict[str, object]])
+        top = msgspec.json.decode(fields.get("documents", b"null"))
+        asked = msgspec.json.decode(fields.get("tool_documents", b"null"))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not a chat: {error}") from None
+    for message in read:
+        message.setdefault("role", "")
+    try:
+        found = find_documents(read, top, takes_results=(asked or tool_documents) == "auto")
+    except DocumentError as error:
+        raise RequestError(str(error), param=error.where) from None
+    found = {at: documents for at, documents in found.items() if documents}
+    options = _options(fields) if found else Options(conversation=_conversation(fields))
+    cutter = Cutter(fields)
+    for at, message in enumerate(messages):
+        cutter.add(message, read[at], at, found.get(at, ()))
+    return Chat(fields, messages, options, tuple(cutter.turns), chars=cutter.chars)
+
+
+def _options(fields: Fields) -> Options:
+    try:
+        options = msgspec.convert(_decoded(fields, Options.__struct_fields__), Options)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).rpartition(" - at `$")
+        param = path.strip("`.") or None
+        raise RequestError(f"{param}: {what}" if what else str(error), param=param) from None
+    return options
+
+
+def _decoded(fields: Fields, names: Sequence[str]) -> dict[str, object]:
+    """Return some fields that are not null."""
+    return {name: value for name in names if name in fields and (value := msgspec.json.decode(fields[name])) is not None}
+
+
+def _conversation(fields: Fields) -> str | None:
+    """Return the name of the conversation, if the request has one that can be read."""
+    named = msgspec.json.decode(fields.get("conversation", b"null"))
+    named = named.get("id") if isinstance(named, Mapping) else named
+    return named if isinstance(named, str) else None
+
+
+class Cutter:
+    """Cuts messages at their documents. turns, chars: as in `Chat`."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.turns: list[Turn] = []
+        self.chars = sum(len(bytes(fields.get(name, b""))) for name in IN_FRONT)
+        self._text = _digest()  # of the messages since the last document
+        for name in (*APART, *IN_FRONT):
+            _feed(self._text, bytes(fields.get(name, b"null")))
+        self._whole = self._text.copy()  # of all messages, with their documents
+
+    def add(self, said: Fields, read: Mapping[str, object], at: int, documents: tuple[Document, ...]) -> None:
+        """Take the next message: as it was sent, decoded, its index, and its documents."""
+        is_result = bool(documents) and read["role"] in TOOLS and read.get("documents") is None
+        before = Text(self._text.hexdigest(), self.chars)
+        if documents:
+            self._text, self.chars = _digest(), 0
+        hidden = ("documents", "content") if is_result else ("documents",)
+        for name in sorted(said.keys() - set(hidden)):
+            if (value := bytes(said[name])) not in EMPTY:
+                self._feed(name.encode(), value)
+        self._feed(b"", b"")  # the end of a message
+        self.chars += 0 if is_result else chars_of(read)
+        if documents:
+            for document in documents:
+                _feed(self._whole, document.key.encode())
+            self.turns.append(Turn(at, before, documents, name=self._whole.hexdigest(), is_result=is_result))
+
+    def _feed(self, *values: bytes) -> None:
+        for value in values:
+            _feed(self._text, value)
+            _feed(self._whole, value)
+
+
+def chars_of(message: Mapping[str, object]) -> int:
+    """Return about how many characters of a prompt a message is."""
+    content = message.get("content")
+    calls = message.get("tool_calls")
+    length = len(json.dumps(calls, ensure_ascii=False)) if calls else 0
+    if isinstance(content, str):
+        return length + len(content)
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return length + sum(len(text) for text in texts if isinstance(text, str))
+
+
+def _digest() -> blake2b:
+    return blake2b(digest_size=16)
+
+
+def _feed(digest: blake2b, value: bytes) -> None:
+    """Add a value with its length, so that no two lists of values give the same digest."""
+    digest.update(b"%d:" % len(value) + value)

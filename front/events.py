@@ -1,0 +1,55 @@
+"""Server-sent events cut out of a stream of bytes: only whole ones leave, with all their bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+BLANK = re.compile(rb"\r\n\r\n|\n\n|\r\r")  # the line that ends an event
+LONGEST_BLANK = 4
+DATA = re.compile(rb"^data: ?(.*?)\r?$", re.M)
+LARGEST = 16 << 20  # bytes of an event
+
+
+class EventError(Exception):
+    """Bytes that are no events."""
+
+
+class Events:
+    """Holds back the bytes of an event until its end has come."""
+
+    def __init__(self, largest: int = LARGEST) -> None:
+        self._largest = largest
+        self._rest = bytearray()
+
+    def push(self, data: bytes) -> bytes:
+        """Return the bytes of all events that are whole now. Raises EventError for an event that is too large."""
+        begin = max(len(self._rest) - LONGEST_BLANK + 1, 0)  # no blank line ends before: each byte is looked at once
+        self._rest += data
+        end = max((found.end() for found in BLANK.finditer(self._rest, begin)), default=0)
+        whole = bytes(self._rest[:end])
+        del self._rest[:end]
+        if len(self._rest) > self._largest:
+            raise EventError(f"an event of more than {self._largest:,} bytes")
+        return whole
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no event is half here. Blank lines are not the beginning of one."""
+        return not self._rest.strip()
+
+    def rest(self) -> bytes:
+        return bytes(self._rest)
+
+
+def split(events: bytes) -> Iterator[bytes]:
+    """Yield whole events one by one, with all their bytes."""
+    begin = 0
+    for found in BLANK.finditer(events):
+        yield events[begin : found.end()]
+        begin = found.end()
+
+
+def data_of(event: bytes) -> bytes:
+    """Return the data of an event."""
+    return b"\n".join(DATA.findall(event))

@@ -1,0 +1,53 @@
+"""A request that is relayed as it is, and the ground that it shares with chats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from .host import Host
+from .relay import Bystander, Relay
+
+
+class Exchange:
+    """Sends a request on, and its answer back. ASGI."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._host.bodies.read(Request(scope, receive))
+        await _while_connected(receive, self.exchange(scope, send, body))
+
+    async def exchange(self, scope: Scope, send: Send, body: bytes) -> None:
+        """Send a request and relay its answer. Raises RequestError."""
+        upstream = self._host.upstream
+        async with upstream.ask(scope["method"], target_of(scope), scope["headers"], body) as response:
+            await Relay(upstream, send, scope["path"], Bystander()).relay(response)
+
+
+def target_of(scope: Scope) -> str:
+    """Return the path and the query of a request, as they were sent."""
+    query = scope["query_string"].decode("latin-1")
+    return scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+
+
+async def _while_connected(receive: Receive, work: Coroutine[object, object, None]) -> None:
+    """Work until it is done or the client leaves. Raises the errors of the work."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_leave(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _leave(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,73 @@
+"""The tokens of texts that the front cannot tokenise itself: as the upstream counts them, else by their characters."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+CHARS_A_TOKEN = 4.0  # before the first answer: about English's
+WEIGHT = 0.1  # of the newest answer in the learnt ratio
+
+
+class Part(Protocol):
+    """A text or a document of a prompt."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def chars(self) -> int: ...
+
+
+class Lengths:
+    """Counts tokens. most: documents whose count is remembered; the least recently used leaves first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._counted: OrderedDict[str, int] = OrderedDict()
+        self._chars_a_token = CHARS_A_TOKEN
+
+    def tokens(self, part: Part) -> int:
+        """Return the tokens of a part: as counted, else as its characters suggest."""
+        counted = self._counted.get(part.key)
+        return round(part.chars / self._chars_a_token) if counted is None else counted
+
+    def is_counted(self, key: str) -> bool:
+        return key in self._counted
+
+    def count(self, key: str, tokens: int) -> None:
+        """Remember what the upstream counted."""
+        self._counted[key] = tokens
+        self._counted.move_to_end(key)
+        while len(self._counted) > self._most:
+            self._counted.popitem(last=False)
+
+    def fit(self, parts: Sequence[Part], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
+        """Return the key and the tokens of each part of a prompt that had `prompt_tokens`; None: not known.
+
+        chars: of the prompt behind the last part. The tokens that no counted part takes are spread over the rest by its
+        characters, so that the template's own text counts as well. The ratio is learnt from prompts without a counted part.
+        """
+        if prompt_tokens is None:
+            return [(part.key, self.tokens(part)) for part in parts]
+        left = prompt_tokens - sum(self._counted.get(part.key, 0) for part in parts)
+        open_chars = chars + sum(part.chars for part in parts if part.key not in self._counted)
+        if left <= 0 or not open_chars:
+            return [(part.key, self.tokens(part)) for part in parts]
+        if not any(part.key in self._counted for part in parts):
+            self._chars_a_token += WEIGHT * (open_chars / left - self._chars_a_token)
+        return [(part.key, self._counted.get(part.key) or round(part.chars * left / open_chars)) for part in parts]
+
+
+def leading(path: Iterable[tuple[str, int]], cached_tokens: int) -> int:
+    """Return how many leading parts of a prompt were cached. More than half of a part counts as the whole of it.
+
+    Engines round cached tokens down to whole blocks, and tokens that are counted apart do not add up exactly.
+    """
+    number, left = 0, float(cached_tokens)
+    for _, tokens in path:
+        if left < tokens / 2 or left <= 0:
+            break
+        number, left = number + 1, left - tokens
+    return number

@@ -1,0 +1,58 @@
+"""A chat with its documents as text, for an upstream that knows no documents."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from ..ordering.prompt import document_text, location_hint, order_hint
+from ..server.errors import RequestError
+from .chat import Chat, Conversation, Fields, Options
+from .orders import Placed, Plan
+
+encode = msgspec.json.Encoder().encode
+OURS = ("documents", *Options.__struct_fields__)  # fields that the upstream does not know
+
+
+def check(chat: Chat) -> None:
+    """Refuse a chat whose history only slotcache has. Raises RequestError."""
+    conversation = chat.options.conversation
+    if isinstance(conversation, Conversation) and conversation.history == "new":
+        problem = "the upstream keeps no conversations: send the whole history"
+        raise RequestError(f"conversation.history is new: {problem}", param="conversation.history")
+
+
+def write(chat: Chat, plan: Plan, wants_usage: bool) -> bytes:
+    """Return the body for the upstream: documents stand in front of the text of their messages. All else is as it was.
+
+    wants_usage: ask for a chunk with the usage.
+    """
+    messages = [{name: value for name, value in message.items() if name != "documents"} for message in chat.messages]
+    for placed in plan.placed:
+        message = messages[placed.turn.at]
+        content = Raw(b'""') if placed.turn.is_result else message.get("content", Raw(b"null"))
+        message["content"] = _with_text(turn_text(placed), content)
+    fields: Fields = {name: value for name, value in chat.fields.items() if name not in OURS}
+    fields["messages"] = Raw(encode(messages))
+    if wants_usage:
+        options = msgspec.json.decode(fields.get("stream_options", b"null"))
+        fields["stream_options"] = Raw(encode((options if isinstance(options, dict) else {}) | {"include_usage": True}))
+    return encode(fields)
+
+
+def turn_text(placed: Placed) -> str:
+    """Return the text of a turn's documents with the hints about them."""
+    documents = "".join(map(document_text, placed.shown))
+    hint = order_hint(placed.shown, placed.documents) if placed.has_hint else ""
+    return documents + location_hint(placed.repeated) + hint
+
+
+def _with_text(text: str, content: Raw) -> Raw:
+    """Put a text in front of a message's content: a text, a list of parts, or null."""
+    value = msgspec.json.decode(content)
+    if isinstance(value, list):
+        first = value[0] if value else None
+        if isinstance(first, dict) and first.get("type") == "text" and isinstance(first.get("text"), str):
+            return Raw(encode([first | {"text": text + first["text"]}, *value[1:]]))
+        return Raw(encode([{"type": "text", "text": text}, *value]))
+    return Raw(encode(text + value if isinstance(value, str) else text))

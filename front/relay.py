@@ -1,0 +1,166 @@
+"""An upstream's answer on its way to the client: events whole or not at all, JSON whole, everything else as it comes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import aiohttp
+import msgspec
+from starlette.types import Send
+
+from ..server.edge.refusal import MESSAGES
+from ..server.errors import RequestError
+from .events import EventError, Events
+from .upstream import OF_THE_HOP, Upstream, headers_of
+
+logger = logging.getLogger("slotcache")
+JSON, EVENTS = "application/json", "text/event-stream"
+DONE = b"data: [DONE]\n\n"
+TAG = re.compile("<[^<>]*>")
+MOST_SAID = 1000  # bytes of a page that an error quotes
+LARGEST = 16 << 20  # bytes of JSON that are held until they are whole
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Reader(Protocol):
+    """Reads along, and decides what the client gets of a stream."""
+
+    def events(self, events: bytes) -> bytes:
+        """Take whole events. Return those that the client gets."""
+        ...
+
+    def body(self, status: int, body: bytes) -> None:
+        """Take a whole answer that is no stream."""
+        ...
+
+
+class Bystander:
+    """Reads nothing: the client gets all."""
+
+    def events(self, events: bytes) -> bytes:
+        return events
+
+    def body(self, status: int, body: bytes) -> None:
+        pass
+
+
+class Relay:
+    """One answer. path: of the request. more: headers for the client beside the upstream's."""
+
+    def __init__(self, upstream: Upstream, send: Send, path: str, reader: Reader, *, more: Headers = ()) -> None:
+        self._upstream, self._send, self._path, self._reader, self._more = upstream, send, path, reader, more
+        self._has_begun = False
+
+    async def relay(self, response: aiohttp.ClientResponse) -> None:
+        """Send the answer. Raises RequestError, if nothing of it was sent yet."""
+        pieces = self._upstream.pieces(response)
+        is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
+        if is_plain and response.content_type == EVENTS:
+            await self._relay_events(response, pieces)
+        elif is_plain and response.content_type == JSON:
+            await self._relay_json(response, pieces)
+        elif is_plain and response.status >= 400 and self._is_chat:
+            raise await _refusal(response, pieces)
+        else:
+            await self._relay_pieces(response, pieces)
+
+    async def _relay_events(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
+        """Send events. A stream that breaks off ends with an event that says so, never within an event."""
+        events, end = Events(), b""
+        try:
+            async for piece in pieces:
+                if whole := events.push(piece):
+                    end = (end + whole)[-len(DONE) :]
+                    if shown := self._reader.events(whole):
+                        await self._begin(response, OF_THE_HOP | {b"content-length"})
+                        await self._write(shown)
+            if not events.is_between or (_ends_by_close(response) and self._is_chat and end != DONE):
+                raise RequestError("the upstream broke off", status=502, code="upstream_broke_off")
+        except (RequestError, EventError) as error:
+            if end != DONE:
+                await self._fail(error if isinstance(error, RequestError) else _garbage(error))
+        await self._begin(response, OF_THE_HOP | {b"content-length"})
+        await self._write(b"", more=False)
+
+    async def _relay_json(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
+        """Send a body once it is whole, so that an answer that breaks off becomes an error; one too large, as it comes."""
+        held: list[bytes] = []
+        length = 0
+        async for piece in pieces:
+            held.append(piece)
+            length += len(piece)
+            if length > LARGEST:
+                await self._begin(response)
+                await self._write(b"".join(held))
+                await self._relay_pieces(response, pieces)
+                return
+        body = b"".join(held)
+        self._reader.body(response.status, body)
+        await self._begin(response)
+        await self._write(body, more=False)
+
+    async def _relay_pieces(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
+        """Send the pieces of a body. If it breaks off, so does the connection to the client."""
+        try:
+            async for piece in pieces:
+                await self._begin(response)
+                await self._write(piece)
+        except RequestError as error:
+            if not self._has_begun:
+                raise
+            logger.warning("%s: %s", self._path, error.message)
+            return  # without its end: uvicorn closes the connection
+        await self._begin(response)
+        await self._write(b"", more=False)
+
+    async def _begin(self, response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_THE_HOP) -> None:
+        """Send the head, once."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        headers = [*headers_of(response, without), *self._more]
+        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+
+    async def _write(self, data: bytes, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _fail(self, error: RequestError) -> None:
+        """End a stream with an error."""
+        if not self._has_begun:
+            raise error
+        logger.warning("%s: %s", self._path, error.message)
+        if self._path.startswith(MESSAGES):
+            await self._write(b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n")
+            return
+        await self._write(b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + (DONE if self._is_chat else b""))
+
+    @property
+    def _is_chat(self) -> bool:
+        return self._path.endswith("/chat/completions")
+
+
+def _ends_by_close(response: aiohttp.ClientResponse) -> bool:
+    """Whether only the end of the connection ends the answer, so that an upstream that died looks like one at its end."""
+    return (
+        "Content-Length" not in response.headers and "chunked" not in response.headers.get("Transfer-Encoding", "").lower()
+    )
+
+
+async def _refusal(response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> RequestError:
+    """Return the error that a page says, such as that of a router without a backend. Raises RequestError."""
+    said = b""
+    async for piece in pieces:
+        said += piece
+        if len(said) > MOST_SAID:
+            break
+    text = " ".join(TAG.sub(" ", said[:MOST_SAID].decode("utf-8", "replace")).split())
+    wait = response.headers.get("Retry-After")
+    headers = {"Retry-After": wait} if wait else None
+    return RequestError(f"the upstream answered {response.status}: {text}", status=response.status, headers=headers)
+
+
+def _garbage(error: EventError) -> RequestError:
+    return RequestError(f"the upstream sent {error}", status=502, code="upstream_garbage")

@@ -1,0 +1,67 @@
+"""The settings of the front: some of the server's, with its rules for flags and the environment, and some of its own."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from typing import Literal
+from urllib.parse import urlsplit
+
+from ..server.flags.parser import add_settings
+from ..server.settings import SETTINGS, Order, Settings, SettingsError, row, table_of
+
+PORT = 8090  # beside a server on its usual port
+ACCESS = ("host", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body")
+SHARED = (*ACCESS, "log_format", "log_file", "verbose")
+"""The server's settings that a front has too, for its own port."""
+
+Dialect = Literal["auto", "llama", "vllm", "sglang", "slotcache", "openai"]
+Switch = Literal["auto", "off"]
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """The settings that only a front has, and defaults of requests. Times are in seconds."""
+
+    upstream: str = row("", ("--upstream",), "address of the engine or of its router, such as http://127.0.0.1:8080")
+    upstream_key: str = row("", ("--upstream-key",), "the API key that the upstream wants, instead of the client's")
+    port: int = row(PORT, ("--port",), "port to listen on", most=65535)
+    dialect: Dialect = row("auto", ("--dialect",), "how the upstream tells cached tokens; auto: `GET /v1/models` names it")
+    tree_nodes: int = row(10_000, ("--tree-nodes",), "documents that the upstream is taken to have in its cache", least=1)
+    affinity_header: str = row("x-session-id", ("--affinity-header",), "header that tells a router which requests belong together; empty: none")
+    document_order: Order = row("auto", ("--document-order",), "default of a request's `document_order`")
+    dedup: Switch = row("auto", ("--dedup",), "default of a request's `dedup`: earlier documents are referred to")
+    tool_documents: Switch = row("auto", ("--tool-documents",), "default of a request's `tool_documents`: lists in results count")
+    order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the ranking after documents")
+    connect_timeout: float = row(5.0, ("--connect-timeout",), "most time to connect to the upstream", least=0)
+    answer_timeout: float = row(600.0, ("--answer-timeout",), "most time until an answer begins", least=0)
+    stall_timeout: float = row(120.0, ("--stall-timeout",), "most time between two pieces of an answer", least=0)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        if self.upstream and urlsplit(self.upstream).scheme not in ("http", "https"):
+            raise SettingsError(f"--upstream {self.upstream}: expected an address such as http://127.0.0.1:8080")
+
+    @property
+    def base(self) -> str:
+        """The upstream's address, in front of a path such as /v1/models."""
+        return self.upstream.rstrip("/").removesuffix("/v1")
+
+
+OWN = table_of(Front())
+HOSTING = tuple(replace(setting, llama="") for setting in SETTINGS if setting.name in SHARED)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the flags of a front."""
+    add_settings(parser, (*OWN, *HOSTING))
+
+
+def settings_of(arguments: argparse.Namespace) -> tuple[Front, Settings]:
+    """Return a front's settings, and those of its port. Raises SettingsError."""
+    own = Front(**{setting.name: getattr(arguments, setting.name) for setting in OWN})
+    if not own.upstream:
+        raise SettingsError("--upstream is missing: the address of an engine, such as http://127.0.0.1:8080")
+    shared = {setting.name: getattr(arguments, setting.name) for setting in HOSTING}
+    return own, Settings(**shared, port=own.port, ui=False)

@@ -1,0 +1,130 @@
+"""The upstream: requests to it, its answers piece by piece, and its failures as OpenAI's errors."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from ..server.errors import RequestError
+from .settings import Front
+
+LOOK = 1.0  # seconds between two looks at a connection that is silent
+KEEP_ALIVE = 2.0  # seconds that an idle connection is kept: fewer than any server keeps it, so none closes as we send
+ANNOUNCED = (b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade")
+OF_THE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", *ANNOUNCED))
+"""Headers that belong to one connection."""
+OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"expect"))  # of a request: made anew
+CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
+SILENT = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # headers that aiohttp would add by itself
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Upstream:
+    """One upstream. An async context manager; used by one event loop. has_keys: the clients' keys are the front's own."""
+
+    def __init__(self, settings: Front, has_keys: bool = False) -> None:
+        self._settings, self._has_keys = settings, has_keys
+
+    async def __aenter__(self) -> Upstream:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout or None)
+        self._http = aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=SILENT,
+        )
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._http.close()
+
+    @asynccontextmanager
+    async def ask(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request; the answer's head has come. target: the path with the query. Raises RequestError."""
+        url = URL(self._settings.base + target, encoded=True)
+        request = self._http.request(
+            method, url, headers=self._headers(headers), data=body or None, allow_redirects=False, max_line_size=65536
+        )
+        with self._failures(self._settings.answer_timeout):
+            async with asyncio.timeout(self._settings.answer_timeout or None):
+                response = await request
+        try:
+            yield response
+        finally:
+            response.close()  # after a whole answer the connection is back in the pool already
+
+    async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """Yield an answer's body as it comes. Raises RequestError."""
+        while True:
+            with self._failures(self._settings.stall_timeout):
+                piece = await self._piece(response)
+            if not piece:
+                return
+            yield piece
+
+    async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the next bytes of a body, none at its end. Raises TimeoutError and aiohttp.ClientError.
+
+        aiohttp tells nothing of a connection that it closed for a malformed chunk, so the wait looks at it now and then.
+        """
+        patience = self._settings.stall_timeout or math.inf
+        while patience > 0:
+            try:
+                async with asyncio.timeout(min(LOOK, patience)):
+                    return await response.content.readany()
+            except TimeoutError:
+                if _is_lost(response):
+                    raise aiohttp.ClientPayloadError("its answer is malformed") from None
+            patience -= LOOK
+        raise TimeoutError
+
+    def _headers(self, headers: Headers) -> CIMultiDict[str]:
+        dropped = OURS | CREDENTIALS if self._settings.upstream_key or self._has_keys else OURS
+        sent = CIMultiDict(
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in headers if name not in dropped
+        )
+        if self._settings.upstream_key:
+            sent["Authorization"] = f"Bearer {self._settings.upstream_key}"
+        return sent
+
+    @contextmanager
+    def _failures(self, patience: float) -> Iterator[None]:
+        """Turn the failures of a connection into RequestError."""
+        try:
+            yield
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            problem = f"the upstream cannot be reached: {_said(error)}"
+            raise RequestError(problem, status=502, code="upstream_unreachable") from None
+        except TimeoutError:
+            problem = f"the upstream was silent for {patience:g} s"
+            raise RequestError(problem, status=504, code="upstream_timeout") from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError) as error:
+            problem = f"the upstream broke off: {_said(error)}"
+            raise RequestError(problem, status=502, code="upstream_broke_off") from None
+        except aiohttp.ClientError as error:
+            problem = f"the upstream does not speak HTTP: {_said(error)}"
+            raise RequestError(problem, status=502, code="upstream_garbage") from None
+
+
+def headers_of(response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
+    """Return an answer's headers as they came, without those of its connection."""
+    headers = ((name.lower(), value) for name, value in response.raw_headers)
+    return [(name, value) for name, value in headers if name not in without]
+
+
+def _is_lost(response: aiohttp.ClientResponse) -> bool:
+    connection = response.connection
+    return connection is not None and (connection.protocol is None or not connection.protocol.connected)
+
+
+def _said(error: Exception) -> str:
+    """Return an error in a few words, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,106 @@
+"""The documents that the messages of a chat bring: in fields of their own, and as results of tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from .document import TEXT_FIELDS, Document, DocumentError, parse_documents
+
+TOOLS = ("tool", "function")  # roles of results
+HOLDERS = ("user", *TOOLS)  # roles whose messages may have documents
+LISTS = ("documents", "results", "hits", "passages", "chunks", "items", "data")  # fields that hold a result's documents
+RANKS = ("score", "rank", "distance", "similarity", "relevance", "index", "_score")  # depend on the query: not shown
+NAMES = ("id", "doc_id", "title", *TEXT_FIELDS)
+
+Message = Mapping[str, object]
+
+
+def find_documents(messages: Sequence[Message], top: object, takes_results: bool) -> dict[int, tuple[Document, ...]]:
+    """Return the documents of each message that has some, by its index, in retrieval rank.
+
+    top: the request's own field `documents`, whose documents belong to the last message of a user. takes_results: a tool's
+    message whose content is a list of documents has these. Raises DocumentError.
+    """
+    found: dict[int, tuple[Document, ...]] = {}
+    for at, message in enumerate(messages):
+        where, given = f"messages[{at}]", message.get("documents")
+        if given and message["role"] not in HOLDERS:
+            raise DocumentError(f"{where}.documents", "stand in the wrong place: only users and tools have documents")
+        if given is not None:
+            found[at] = parse_documents(given, f"{where}.documents")
+        elif takes_results and message["role"] in TOOLS and (listed := documents_in(message, f"{where}.content")):
+            found[at] = listed
+    if top is None:
+        return found
+    last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if last is None and top:
+        raise DocumentError("documents", "belong to the last user message, and there is none")
+    if last is not None:
+        if found.get(last) and top:
+            raise DocumentError("documents", f"and messages[{last}].documents: give one of them")
+        found[last] = found.get(last) or parse_documents(top)
+    return found
+
+
+def documents_in(message: Message, where: str) -> tuple[Document, ...]:
+    """Return the documents that the content of a tool's message is; empty if it is something else.
+
+    The content is a list of documents, or JSON text of one, or of an object with one; each document has an id and a text.
+    Further fields of a document are lines in front of its text; its rank and score are left out.
+    """
+    listed = _listed(message.get("content"))
+    if not listed or not all(map(_is_document, listed)):
+        return ()
+    try:
+        return parse_documents([_flat(value) for value in listed], where)
+    except DocumentError:
+        return ()
+
+
+def leave_out(documents: Sequence[Document], held: AbstractSet[str]) -> tuple[tuple[Document, ...], tuple[str, ...]]:
+    """Return the documents that no earlier turn shows, and the ids of the rest (RAGBoost, 5.4). held: keys of shown ones."""
+    new = tuple(document for document in documents if document.key not in held)
+    return new, tuple(document.id for document in documents if document.key in held)
+
+
+def _listed(content: object) -> Sequence[object]:
+    """Return the list of objects that a content is or holds; empty without one."""
+    if isinstance(content, str):
+        if content.lstrip()[:1] not in ("[", "{"):
+            return ()
+        try:
+            content = msgspec.json.decode(content.encode("utf-8", "replace"))
+        except (msgspec.DecodeError, RecursionError):
+            return ()
+    if isinstance(content, Mapping):
+        content = next((value for name in LISTS if isinstance(value := content.get(name), list)), ())
+    return content if isinstance(content, list) else ()
+
+
+def _is_document(value: object) -> bool:
+    if not isinstance(value, Mapping) or value.get("type") in ("text", "image_url"):
+        return False
+    return any(value.get(name) is not None for name in ("id", "doc_id")) and any(value.get(name) for name in TEXT_FIELDS)
+
+
+def _flat(value: object) -> object:
+    """Return a document whose further fields stand in its text."""
+    assert isinstance(value, Mapping)
+    lines = _lines((name, inner) for name, inner in value.items() if name not in NAMES and name not in RANKS)
+    if not lines:
+        return value
+    name = next(name for name in TEXT_FIELDS if value.get(name))
+    return {**{kept: value[kept] for kept in NAMES if kept in value}, name: f"{lines}\n{value[name]}"}
+
+
+def _lines(fields: Iterable[tuple[object, object]]) -> str:
+    shown = (
+        f"{name}: {inner if isinstance(inner, str) else json.dumps(inner, ensure_ascii=False)}"
+        for name, inner in fields
+        if inner is not None
+    )
+    return "\n".join(shown)
