@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-import msgspec
-
 from .document import TEXT_FIELDS, Document, DocumentError, parse_documents
 
 TOOLS = ("tool", "function")  # roles of results
@@ -73,12 +71,17 @@ def _listed(content: object) -> Sequence[object]:
         if content.lstrip()[:1] not in ("[", "{"):
             return ()
         try:
-            content = msgspec.json.decode(content.encode("utf-8", "replace"))
-        except (msgspec.DecodeError, RecursionError):
+            content = json.loads(content, parse_constant=_refuse)
+        except (ValueError, RecursionError):
             return ()
     if isinstance(content, Mapping):
         content = next((value for name in LISTS if isinstance(value := content.get(name), list)), ())
     return content if isinstance(content, list) else ()
+
+
+def _refuse(constant: str) -> None:
+    """Refuse NaN and Infinity, which are no JSON."""
+    raise ValueError(constant)
 
 
 def _is_document(value: object) -> bool:
