@@ -76,7 +76,10 @@ export class TreeView {
   }
 
   _nameOf(block) {
-    for (const one of behind(block)) if (this._rowsOf(one).length) return namesOf(this._rowsOf(one));
+    for (const one of behind(block)) {
+      const rows = this._rowsOf(one);
+      if (rows.length) return one !== block && block.children.length > 1 ? `Beginning of ${namesOf(rows)}` : namesOf(rows);
+    }
     for (const one of inFront(block)) {
       const rows = this._rowsOf(one);
       if (rows.some(({ isLast }) => isLast)) return "An answer, and the start of the next turn";
