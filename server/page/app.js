@@ -20,6 +20,7 @@ const LOADING = 503; // the status until the model is loaded
 const sidebar = new Sidebar(document.getElementById("sidebar"), { remove: removeChat, close: () => showMenu(false) });
 const chatView = new ChatView({ changed: showChats, opened: (id) => go(`#/chat/${id}`) });
 const liveView = new LiveView();
+let nextLook = 0;
 
 function go(hash) {
   if (location.hash !== hash) location.hash = hash;
@@ -66,6 +67,7 @@ function showMenu(open) {
 }
 
 async function showServer() {
+  clearTimeout(nextLook);
   const shown = document.getElementById("model");
   let about;
   try {
@@ -73,7 +75,7 @@ async function showServer() {
   } catch (error) {
     const isAway = !(error instanceof ApiError);
     shown.textContent = isAway ? "The server cannot be reached." : error.message;
-    if (isAway || error.status === LOADING) setTimeout(showServer, LOOK_EVERY);
+    if (isAway || error.status === LOADING) nextLook = setTimeout(showServer, LOOK_EVERY);
     return;
   }
   shown.textContent = about.model_alias;
@@ -82,7 +84,7 @@ async function showServer() {
 
 async function showFolder() {
   const found = await loadCollections();
-  if (found?.some(({ state }) => state !== "ready")) setTimeout(showFolder, LOOK_EVERY);
+  if (found?.some(({ state }) => state !== "ready")) nextLook = setTimeout(showFolder, LOOK_EVERY);
 }
 
 function pressed(event) {
@@ -109,7 +111,7 @@ const settingsButton = document.getElementById("open-settings");
 settingsButton.append(icon("settings"));
 settingsButton.addEventListener("click", () => openSettings(async () => {
   for (const { id } of await listChats()) await removeChat(id);
-}));
+}, showServer)); // another scope may have another folder
 addEventListener("hashchange", route);
 addEventListener("keydown", pressed);
 await route();

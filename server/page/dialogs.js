@@ -38,8 +38,8 @@ const FIELDS = [
 ];
 const KEYS = [["Enter", "ask"], ["Shift + Enter", "a new line"], ["/", "to the question"], ["Esc", "stop, close"], ["Ctrl + Shift + O", "new chat"]];
 
-/** Show the settings. @param {() => void} removeChats */
-export function openSettings(removeChats) {
+/** Show the settings. @param {() => void} removeChats @param {() => void} closed */
+export function openSettings(removeChats, closed) {
   const rows = FIELDS.map(([name, label, make]) => {
     const field = make();
     field.id = `setting-${name}`;
@@ -62,6 +62,7 @@ export function openSettings(removeChats) {
   const keys = h("dl.keys", {}, KEYS.map(([name, act]) => [h("dt", {}, h("kbd", {}, name)), h("dd", {}, act)]));
   const dialog = open(h("form", { method: "dialog" }, h("h2", {}, "Settings"), rows, keys,
     h("div.buttons", {}, key, all, h("button.strong", {}, "Done"))), "settings");
+  dialog.addEventListener("close", closed);
 }
 
 function open(content, name) {

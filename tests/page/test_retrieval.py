@@ -1,6 +1,7 @@
 """A folder of the server in the page: its switch, the search while one types, citations, a source at its place."""
 
-from server.conftest import until
+from server.conftest import running, until
+from slotcache.models.demo import FILE
 from support.notes import write
 
 from .conftest import LAMPS, ask, ended, figures, say
@@ -164,6 +165,21 @@ def test_a_question_that_nothing_matches_is_told(library, open_page):
     page.wait_for_selector(".switch input:checked")
     turn = ask(page, "Zyzzyva?")
     assert "Nothing in the folder matches" in turn.inner_text() and turn.locator(".sources, .read").count() == 0
+
+
+def test_a_folder_of_another_scope_is_shown_to_its_readers(open_page, tmp_path):
+    folder = write(tmp_path / "notes", {"tides.md": "# Tides\n\nThe moon raises two tides a day."})
+    with running(FILE, docs=str(folder), docs_db=str(tmp_path / "db"), docs_scope="readers", predict=20) as up:
+        page = open_page(up)
+        page.watch.expected = ("403",)
+        page.wait_for_function("() => document.getElementById('model').textContent")
+        assert not page.locator(".folder").is_visible()
+        page.click("#open-settings")
+        page.fill("#setting-scope", "readers")
+        page.click("text=Done")
+        page.wait_for_selector(".switch")
+        source = ask(page, "How many tides?").locator(".read li, .sources li").first
+        assert "tides.md" in source.evaluate("one => one.outerHTML")
 
 
 def test_a_server_without_a_folder_shows_nothing_of_it(server, open_page):
