@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,23 +30,37 @@ def make_app(host: Host) -> Starlette:
     routes = [
         Route("/v1/chat/completions", chats, methods=["POST"]),
         Route("/chat/completions", chats, methods=["POST"]),
+        Route("/metrics", metrics),
         Route("/{path:path}", others),
     ]
+    app = Starlette(
+        routes=routes,
+        middleware=_layers(host),
+        exception_handlers={RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail},
+        lifespan=partial(_while_up, host),
+    )
+    app.state.host = host
+    return app
+
+
+@asynccontextmanager
+async def _while_up(host: Host, app: Starlette) -> AsyncIterator[None]:
+    async with host.upstream:
+        yield
+        host.counting.stop()
+
+
+def _layers(host: Host) -> list[Middleware]:
+    """Return the layers around all routes, the outermost first. Raises SettingsError."""
     origins = Origins(host.hosting)
     cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
     gate = Middleware(Gate, settings=host.hosting, keys=Keys.of(host.hosting), origins=origins)
+    return [Middleware(RequestLog), *cross_origin, gate]
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with host.upstream:
-            yield
 
-    return Starlette(
-        routes=routes,
-        middleware=[Middleware(RequestLog), *cross_origin, gate],
-        exception_handlers={RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail},
-        lifespan=lifespan,
-    )
+async def metrics(request: Request) -> Response:
+    """Show the front's own metrics; the upstream's are at its own address."""
+    return Response(request.app.state.host.metrics.exposition(), media_type="text/plain; version=0.0.4")
 
 
 def refuse(request: Request, error: Exception) -> Response:

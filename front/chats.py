@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from time import perf_counter
 
 from starlette.types import Scope, Send
 
@@ -13,12 +13,12 @@ from ..server.errors import RequestError
 from .chat import read_chat
 from .engines import Engine
 from .exchange import Exchange, target_of
-from .feedback import Listener, Told
+from .feedback import Listener
 from .orders import Plan
 from .prompt import check, write
 from .relay import Bystander, Relay
+from .upstream import Headers, Sent
 
-logger = logging.getLogger("slotcache")
 ORDER = b"x-slotcache-order"
 MAX_VALUE = 128  # characters of a header's value that may be a client's
 MAX_RANKS = 64  # of an order that the header names
@@ -28,12 +28,14 @@ MAX_RANKS = 64  # of an order that the header names
 class Ask:
     """A chat on its way. body: for the upstream. session: the affinity header's value; empty: none.
 
-    plan: None for a chat without documents. hides_usage: the client did not ask for the chunk with the usage.
+    plan: None for a chat without documents. model: the name in the request, as JSON. hides_usage: the client did not ask for
+    the chunk with the usage.
     """
 
     body: bytes
     session: str = ""
     plan: Plan | None = None
+    model: bytes = b"null"
     hides_usage: bool = False
 
 
@@ -41,24 +43,26 @@ class Chats(Exchange):
     """Orders a chat's documents, and relays it."""
 
     async def exchange(self, scope: Scope, send: Send, body: bytes) -> None:
-        host = self._host
+        host, began = self._host, perf_counter()
         engine = await host.finder.engine(scope["headers"])
         ask = await asyncio.to_thread(self._prepare, body, engine)
-        headers = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
-        affinity = host.settings.affinity_header.lower().encode("latin-1")
-        if affinity and ask.session and affinity not in dict(headers):
-            headers.append((affinity, ask.session.encode("latin-1")))
-        reader = Listener(ask.hides_usage) if ask.plan else Bystander()
-        more = [(ORDER, _reason(ask.plan, engine).encode("latin-1"))] if ask.plan else []
-        async with host.upstream.ask("POST", target_of(scope), headers, ask.body) as response:
-            await Relay(host.upstream, send, scope["path"], reader, more=more).relay(response)
-        if ask.plan and isinstance(reader, Listener) and reader.told:
-            self._learn(ask.plan, reader.told)
+        host.metrics.ordering.observe(perf_counter() - began)
+        sent = Sent("POST", target_of(scope), self._headers(scope["headers"], ask.session), ask.body)
+        if ask.plan is None:
+            await self.relay(sent, Relay(host.upstream, send, scope["path"], Bystander()))
+            return
+        reader, more = Listener(ask.hides_usage), [(ORDER, _reason(ask.plan, engine).encode("latin-1"))]
+        await self.relay(sent, Relay(host.upstream, send, scope["path"], reader, more=more))
+        host.counting.add(ask.plan.documents, engine, scope["headers"], ask.model)
+        if reader.told is not None:
+            host.learning.learn(ask.plan, reader.told)
 
-    def _learn(self, plan: Plan, told: Told) -> None:
-        """Learn behind the client's back: it has its answer."""
-        learning = asyncio.get_running_loop().run_in_executor(None, self._host.orders.learn, plan, told)
-        learning.add_done_callback(_note_failure)
+    def _headers(self, headers: Headers, session: str) -> Headers:
+        """Return the headers for the upstream: the client's, and the affinity header unless the client has set it."""
+        kept = [(name, value) for name, value in headers if name != b"accept-encoding"]  # answers are read
+        affinity = self._host.settings.affinity_header.lower().encode("latin-1")
+        has_own = any(name == affinity for name, _ in kept)
+        return [*kept, (affinity, session.encode("latin-1"))] if affinity and session and not has_own else kept
 
     def _prepare(self, body: bytes, engine: Engine) -> Ask:
         """Return a chat for the upstream. Raises RequestError."""
@@ -74,15 +78,11 @@ class Chats(Exchange):
             check(chat)
         plan = self._host.orders.plan(chat)
         session = _safe(chat.options.conversation_id) or plan.first.key[:16]
+        ask = Ask(body, session, plan, model=bytes(chat.fields.get("model", b"null")))
         if engine.knows_documents:
-            return Ask(body, session, plan)
+            return ask
         wants = chat.is_stream and not chat.wants_usage and not engine.tells_in_streams
-        return Ask(write(chat, plan, wants), session, plan, hides_usage=wants)
-
-
-def _note_failure(learning: asyncio.Future[int | None]) -> None:
-    if not learning.cancelled() and (error := learning.exception()) is not None:
-        logger.error("an answer taught nothing", exc_info=error)
+        return replace(ask, body=write(chat, plan, wants), hides_usage=wants)
 
 
 def _safe(name: str) -> str:

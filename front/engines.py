@@ -13,20 +13,25 @@ from .upstream import Headers, Upstream
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """knows_documents: requests go there as they are. tells_in_streams: a stream ends with its figures, unasked."""
+    """knows_documents: requests go there as they are. tells_in_streams: a stream ends with its figures, unasked.
+
+    text_field, no_begin: the fields of `POST /tokenize` for the text, and for no BOS token; empty without that route.
+    """
 
     name: str
     knows_documents: bool = False
     tells_in_streams: bool = False
+    text_field: str = ""
+    no_begin: str = ""
 
 
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("slotcache", knows_documents=True, tells_in_streams=True),
-        Engine("llama", tells_in_streams=True),
-        Engine("vllm"),
-        Engine("sglang"),
+        Engine("slotcache", knows_documents=True, tells_in_streams=True, text_field="content", no_begin="add_special"),
+        Engine("llama", tells_in_streams=True, text_field="content", no_begin="add_special"),
+        Engine("vllm", text_field="prompt", no_begin="add_special_tokens"),
+        Engine("sglang", text_field="prompt", no_begin="add_special_tokens"),
         Engine("openai"),
     )
 }
@@ -45,15 +50,12 @@ class Finder:
         """Return the engine, as the upstream's models name it. headers: of the request that wants to know."""
         if self._known is not None:
             return self._known
-        asked = [(name, value) for name, value in headers if name in (b"authorization", b"x-api-key")]
         try:
-            async with self._upstream.ask("GET", "/v1/models", asked, b"") as response:
-                body = b"".join([piece async for piece in self._upstream.pieces(response)])
-                status = response.status
+            answer = await self._upstream.fetch("GET", "/v1/models", headers)
         except RequestError:
             return ENGINES["openai"]  # for now: the request itself will tell the client what is wrong
-        engine = ENGINES[OWNERS.get(_owner(body), "openai")]
-        if status == 200:
+        engine = ENGINES[OWNERS.get(_owner(answer.body), "openai")]
+        if answer.status == 200:
             self._known = engine
         return engine
 

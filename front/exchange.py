@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from time import perf_counter
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from ..server.errors import RequestError
 from .host import Host
 from .relay import Bystander, Relay
+from .upstream import Sent
 
 
 class Exchange:
@@ -24,9 +27,23 @@ class Exchange:
 
     async def exchange(self, scope: Scope, send: Send, body: bytes) -> None:
         """Send a request and relay its answer. Raises RequestError."""
-        upstream = self._host.upstream
-        async with upstream.ask(scope["method"], target_of(scope), scope["headers"], body) as response:
-            await Relay(upstream, send, scope["path"], Bystander()).relay(response)
+        sent = Sent(scope["method"], target_of(scope), scope["headers"], body)
+        await self.relay(sent, Relay(self._host.upstream, send, scope["path"], Bystander()))
+
+    async def relay(self, sent: Sent, relay: Relay) -> None:
+        """Send a request and relay its answer. Raises RequestError."""
+        metrics, began = self._host.metrics, perf_counter()
+        try:
+            async with self._host.upstream.ask(sent) as response:
+                metrics.waiting.observe(perf_counter() - began)
+                metrics.requests.labels(str(response.status)).inc()
+                await relay.relay(response)
+        except RequestError as error:
+            relay.failure = error
+            raise
+        finally:
+            if relay.failure is not None:
+                metrics.failures.labels(str(relay.failure.code)).inc()
 
 
 def target_of(scope: Scope) -> str:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from ..server.edge.bodies import Bodies
 from ..server.settings import Settings
+from .counting import Counting
 from .engines import Finder
+from .learning import Learning
 from .lengths import Lengths
+from .metrics import Metrics
 from .orders import Orders
 from .settings import Front
 from .upstream import Upstream
@@ -24,17 +27,26 @@ class Host:
     upstream: Upstream
     finder: Finder
     orders: Orders
+    counting: Counting
+    learning: Learning
+    metrics: Metrics
     bodies: Bodies
 
     @classmethod
     def of(cls, settings: Front, hosting: Settings) -> Host:
         """Make a host. It connects once the application starts."""
+        lengths = Lengths(COUNTED * settings.tree_nodes)
+        orders = Orders(settings, lengths)
+        metrics = Metrics(lambda: len(orders))
         upstream = Upstream(settings, has_keys=bool(hosting.api_key or hosting.api_key_file))
         return cls(
             settings,
             hosting,
             upstream=upstream,
             finder=Finder(upstream, settings.dialect),
-            orders=Orders(settings, Lengths(COUNTED * settings.tree_nodes)),
+            orders=orders,
+            counting=Counting(upstream, lengths),
+            learning=Learning(orders, metrics),
+            metrics=metrics,
             bodies=Bodies.up_to(hosting.max_body << 20),
         )

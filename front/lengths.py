@@ -33,7 +33,8 @@ class Lengths:
         counted = self._counted.get(part.key)
         return round(part.chars / self._chars_a_token) if counted is None else counted
 
-    def is_counted(self, key: str) -> bool:
+    def __contains__(self, key: str) -> bool:
+        """Return whether the upstream has counted a document."""
         return key in self._counted
 
     def count(self, key: str, tokens: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 
@@ -70,7 +70,7 @@ class Plan:
     @property
     def first(self) -> Document:
         """The first document of the prompt."""
-        return next(part.document for part in self.parts if part.document is not None)
+        return next(self.documents)
 
     def ordered_by(self, ids: Sequence[str]) -> Plan:
         """Return the plan with the documents of each turn in another order. Those that `ids` lacks are left out."""
@@ -83,6 +83,20 @@ class Plan:
         both = zip(self.parts, parts, strict=False)
         same = next((at for at, (old, new) in enumerate(both) if old.key != new.key), len(parts))
         return replace(self, parts=tuple(parts), known=min(self.known, same))
+
+    @property
+    def documents(self) -> Iterator[Document]:
+        """The documents in the order of the prompt."""
+        return (part.document for part in self.parts if part.document is not None)
+
+    @property
+    def num_documents(self) -> int:
+        return self.documents_in(len(self.parts))
+
+    @property
+    def num_expected(self) -> int:
+        """The documents that the upstream should have."""
+        return self.documents_in(self.known)
 
     def documents_in(self, number: int) -> int:
         """Return how many of the first parts are documents."""

@@ -48,11 +48,15 @@ class Bystander:
 
 
 class Relay:
-    """One answer. path: of the request. more: headers for the client beside the upstream's."""
+    """One answer. path: of the request. more: headers for the client beside the upstream's.
+
+    failure: of the upstream, in the middle of the answer.
+    """
 
     def __init__(self, upstream: Upstream, send: Send, path: str, reader: Reader, *, more: Headers = ()) -> None:
         self._upstream, self._send, self._path, self._reader, self._more = upstream, send, path, reader, more
         self._has_begun = False
+        self.failure: RequestError | None = None
 
     async def relay(self, response: aiohttp.ClientResponse) -> None:
         """Send the answer. Raises RequestError, if nothing of it was sent yet."""
@@ -111,7 +115,7 @@ class Relay:
         except RequestError as error:
             if not self._has_begun:
                 raise
-            logger.warning("%s: %s", self._path, error.message)
+            self._note(error)
             return  # without its end: uvicorn closes the connection
         await self._begin(response)
         await self._write(b"", more=False)
@@ -131,11 +135,16 @@ class Relay:
         """End a stream with an error."""
         if not self._has_begun:
             raise error
-        logger.warning("%s: %s", self._path, error.message)
+        self._note(error)
         if self._path.startswith(MESSAGES):
             await self._write(b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n")
             return
         await self._write(b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + (DONE if self._is_chat else b""))
+
+    def _note(self, error: RequestError) -> None:
+        """Note a failure that the client's status does not show."""
+        self.failure = error
+        logger.warning("%s: %s", self._path, error.message)
 
     @property
     def _is_chat(self) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 import aiohttp
 from multidict import CIMultiDict
@@ -15,6 +16,8 @@ from ..server.errors import RequestError
 from .settings import Front
 
 LOOK = 1.0  # seconds between two looks at a connection that is silent
+MOST_FETCHED = 4 << 20  # bytes
+LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head
 KEEP_ALIVE = 2.0  # seconds that an idle connection is kept: fewer than any server keeps it, so none closes as we send
 ANNOUNCED = (b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade")
 OF_THE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", *ANNOUNCED))
@@ -23,6 +26,24 @@ OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"expect"))  # of a r
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 SILENT = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # headers that aiohttp would add by itself
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request. target: the path with the query. headers: with those of the client's connection, which do not go along."""
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An answer that is here as a whole."""
+
+    status: int
+    body: bytes
 
 
 class Upstream:
@@ -47,11 +68,16 @@ class Upstream:
         await self._http.close()
 
     @asynccontextmanager
-    async def ask(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; the answer's head has come. target: the path with the query. Raises RequestError."""
-        url = URL(self._settings.base + target, encoded=True)
+    async def ask(self, sent: Sent) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request; the head of its answer has come. Raises RequestError."""
+        url = URL(self._settings.base + sent.target, encoded=True)
         request = self._http.request(
-            method, url, headers=self._headers(headers), data=body or None, allow_redirects=False, max_line_size=65536
+            sent.method,
+            url,
+            headers=self._headers(sent.headers),
+            data=sent.body or None,
+            allow_redirects=False,
+            max_line_size=LONGEST_LINE,
         )
         with self._failures(self._settings.answer_timeout):
             async with asyncio.timeout(self._settings.answer_timeout or None):
@@ -60,6 +86,21 @@ class Upstream:
             yield response
         finally:
             response.close()  # after a whole answer the connection is back in the pool already
+
+    async def fetch(self, method: str, path: str, headers: Headers, body: bytes = b"") -> Fetched:
+        """Return a whole answer to a question of the front's own. Raises RequestError.
+
+        headers: of a client's request, whose credentials the question has too.
+        """
+        own = [(name, value) for name, value in headers if name in CREDENTIALS]
+        own += [(b"content-type", b"application/json")] if body else []
+        held = bytearray()
+        async with self.ask(Sent(method, path, own, body)) as response:
+            async for piece in self.pieces(response):
+                held += piece
+                if len(held) > MOST_FETCHED:
+                    raise RequestError("the upstream sent too much", status=502, code="upstream_garbage")
+        return Fetched(response.status, bytes(held))
 
     async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """Yield an answer's body as it comes. Raises RequestError."""

@@ -1,0 +1,69 @@
+"""Tokens of new documents, counted by the upstream behind the requests' back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ..ordering.document import Document
+from ..ordering.prompt import document_text
+from ..server.errors import RequestError
+from .engines import Engine
+from .lengths import Lengths
+from .upstream import Headers, Upstream
+
+MAX_WAITING = 200  # documents; the tokens of more are guessed by their characters
+LONGEST = 50_000  # characters, likewise
+
+
+class Counting:
+    """Asks the upstream's `/tokenize` once for each new document, one at a time. Used by one event loop."""
+
+    def __init__(self, upstream: Upstream, lengths: Lengths) -> None:
+        self._upstream, self._lengths = upstream, lengths
+        self._waiting: OrderedDict[str, str] = OrderedDict()  # texts, by key
+        self._working: asyncio.Task[None] | None = None
+        self._has_route = True
+
+    def add(self, documents: Iterable[Document], engine: Engine, headers: Headers, model: bytes) -> None:
+        """Have documents counted. headers: of the request that brought them. model: the name in it, as JSON."""
+        if not self._has_route or not engine.text_field:
+            return
+        for document in documents:
+            if len(self._waiting) < MAX_WAITING and len(document.text) <= LONGEST and document.key not in self._lengths:
+                self._waiting[document.key] = document_text(document)
+        if self._waiting and (self._working is None or self._working.done()):
+            self._working = asyncio.create_task(self._work(engine, headers, model))
+
+    def stop(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+
+    async def _work(self, engine: Engine, headers: Headers, model: bytes) -> None:
+        """Count all that wait; give up if the upstream cannot: the next new document is another try."""
+        while self._waiting:
+            key, text = self._waiting.popitem(last=False)
+            body = {"model": msgspec.Raw(model), engine.text_field: text, engine.no_begin: False}
+            try:
+                answer = await self._upstream.fetch("POST", "/tokenize", headers, msgspec.json.encode(body))
+            except RequestError:
+                self._waiting.clear()
+                return
+            if (tokens := _number(answer.body)) is None:
+                self._has_route = answer.status < 400
+                self._waiting.clear()
+                return
+            self._lengths.count(key, tokens)
+
+
+def _number(body: bytes) -> int | None:
+    """Return the number of tokens in an answer; None for something else."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    tokens = answer.get("tokens") if isinstance(answer, Mapping) else None
+    return len(tokens) if isinstance(tokens, list) else None
