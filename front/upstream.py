@@ -18,7 +18,6 @@ from .settings import Front
 LOOK = 1.0  # seconds between two looks at a connection that is silent
 MOST_FETCHED = 4 << 20  # bytes
 LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head
-KEEP_ALIVE = 2.0  # seconds that an idle connection is kept: fewer than any server keeps it, so none closes as we send
 ANNOUNCED = (b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade")
 OF_THE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", *ANNOUNCED))
 """Headers that belong to one connection."""
@@ -53,7 +52,9 @@ class Upstream:
         self._settings, self._has_keys = settings, has_keys
 
     async def __aenter__(self) -> Upstream:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
+        # A new connection for each request: an upstream may close an idle one just as a request is on its way, and a request
+        # must not be sent twice.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout or None)
         self._http = aiohttp.ClientSession(
             connector=connector,
@@ -85,7 +86,7 @@ class Upstream:
         try:
             yield response
         finally:
-            response.close()  # after a whole answer the connection is back in the pool already
+            response.close()
 
     async def fetch(self, method: str, path: str, headers: Headers, body: bytes = b"") -> Fetched:
         """Return a whole answer to a question of the front's own. Raises RequestError.

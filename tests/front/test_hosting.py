@@ -1,0 +1,117 @@
+"""A front as a server: who may ask, clients that leave, its end, its command."""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from server.conftest import until
+from slotcache.server.cli import main
+
+from front.conftest import USUAL, free_port, ordering
+from front.test_front import documents
+from front.upstreams import HANG, STREAM, chunk, event, response, scripted
+
+REQUESTS = int(os.environ.get("SLOTCACHE_REQUESTS", "0"))
+ROOT = Path(__file__).parents[2]
+ANSWER = b'{"choices":[],"usage":{"prompt_tokens":900,"prompt_tokens_details":{"cached_tokens":0}}}'
+
+
+def test_a_front_has_keys_of_its_own_and_the_upstream_gets_its_key():
+    with scripted(answer=lambda body: response("200 OK", ANSWER)) as upstream:
+        settings = {"hosting": {"api_key": "mine"}, "upstream_key": "theirs", "dialect": "openai"}
+        with ordering(upstream.url, **settings) as front:
+            assert front.chat("?").status_code == 401
+            assert front.http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
+            known = {"Authorization": "Bearer mine"}
+            assert front.http.post("/v1/chat/completions", json={"messages": []}, headers=known).status_code == 200
+    (head, _) = upstream.requests[0]
+    assert b"Bearer theirs" in head and b"mine" not in head
+
+
+def test_a_client_that_leaves_ends_the_request_upstream(engine):
+    before = engine.metric("slotcache_requests_total", end="cancelled")
+    body = USUAL | {"messages": [{"role": "user", "content": "?"}], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with ordering(engine.url, dialect="llama") as front:
+        with httpx.stream("POST", f"{front.url}/v1/chat/completions", json=body) as answer:
+            next(answer.iter_raw())
+        until(lambda: engine.metric("slotcache_requests_total", end="cancelled") == before + 1)
+
+
+def test_other_requests_are_answered_beside_one_that_stalls(engine):
+    body = USUAL | {"messages": [], "stream": True}
+    script = (STREAM, chunk(event("one")), HANG)
+    with (
+        scripted(*script) as stalled,
+        ordering(stalled.url, dialect="openai", stall_timeout=2.0) as front,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        asked = [clients.submit(front.http.post, "/v1/chat/completions", json=body) for _ in range(8)]
+        until(lambda: len(stalled.requests) == 8)
+        began = time.monotonic()
+        assert front.http.get("/metrics").status_code == 200
+        assert time.monotonic() - began < 1.5
+        assert all(b"upstream_timeout" in answer.result().content for answer in asked)
+
+
+def test_a_slow_reader_gets_all_of_a_fast_stream_that_has_ended():
+    events = [event(f"{number:0100}") for number in range(20_000)]
+    whole = b"".join(events) + b"data: [DONE]\n\n"
+    with scripted(STREAM, chunk(whole) + b"0\r\n\r\n") as upstream, ordering(upstream.url, dialect="openai") as front:
+        body = USUAL | {"messages": [], "stream": True}
+        with front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            time.sleep(0.5)
+            assert b"".join(answer.iter_raw()) == whole
+
+
+@pytest.mark.parametrize("arguments", [[], ["--upstream", "127.0.0.1:8080"], ["--upstream", "ftp://a"]])
+def test_an_upstream_must_be_an_address(arguments, capsys):
+    assert main(["order", *arguments]) == 2
+    assert "--upstream" in capsys.readouterr().err
+
+
+def test_the_command_serves_until_it_is_told_to_stop(engine):
+    port = free_port()
+    command = [sys.executable, "-m", "slotcache.server.cli", "order", "--upstream", engine.url, "--port", str(port)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: process.poll() is not None or is_up(port))
+            assert httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"][0]["owned_by"] == "slotcache"
+        finally:
+            process.terminate()
+        assert process.wait(10) in (0, -15)
+        assert "llama" not in process.stderr.read().lower()
+
+
+def is_up(port):
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/metrics").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.skipif(not REQUESTS, reason="SLOTCACHE_REQUESTS is not set")
+def test_memory_stays_flat():
+    """After a first part of the requests, each of which brings new documents, the rest takes no more memory."""
+    sizes = []
+    with (
+        scripted(answer=lambda body: response("200 OK", ANSWER)) as upstream,
+        ordering(upstream.url, dialect="openai", tree_nodes=200) as front,
+    ):
+        for number in range(REQUESTS):
+            given = [{"id": f"{number} {at}", "text": f"Text {number} {at}. " * 50} for at in range(5)]
+            front.chat(f"{number}?", documents=given + documents("alpha"))
+            upstream.requests.clear()
+            if number in (REQUESTS // 2, REQUESTS - 1):
+                sizes.append(resident())
+    assert sizes[1] - sizes[0] < 8 << 20, sizes
+
+
+def resident():
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

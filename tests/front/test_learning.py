@@ -1,0 +1,122 @@
+"""What a front learns from answers, and where it shows it."""
+
+import re
+
+import pytest
+from server.conftest import until
+from slotcache.front.feedback import Listener, Told
+from slotcache.front.lengths import Lengths, leading
+from slotcache.front.orders import Part
+
+from front.conftest import ordering
+from front.test_front import documents, order_of
+from front.upstreams import response, scripted
+
+VLLM = b'{"choices":[],"usage":{"prompt_tokens":70,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":48}}}'
+VLLM_NONE = b'{"choices":[],"usage":{"prompt_tokens":70,"prompt_tokens_details":null}}'
+LLAMA = b'{"choices":[{"finish_reason":"stop","delta":{}}],"timings":{"cache_n":48,"prompt_n":22,"predicted_n":2}}'
+DEEPSEEK = b'{"choices":[{}],"usage":{"prompt_tokens":70,"prompt_cache_hit_tokens":48,"prompt_cache_miss_tokens":22}}'
+OURS = (
+    b'{"choices":[],"usage":{"prompt_tokens":70},"timings":{"cache_n":48},"slotcache":{"documents":[{"id":"b"},{"id":"a"}]}}'
+)
+
+
+def metric(front, name):
+    found = re.search(rf"^slotcache_order_{name}(?:_total)? (\S+)$", front.http.get("/metrics").text, re.M)
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.parametrize(
+    ("chunk", "told"),
+    [
+        (VLLM, Told(70, 48)),
+        (VLLM_NONE, Told(70, None)),
+        (LLAMA, Told(70, 48)),
+        (DEEPSEEK, Told(70, 48)),
+        (OURS, Told(70, 48, ("b", "a"))),
+        (b'{"usage":{"prompt_tokens":"70","prompt_tokens_details":[]}}', Told()),
+        (b'{"usage":{', Told()),
+    ],
+)
+def test_each_engine_tells_it_in_its_own_way(chunk, told):
+    listener = Listener(hides_usage=False)
+    stream = b'data: {"choices":[{"delta":{"content":"\\"usage\\": {}"}}]}\n\ndata: ' + chunk + b"\n\ndata: [DONE]\n\n"
+    assert listener.events(stream) == stream
+    assert listener.told == told
+
+
+def test_a_part_counts_as_cached_when_more_than_half_of_it_is():
+    path = [("system", 40), ("a", 100), ("b", 100)]
+    assert [leading(path, cached) for cached in (0, 16, 40, 80, 128, 180, 208, 240, 999)] == [0, 0, 1, 1, 2, 2, 3, 3, 3]
+
+
+def test_the_tokens_of_a_prompt_are_spread_over_what_is_not_counted():
+    lengths = Lengths(most=2)
+    parts = [Part("s", 100), Part("a", 400), Part("b", 400)]
+    assert lengths.fit(parts, 100, None) == [("s", 25), ("a", 100), ("b", 100)]
+    assert lengths.fit(parts, 100, 500) == [("s", 50), ("a", 200), ("b", 200)]
+    lengths.count("a", 150)
+    assert lengths.fit(parts, 100, 450) == [("s", 50), ("a", 150), ("b", 200)]
+    lengths.count("b", 1)
+    lengths.count("c", 1)
+    assert "a" not in lengths and "c" in lengths
+
+
+def test_an_evicted_document_is_no_longer_expected(engine):
+    with ordering(engine.url, dialect="llama") as front:
+        front.chat("One?", documents=documents("alpha", "beta", "gamma"), cache_scope="evicted")
+        until(lambda: metric(front, "documents") == 3)
+        engine.http.request("DELETE", "/v1/cache", params={"scope": "evicted"})
+        gone = front.chat("Two?", documents=documents("alpha"), cache_scope="evicted")
+        assert order_of(gone).endswith("expected=1/1") and gone.json()["timings"]["cache_n"] == 0
+        until(lambda: metric(front, "documents") == 4)
+        assert (metric(front, "expected"), metric(front, "cached")) == (1, 0)
+        after = front.chat("Three?", documents=documents("gamma", "beta", "alpha"), cache_scope="evicted")
+        assert order_of(after) == "cached; order=3,1,2; repeated=0; expected=1/3"
+
+
+def test_documents_are_counted_once_by_the_upstream(engine):
+    with ordering(engine.url, dialect="llama") as front:
+        for _ in range(2):
+            front.chat("?", documents=documents("alpha", "beta"), cache_scope="counted")
+        lengths = front.host.counting._lengths
+        until(lambda: len(lengths._counted) == 2)
+        (count, _) = lengths._counted.values()
+    text = {"content": "[alpha]\n" + documents("alpha")[0]["text"].strip() + "\n\n", "add_special": False}
+    assert count == len(engine.http.post("/tokenize", json=text).json()["tokens"])
+
+
+def test_an_upstream_without_a_tokenizer_is_asked_once():
+    answer = b'{"choices":[],"usage":{"prompt_tokens":900}}'
+
+    def play(body):
+        return response("404 Not Found", b"{}") if b'"prompt"' in body else response("200 OK", answer)
+
+    with scripted(answer=play) as upstream, ordering(upstream.url, dialect="vllm") as front:
+        for number in range(4):
+            front.chat("?", documents=[{"text": f"Text {number}"}])
+            until(lambda number=number: metric(front, "documents") == number + 1)
+    assert sum(head.startswith(b"POST /tokenize") for head, _ in upstream.requests) == 1
+
+
+def test_a_missing_figure_is_a_zero_once_an_engine_has_told_one(caplog):
+    told = iter([VLLM_NONE, VLLM_NONE, VLLM, VLLM_NONE])
+    answers = scripted(answer=lambda body: response("200 OK", next(told)))
+    with answers as upstream, ordering(upstream.url, dialect="openai") as front:
+        for number in range(4):
+            front.chat("?", documents=documents("alpha"))
+            until(lambda number=number: metric(front, "documents") == number + 1)
+        assert (metric(front, "untold"), metric(front, "cached_tokens")) == (2, 48)
+    assert sum("tells no cached tokens" in record.message for record in caplog.records) == 1
+
+
+def test_slotcache_behind_it_orders_by_itself(engine):
+    with ordering(engine.url) as front:
+        first = front.chat("One?", documents=documents("alpha", "beta"), cache_scope="slotcache", document_order="retrieval")
+        second = front.chat("Two?", documents=documents("gamma", "beta", "alpha"), cache_scope="slotcache")
+        assert order_of(first).startswith("engine;")
+        assert [used["id"] for used in second.json()["slotcache"]["documents"]] == ["alpha", "beta", "gamma"]
+        until(lambda: metric(front, "documents") == 5)
+        assert metric(front, "cached") == 2
+        wrong = front.chat("?", documents=[{"id": "a"}])
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "documents[0].text")
