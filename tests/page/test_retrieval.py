@@ -177,7 +177,7 @@ def test_a_folder_of_another_scope_is_shown_to_its_readers(open_page, tmp_path):
         page.click("#open-settings")
         page.fill("#setting-scope", "readers")
         page.click("text=Done")
-        page.wait_for_selector(".switch")
+        page.wait_for_selector(".folder .plain:text-is('1 file')")
         source = ask(page, "How many tides?").locator(".read li, .sources li").first
         assert "tides.md" in source.evaluate("one => one.outerHTML")
 
