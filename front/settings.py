@@ -12,7 +12,7 @@ from ..server.settings import SETTINGS, Order, Settings, SettingsError, row, tab
 
 PORT = 8090  # beside a server on its usual port
 ACCESS = ("host", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body")
-SHARED = (*ACCESS, "log_format", "log_file", "verbose")
+SHARED = (*ACCESS, "log_format", "log_file")
 """The server's settings that a front has too, for its own port."""
 
 Dialect = Literal["auto", "llama", "vllm", "sglang", "slotcache", "openai"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CHART, RESULTS = ROOT / "docs/ttft.svg", ROOT / "docs/benchmarks/ttft.json"
-SETTINGS = ROOT / "docs/settings.md"
+SETTINGS, SCALE = ROOT / "docs/settings.md", ROOT / "docs/scale.md"
 TABLE = re.compile(r"^\| flag \| environment \|.*?(?=^$|\Z)", re.M | re.S)
 FOREIGN = re.compile(r"^\| llama-server's flag \|.*?(?=^$|\Z)", re.M | re.S)
 
@@ -17,12 +17,14 @@ FOREIGN = re.compile(r"^\| llama-server's flag \|.*?(?=^$|\Z)", re.M | re.S)
 def generated() -> dict[Path, str]:
     """Each file with generated parts, as it should be."""
     from slotcache.bench.chart import svg
+    from slotcache.front.settings import HOSTING, OWN
     from slotcache.server.flags import llama
     from slotcache.server.settings import as_markdown
 
     settings = TABLE.sub(lambda _: as_markdown() + "\n", SETTINGS.read_text("utf-8"), count=1)
     settings = FOREIGN.sub(lambda _: llama.as_markdown() + "\n", settings, count=1)
-    return {CHART: svg(json.loads(RESULTS.read_text("utf-8"))), SETTINGS: settings}
+    scale = TABLE.sub(lambda _: as_markdown((*OWN, *HOSTING)) + "\n", SCALE.read_text("utf-8"), count=1)
+    return {CHART: svg(json.loads(RESULTS.read_text("utf-8"))), SETTINGS: settings, SCALE: scale}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A front as a server: who may ask, clients that leave, its end, its command."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from docs.markdown import CODE, read, rows, section
 from server.conftest import until
 from slotcache.server.cli import main
 
@@ -86,6 +88,19 @@ def test_the_command_serves_until_it_is_told_to_stop(engine):
             process.terminate()
         assert process.wait(10) in (0, -15)
         assert "llama" not in process.stderr.read().lower()
+
+
+def test_every_metric_and_failure_is_described():
+    text = read("docs/scale.md")
+    with scripted("reset") as upstream, ordering(upstream.url, dialect="openai") as front:
+        front.chat("?")
+        lines = front.http.get("/metrics").text.splitlines()
+    real = {tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE") and "_created" not in line}
+    described = {(CODE.findall(cells[0])[0], cells[1]) for cells in rows(section(text, "## Metrics"))}
+    assert real == described
+    codes = set(re.findall(r'"(upstream_\w+)"', "".join(path.read_text() for path in (ROOT / "front").glob("*.py"))))
+    codes -= {"upstream_key"}
+    assert codes == {code for code in CODE.findall(section(text, "## Failures")) if code.startswith("upstream_")}
 
 
 def is_up(port):
