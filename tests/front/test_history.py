@@ -1,25 +1,37 @@
 """Conversations through a front: each turn keeps its text, and no document is shown twice."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 from slotcache.ordering.document import Document
 from slotcache.ordering.prompt import document_text
 
-from front.conftest import ordering
+from front.conftest import Ordering, ordering
 from front.test_front import DOCUMENTS, cached, documents, order_of, text_of
-from front.upstreams import response, scripted
+from front.upstreams import Scripted, response, scripted
 
 ANSWER = b'{"choices":[{"message":{"role":"assistant","content":"Yes."}}],"usage":{"prompt_tokens":900}}'
 
 
+@dataclass
+class Recorded(Ordering):
+    upstream: Scripted
+
+    def chats(self):
+        """The heads and bodies of the chats that the upstream got."""
+        return [(head.lower(), body) for head, body in self.upstream.requests if b"/tokenize" not in head]
+
+    def sent(self):
+        """The body of the last one."""
+        return json.loads(self.chats()[-1][1])
+
+
 @pytest.fixture
 def recorded():
-    """A front of an upstream that keeps the bodies it got; a function that returns the messages of the last one."""
+    """A front of an upstream that keeps what it got."""
     with scripted(answer=lambda body: response("200 OK", ANSWER)) as upstream, ordering(upstream.url, dialect="vllm") as up:
-        up.sent = lambda: json.loads([body for head, body in upstream.requests if b"/tokenize" not in head][-1])
-        up.heads = lambda: [head.lower() for head, body in upstream.requests if b"/tokenize" not in head]
-        yield up
+        yield Recorded(**vars(up), upstream=upstream)
 
 
 def user(text, *names):
@@ -98,7 +110,7 @@ def test_other_fields_stay_as_they_were(recorded):
 
 def test_the_affinity_header_names_the_conversation_or_the_first_document(recorded):
     def session():
-        lines = dict(line.split(b": ", 1) for line in recorded.heads()[-1].split(b"\r\n") if b": " in line)
+        lines = dict(line.split(b": ", 1) for line in recorded.chats()[-1][0].split(b"\r\n") if b": " in line)
         return lines.get(b"x-session-id", b"").decode()
 
     recorded.chat("Without?")
@@ -116,14 +128,15 @@ def test_the_affinity_header_names_the_conversation_or_the_first_document(record
 
 
 def test_systems_models_and_scopes_have_caches_of_their_own(recorded):
-    def order(*names, system="s", **fields):
-        messages = [{"role": "system", "content": system}, user("?", *names)]
+    def order(*names, **fields):
+        messages = [{"role": "system", "content": fields.pop("system", "s")}, user("?", *names)]
         return order_of(recorded.chat(messages=messages, **fields)).split(";")[0]
 
     assert order("alpha", "beta") == "rank"
     assert order("gamma", "alpha") == "cached"
-    for other in ({"system": "t"}, {"model": "m"}, {"cache_scope": "c"}, {"cache_salt": "c"}, {"tools": [{"type": "x"}]}):
-        assert order("delta", "alpha", **other) == "rank", other
+    assert order("delta", "alpha", system="t") == "rank"
+    for name, value in (("model", "m"), ("cache_scope", "c"), ("cache_salt", "c"), ("tools", [{"type": "x"}])):
+        assert order("delta", "alpha", **{name: value}) == "rank", name
 
 
 @pytest.mark.parametrize(
@@ -141,7 +154,7 @@ def test_systems_models_and_scopes_have_caches_of_their_own(recorded):
 def test_documents_that_cannot_be_used_are_named(recorded, fields, param):
     answer = recorded.chat(**fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
-    assert not recorded.heads()
+    assert not recorded.chats()
 
 
 def test_the_text_of_documents_is_that_of_the_library(recorded):
