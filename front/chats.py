@@ -12,7 +12,7 @@ from starlette.types import Scope, Send
 from ..server.errors import RequestError
 from .chat import read_chat
 from .engines import Engine
-from .exchange import Exchange, target_of
+from .exchange import Exchange, headers_of, target_of
 from .feedback import Listener
 from .orders import Plan
 from .prompt import check, write
@@ -47,7 +47,7 @@ class Chats(Exchange):
         engine = await host.finder.engine(scope["headers"])
         ask = await asyncio.to_thread(self._prepare, body, engine)
         host.metrics.ordering.observe(perf_counter() - began)
-        sent = Sent("POST", target_of(scope), self._headers(scope["headers"], ask.session), ask.body)
+        sent = Sent("POST", target_of(scope), self._headers(headers_of(scope), ask.session), ask.body)
         if ask.plan is None:
             await self.relay(sent, Relay(host.upstream, send, scope["path"], Bystander()))
             return

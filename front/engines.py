@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 
 import msgspec
 
@@ -35,6 +37,7 @@ ENGINES = {
         Engine("openai"),
     )
 }
+ASK_AGAIN = 30.0  # seconds after an answer that names no models
 OWNERS = {"llamacpp": "llama", "vllm": "vllm", "sglang": "sglang", "slotcache": "slotcache"}
 """The `owned_by` of an engine's models."""
 
@@ -45,19 +48,19 @@ class Finder:
     def __init__(self, upstream: Upstream, dialect: str) -> None:
         self._upstream = upstream
         self._known = ENGINES.get(dialect)
+        self._until = inf
 
     async def engine(self, headers: Headers) -> Engine:
         """Return the engine, as the upstream's models name it. headers: of the request that wants to know."""
-        if self._known is not None:
+        if self._known is not None and monotonic() < self._until:
             return self._known
         try:
             answer = await self._upstream.fetch("GET", "/v1/models", headers)
         except RequestError:
             return ENGINES["openai"]  # for now: the request itself will tell the client what is wrong
-        engine = ENGINES[OWNERS.get(_owner(answer.body), "openai")]
-        if answer.status == 200:
-            self._known = engine
-        return engine
+        self._known = ENGINES[OWNERS.get(_owner(answer.body), "openai")]
+        self._until = inf if answer.status == 200 else monotonic() + ASK_AGAIN
+        return self._known
 
 
 def _owner(body: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-BLANK = re.compile(rb"\r\n\r\n|\n\n|\r\r")  # the line that ends an event
+BLANK = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r)")  # the end of a line, and an empty line: the end of an event
 LONGEST_BLANK = 4
 DATA = re.compile(rb"^data: ?(.*?)\r?$", re.M)
 LARGEST = 16 << 20  # bytes of an event
@@ -38,9 +38,6 @@ class Events:
         """Whether no event is half here. Blank lines are not the beginning of one."""
         return not self._rest.strip()
 
-    def rest(self) -> bytes:
-        return bytes(self._rest)
-
 
 def split(events: bytes) -> Iterator[bytes]:
     """Yield whole events one by one, with all their bytes."""
@@ -48,6 +45,11 @@ def split(events: bytes) -> Iterator[bytes]:
     for found in BLANK.finditer(events):
         yield events[begin : found.end()]
         begin = found.end()
+
+
+def is_done(end: bytes) -> bool:
+    """Return whether a stream that ends so is over, as OpenAI's streams say it."""
+    return end.rstrip().replace(b" ", b"").endswith(b"data:[DONE]")
 
 
 def data_of(event: bytes) -> bytes:

@@ -10,9 +10,12 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from ..server.errors import RequestError
+from ..server.log.requests import HEADER
 from .host import Host
 from .relay import Bystander, Relay
-from .upstream import Sent
+from .upstream import Headers, Sent
+
+REQUEST_ID = HEADER.lower().encode()
 
 
 class Exchange:
@@ -27,7 +30,7 @@ class Exchange:
 
     async def exchange(self, scope: Scope, send: Send, body: bytes) -> None:
         """Send a request and relay its answer. Raises RequestError."""
-        sent = Sent(scope["method"], target_of(scope), scope["headers"], body)
+        sent = Sent(scope["method"], target_of(scope), headers_of(scope), body)
         await self.relay(sent, Relay(self._host.upstream, send, scope["path"], Bystander()))
 
     async def relay(self, sent: Sent, relay: Relay) -> None:
@@ -50,6 +53,14 @@ def target_of(scope: Scope) -> str:
     """Return the path and the query of a request, as they were sent."""
     query = scope["query_string"].decode("latin-1")
     return scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+
+
+def headers_of(scope: Scope) -> Headers:
+    """Return the headers of a request, with the id by which both logs name it."""
+    headers: Headers = scope["headers"]
+    if any(name == REQUEST_ID for name, _ in headers):
+        return headers
+    return [*headers, (REQUEST_ID, scope["state"]["request_id"].encode())]
 
 
 async def _while_connected(receive: Receive, work: Coroutine[object, object, None]) -> None:

@@ -13,13 +13,14 @@ from starlette.types import Send
 
 from ..server.edge.refusal import MESSAGES
 from ..server.errors import RequestError
-from .events import EventError, Events
+from .events import EventError, Events, is_done
 from .upstream import OF_THE_HOP, Upstream, headers_of
 
 logger = logging.getLogger("slotcache")
 JSON, EVENTS = "application/json", "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 TAG = re.compile("<[^<>]*>")
+TAIL = 32  # bytes, enough for the last event of a stream
 MOST_SAID = 1000  # bytes of a page that an error quotes
 LARGEST = 16 << 20  # bytes of JSON that are held until they are whole
 Headers = Sequence[tuple[bytes, bytes]]
@@ -77,14 +78,14 @@ class Relay:
         try:
             async for piece in pieces:
                 if whole := events.push(piece):
-                    end = (end + whole)[-len(DONE) :]
+                    end = (end + whole)[-TAIL:]
                     if shown := self._reader.events(whole):
                         await self._begin(response, OF_THE_HOP | {b"content-length"})
                         await self._write(shown)
-            if not events.is_between or (_ends_by_close(response) and self._is_chat and end != DONE):
+            if not events.is_between or (_ends_by_close(response) and self._is_chat and not is_done(end)):
                 raise RequestError("the upstream broke off", status=502, code="upstream_broke_off")
         except (RequestError, EventError) as error:
-            if end != DONE:
+            if not is_done(end):
                 await self._fail(error if isinstance(error, RequestError) else _garbage(error))
         await self._begin(response, OF_THE_HOP | {b"content-length"})
         await self._write(b"", more=False)

@@ -16,6 +16,7 @@ from ..server.errors import RequestError
 from .settings import Front
 
 LOOK = 1.0  # seconds between two looks at a connection that is silent
+SOON = 10.0  # seconds for a question of the front's own
 MOST_FETCHED = 4 << 20  # bytes
 LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head
 ANNOUNCED = (b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade")
@@ -89,18 +90,19 @@ class Upstream:
             response.close()
 
     async def fetch(self, method: str, path: str, headers: Headers, body: bytes = b"") -> Fetched:
-        """Return a whole answer to a question of the front's own. Raises RequestError.
+        """Return a whole answer to a question of the front's own, if it comes soon. Raises RequestError.
 
         headers: of a client's request, whose credentials the question has too.
         """
         own = [(name, value) for name, value in headers if name in CREDENTIALS]
         own += [(b"content-type", b"application/json")] if body else []
         held = bytearray()
-        async with self.ask(Sent(method, path, own, body)) as response:
-            async for piece in self.pieces(response):
-                held += piece
-                if len(held) > MOST_FETCHED:
-                    raise RequestError("the upstream sent too much", status=502, code="upstream_garbage")
+        with self._failures(SOON):
+            async with asyncio.timeout(SOON), self.ask(Sent(method, path, own, body)) as response:
+                async for piece in self.pieces(response):
+                    held += piece
+                    if len(held) > MOST_FETCHED:
+                        raise RequestError("the upstream sent too much", status=502, code="upstream_garbage")
         return Fetched(response.status, bytes(held))
 
     async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -87,6 +87,14 @@ def test_a_stream_that_only_its_connection_ends_must_end_with_done():
     assert b"upstream_broke_off" in ask([head, TWO], WITH_DOCUMENTS | {"stream": True}).content
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r", "\n"])
+def test_any_ends_of_lines_end_events(end):
+    whole = (TWO + DONE).replace(b"\n", end.encode())
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    pieces = [whole[at : at + 9] for at in range(0, len(whole), 9)]
+    assert ask([head, *pieces], WITH_DOCUMENTS | {"stream": True}).content == whole
+
+
 def test_a_fault_behind_the_end_of_a_stream_does_not_matter():
     assert ask([STREAM, chunk(TWO + DONE), "reset"], WITH_DOCUMENTS | {"stream": True}).content == TWO + DONE
 
