@@ -38,9 +38,7 @@ class Placement:
         if self.stays:
             return "the session has its history here"
         reused = self.arrangement
-        return (
-            f"{reused.reused_documents} documents ({reused.reused_tokens} tokens) cached, {self.cost:.0f} tokens to compute"
-        )
+        return f"{reused.reused_documents} documents ({reused.reused_tokens} tokens) cached, cost {self.cost:.0f}"
 
 
 class Fleet:
