@@ -15,6 +15,7 @@ from ...ordering.given import TOOLS, documents_in
 LEAST = 200  # characters of a repetition: a reference takes 30 tokens
 EVERY, LONGEST = 4, 64  # lines of a block: about the mean where no line is blank, and at most
 QUOTE = 40  # characters of a line that a reference quotes
+VALUE = 100  # characters of a line that is a name and a value, at most
 
 
 def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple[str, ...]]]:
@@ -91,11 +92,17 @@ class Texts:
         return Written("".join(pieces), tuple(results))
 
     def _runs(self, text: str) -> Iterator[tuple[Run | None, list[tuple[str, int]]]]:
-        """Yield the blocks of a text with their first lines, in runs that an earlier result has in the same order."""
+        """Yield the blocks of a text with their first lines, in runs that an earlier result has in the same order.
+
+        Lists of values count as new, unless all of the text stands above: a model that looks for a value of this file finds
+        it best in this file, and they are short.
+        """
+        blocks = list(blocks_of(text))
+        is_known = all(block in self._seen for block, _ in blocks)
         source: Run | None = None
         run: list[tuple[str, int]] = []
-        for block, start in blocks_of(text):
-            found = self._seen.get(block)
+        for block, start in blocks:
+            found = self._seen.get(block) if is_known or not lists_values(block) else None
             if found and source and (found.number, found.start) == (source.number, source.stop):
                 source = replace(source, stop=found.stop)
             else:
@@ -126,6 +133,17 @@ def blocks_of(text: str) -> Iterator[tuple[str, int]]:
             lines, start, filled = [], at + 1, 0
     if lines:
         yield "".join(lines), start
+
+
+def lists_values(block: str) -> bool:
+    """Whether at least half of a block's lines are a name and a value, such as `Availability: 99.9 %`."""
+    lines = [line for line in block.splitlines() if line.strip()]
+    return 2 * sum(map(_has_value, lines)) >= len(lines) > 0
+
+
+def _has_value(line: str) -> bool:
+    name, _, value = line.partition(": ")
+    return bool(name.strip() and value.strip()) and len(line) <= VALUE
 
 
 def _reference(source: Run, text: str) -> str:

@@ -49,6 +49,14 @@ def test_a_changed_paragraph_is_shown_whole():
     assert referred == {1: ("result 1",)}
 
 
+def test_values_of_another_file_are_shown_in_it():
+    values = "Targets:\n" + "".join(f"- Availability of zone {at}: 99.{at} %\n" for at in range(9)) + "\n"
+    first, second = PARAGRAPHS[0] + "\n\n" + values + FILE, PARAGRAPHS[1] + "\n\n" + values + OTHER
+    shown, _ = rewrite([{"role": "tool", "content": text} for text in (first, second, second)])
+    assert str(shown[1]["content"]).count("Availability") == 9 and len(str(shown[1]["content"])) < len(second) / 2
+    assert "zone 4" not in str(shown[2]["content"]), "the whole file stands above"
+
+
 def test_what_is_shown_of_a_later_result_can_be_referred_to():
     third = PARAGRAPHS[1] + "\n\n" + OTHER.split("\n\n")[5] + "\n\n" + "Something new. " * 20
     shown, referred = rewrite([{"role": "tool", "content": text} for text in (FILE, OTHER, third)])
