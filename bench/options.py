@@ -17,7 +17,7 @@ LLAMA_SLOTS = 4
 
 
 class _Undecided(generate.Shape):
-    """A model whose last layer says nothing, whatever it has read."""
+    """A model whose last layer is zero, so that all texts have the same score."""
 
     def norms(self) -> Iterator[tuple[str, float]]:
         return ((name, 0.0 if name == "output_norm.weight" else value) for name, value in super().norms())

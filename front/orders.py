@@ -137,11 +137,15 @@ class Orders:
         parts: list[Part] = []
         held: set[str] = set()
         with self._lock:
+            place, known = self._tree.start(), 0
             for turn in chat.turns:
-                parts.append(Part.of(turn.before))
-                placed.append(self._place(turn, chat, held, parts))
-                parts += map(Part.of, placed[-1].shown)
-            known = self._walk(parts)[1]
+                before = [Part.of(turn.before)]
+                place, number = self._walk(place, before)
+                placed.append(self._place(turn, chat, held, place))
+                shown = list(map(Part.of, placed[-1].shown))
+                place, more = self._walk(place, shown)
+                known += number + more
+                parts += [*before, *shown]
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
         return Plan(tuple(placed), tuple(parts), known, chat.chars)
 
@@ -157,8 +161,11 @@ class Orders:
             self._tree.insert(path)
         return cached
 
-    def _place(self, turn: Turn, chat: Chat, held: set[str], parts: Sequence[Part]) -> Placed:
-        """Place the documents of a turn behind `parts`. held: keys of documents that earlier turns show; these are added."""
+    def _place(self, turn: Turn, chat: Chat, held: set[str], place: Node | None) -> Placed:
+        """Order the documents of a turn. held: keys of documents that earlier turns show; these are added.
+
+        place: the end of the text in front of them in the tree; None if the tree lacks it.
+        """
         options, settings = chat.options, self._settings
         removes = (options.dedup or settings.dedup) == "auto"
         documents, repeated = leave_out(turn.documents, held if removes else set())
@@ -169,7 +176,7 @@ class Orders:
         if sorted(kept) == list(range(len(documents))):
             order, why = kept, "kept"
         else:
-            index = Onward(self._tree, self._walk(parts)[0])
+            index = Onward(self._tree, place)
             names = [document.id for document in documents]
             found = arrange(
                 [document.key for document in documents],
@@ -189,11 +196,10 @@ class Orders:
         while len(self._kept) > MAX_TURNS:
             self._kept.popitem(last=False)
 
-    def _walk(self, parts: Sequence[Part]) -> tuple[Node | None, int]:
-        """Follow a prompt in the tree. Return its end, None if the tree lacks it, and how many leading parts it has."""
-        place = self._tree.start()
+    def _walk(self, place: Node | None, parts: Sequence[Part]) -> tuple[Node | None, int]:
+        """Follow parts of a prompt from a place on. Return their end, None if the tree lacks it, and how many it has."""
         for number, part in enumerate(parts):
-            if (step := self._tree.follow(place, part.key)) is None:
+            if place is None or (step := self._tree.follow(place, part.key)) is None:
                 return None, number
             place = step.position
         return place, len(parts)

@@ -165,7 +165,7 @@ async def _sources(client: Client, **query: str) -> dict[str, Any]:
 
 
 async def _all_read(client: Client, num_files: int) -> None:
-    """Wait until so many files are in the index."""
+    """Wait until the index has read `num_files` files."""
     done = {"unit": "files", "done": num_files, "total": num_files}
     while (await _sources(client, limit="1"))["collections"][0]["progress"] != done:
         await asyncio.sleep(POLL)

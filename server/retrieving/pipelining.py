@@ -36,7 +36,7 @@ class Ahead:
         self._task = asyncio.ensure_future(self._run(hits[:MOST_AHEAD]))
 
     def stop(self) -> None:
-        """Hand over nothing more. What was handed over goes on."""
+        """Hand over nothing more. Prompts that were handed over are still computed."""
         if self._task is not None:
             self._task.cancel()
 
