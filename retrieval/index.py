@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice
-from pathlib import Path, PurePath
+from itertools import accumulate, chain
+from pathlib import Path
 
 import numpy as np
 
 from . import chunks
-from .chunks import Chunk, Sizes, embedded_text
-from .extract.messages import Task
-from .extract.process import AHEAD, FileReader
+from .chunks import Sizes, embedded_text
 from .extract.section import Unreadable
 from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
+from .reading.messages import Task
+from .reading.process import FileReader
 from .records import FAILED, SKIPPED, StoredChunk, StoredFile
 from .search import EmbedQuery, Rerank, Search
 from .store import Store
@@ -88,7 +87,7 @@ class Index:
         self.vectors = VectorIndex(*self.store.vectors())
         self.progress = Progress()
         self._embedder, self._chunk_tokens = embedder, chunk_tokens
-        self._reader = FileReader()
+        self._reader = FileReader(database)
         self._count()
 
     def interrupt(self) -> None:
@@ -124,10 +123,7 @@ class Index:
         """
         scan = self.scan()
         self.forget(scan)
-        upcoming = iter(scan.changed)
         for file in scan.changed:
-            for later in islice(upcoming, AHEAD if file is scan.changed[0] else 1):
-                self._reader.prepare(self._task(later))
             if not may_go_on() or not self.read(file, may_go_on):
                 return False
         while self.embed_some():
@@ -158,20 +154,15 @@ class Index:
     def read(self, file: FoundFile, may_go_on: MayGoOn = always) -> bool:
         """Bring a file's chunks into the index, or the reason why it cannot be read. False: `may_go_on` ended it."""
         self.progress = replace(self.progress, reading=file.path)
-        task = self._task(file)
-        stored = StoredFile(file.path, stamp=file.stamp)
+        known, parts = self.store.digest(file.path), file.parts
+        task = Task(str(file.folder.root), parts, file.path, file.stamp, known=known, tokens=self._chunk_tokens)
         try:
-            reading = self._reader.start(task)
-            if reading.digest == task.known:
-                deque(reading.batches, maxlen=0)  # none, up to the end
-                self.store.put_stamp(file.path, file.stamp)
-            else:
-                self._put(replace(stored, digest=reading.digest), _while(may_go_on, reading.batches))
+            self.vectors.remove(self.store.written_elsewhere(lambda: self._reader.read(task, may_go_on)))
         except Unreadable as error:
             if not may_go_on():  # the reading was ended, and says nothing of the file
                 return False
-            self._put(replace(stored, state=FAILED, reason=str(error)))
-        except _EndedError:
+            self._put(StoredFile(file.path, state=FAILED, reason=str(error), stamp=file.stamp))
+        except InterruptedError:
             return False
         finally:
             self.progress = replace(self.progress, reading="")
@@ -192,27 +183,11 @@ class Index:
             self._count()
         return len(batch)
 
-    def _task(self, file: FoundFile) -> Task:
-        suffix = PurePath(file.path).suffix.lower()
-        known = self.store.digest(file.path)
-        return Task(root=str(file.folder.root), parts=file.parts, suffix=suffix, known=known, tokens=self._chunk_tokens)
-
-    def _put(self, file: StoredFile, batches: Iterable[Sequence[Chunk]] = ()) -> None:
-        self.vectors.remove(self.store.put_file(file, batches))
+    def _put(self, file: StoredFile) -> None:
+        self.vectors.remove(self.store.put_file(file))
 
     def _count(self, **changed: int) -> None:
         self.progress = replace(self.progress, chunks=self.store.num_chunks, vectors=len(self.vectors), **changed)
-
-
-class _EndedError(Exception):
-    """`may_go_on` ended the work in the midst of a file, which then stays as it was."""
-
-
-def _while(may_go_on: MayGoOn, batches: Iterable[Sequence[Chunk]]) -> Iterator[Sequence[Chunk]]:
-    for batch in batches:
-        if not may_go_on():
-            raise _EndedError
-        yield batch
 
 
 def _is_read(known: StoredFile | None, stamp: Stamp) -> bool:

@@ -5,16 +5,15 @@ A process that is killed leaves a whole index: each file is in it as it was befo
 
 from __future__ import annotations
 
-import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 
+from . import writing
 from .chunks import Chunk
 from .files import Stamp
 from .records import Place, StoredChunk, StoredFile
@@ -23,7 +22,6 @@ from .schema import SCHEMA, SCHEMA_VERSION, TABLES, VIOLATIONS
 FILES = """
     select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
-PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
 class Store:
@@ -38,15 +36,15 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = path
         try:
-            self._writer = _open(path)
+            self._writer = writing.connect(path)
             self._prepare(origin)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise  # locked, or the disk is full: nothing is wrong with the file
             _remove(path)
-            self._writer = _open(path)
+            self._writer = writing.connect(path)
             self._prepare(origin)
-        self._reader = _open(path)
+        self._reader = writing.connect(path)
         self._writing, self._reading = Lock(), Lock()
         (self.num_chunks,) = self._reader.execute("select count(*) from chunk").fetchone()
 
@@ -84,47 +82,29 @@ class Store:
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Lend the connection for writing, in a transaction."""
+        with self._writing, writing.transaction(self._writer):
+            yield self._writer
+
+    def written_elsewhere(self, write: Callable[[], writing.Written]) -> list[int]:
+        """Let another process write meanwhile; return the numbers of the chunks that are in no file any more."""
         with self._writing:
-            self._writer.execute("begin immediate")
-            try:
-                yield self._writer
-            except BaseException:
-                self._writer.execute("rollback")
-                raise
-            self._writer.execute("commit")
+            return self._count(write())
 
     # ---- files -----------------------------------------------------------------------------------------------------
 
-    def put_file(self, file: StoredFile, batches: Iterable[Sequence[Chunk]] = ()) -> list[int]:
+    def put_file(self, file: StoredFile, chunks: Iterable[Chunk] = ()) -> list[int]:
         """Store a file with all its chunks in order; return the numbers of the chunks that are in no file any more."""
-        with self.writing() as connection:
-            row, before = _put_row(connection, file)
-            num_new = 0
-            for number, chunk in enumerate(chain.from_iterable(batches), 1):
-                chunk_number, is_new = _put_chunk(connection, chunk)
-                num_new += is_new
-                place = (row, number, chunk_number, chunk.page, chunk.start, chunk.stop)
-                connection.execute("insert into place values (?, ?, ?, ?, ?, ?)", place)
-            orphans = _remove_orphans(connection, before)
-        self.num_chunks += num_new - len(orphans)
-        return orphans
-
-    def put_stamp(self, path: str, stamp: Stamp) -> None:
-        """Store the stamp of a file whose content is the same."""
-        with self.writing() as connection:
-            times = (stamp.size, stamp.mtime_ns, stamp.ctime_ns, path)
-            connection.execute("update file set size = ?, mtime_ns = ?, ctime_ns = ? where path = ?", times)
+        with self._writing:
+            return self._count(writing.put_file(self._writer, file, chunks))
 
     def remove_files(self, paths: Iterable[str]) -> list[int]:
         """Remove files; return the numbers of the chunks that are in no file any more."""
-        with self.writing() as connection:
-            before: list[int] = []
-            for path in paths:
-                for (row,) in connection.execute("delete from file where path = ? returning id", (path,)).fetchall():
-                    before += _take_places(connection, row)
-            orphans = _remove_orphans(connection, before)
-        self.num_chunks -= len(orphans)
-        return orphans
+        with self._writing:
+            return self._count(writing.remove_files(self._writer, paths))
+
+    def _count(self, written: writing.Written) -> list[int]:
+        self.num_chunks += written.num_new - len(written.gone)
+        return written.gone
 
     def files(self, after: str = "", limit: int = -1) -> dict[str, StoredFile]:
         """Return files by path, in the order of their paths: all, or some of those after a path."""
@@ -198,19 +178,6 @@ class Store:
             connection.execute("insert into words(words, rank) values ('integrity-check', 1)")
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    """Open the file for any thread, readable by its owner alone."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-    try:
-        connection.execute("pragma journal_mode = wal")
-        connection.execute("pragma synchronous = normal")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 def _remove(path: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -218,47 +185,6 @@ def _remove(path: Path) -> None:
 
 def _stored_file(row: tuple[str, str, str, str, int, int, int, int, int]) -> StoredFile:
     return StoredFile(*row[:6], stamp=Stamp(*row[6:]))
-
-
-def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, list[int]]:
-    """Store a file without its places; return its row, and the chunks it had."""
-    stamp = file.stamp
-    row = connection.execute("select id from file where path = ?", (file.path,)).fetchone()
-    before = _take_places(connection, row[0]) if row else []
-    query = """
-        insert into file(path, hash, state, reason, size, mtime_ns, ctime_ns) values (?, ?, ?, ?, ?, ?, ?)
-        on conflict(path) do update set hash = excluded.hash, state = excluded.state, reason = excluded.reason,
-        size = excluded.size, mtime_ns = excluded.mtime_ns, ctime_ns = excluded.ctime_ns returning id"""
-    values = (file.path, file.digest, file.state, file.reason, stamp.size, stamp.mtime_ns, stamp.ctime_ns)
-    ((number,),) = connection.execute(query, values).fetchall()
-    return number, before
-
-
-def _take_places(connection: sqlite3.Connection, file: int) -> list[int]:
-    """Remove the places of a file; return the chunks that stood there."""
-    numbers = [number for (number,) in connection.execute("select distinct chunk from place where file = ?", (file,))]
-    connection.execute("delete from place where file = ?", (file,))
-    return numbers
-
-
-def _remove_orphans(connection: sqlite3.Connection, numbers: Iterable[int]) -> list[int]:
-    """Remove those of the chunks that stand in no file, and return them."""
-    query = "delete from chunk where number = ? and not exists (select 1 from place where place.chunk = chunk.number)"
-    return [number for number in numbers if connection.execute(query, (number,)).rowcount]
-
-
-def _put_chunk(connection: sqlite3.Connection, chunk: Chunk) -> tuple[int, bool]:
-    """Return the number of a chunk, and whether it is new: it is stored once, however many files have it."""
-    document = chunk.document
-    known = connection.execute("select number from chunk where key = ?", (document.key,)).fetchone()
-    if known:
-        return known[0], False
-    row = (document.id, document.key, document.title, document.text, chunk.tokens)
-    added = connection.execute("insert into chunk(id, key, title, text, tokens) values (?, ?, ?, ?, ?)", row)
-    assert added.lastrowid is not None
-    words = (added.lastrowid, document.title, document.text)
-    connection.execute("insert into words(rowid, title, text) values (?, ?, ?)", words)
-    return added.lastrowid, True
 
 
 def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:

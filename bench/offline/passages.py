@@ -67,7 +67,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 def put_passages(store: Store, passages: Sequence[Passage]) -> dict[str, int]:
     """Store each passage as a chunk; return the number of each by its id. Equal passages are one chunk."""
     chunks = [Chunk(row.title, row.text, count_tokens(row.text), None, start=0, stop=len(row.text)) for row in passages]
-    store.put_file(StoredFile("passages"), [chunks])
+    store.put_file(StoredFile("passages"), chunks)
     return {passage.id: store.numbers(chunk.id)[0] for passage, chunk in zip(passages, chunks, strict=True)}
 
 

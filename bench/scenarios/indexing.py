@@ -21,7 +21,7 @@ from ..text import prose
 
 SHARE, CHUNKS_PER_SECOND = 0.97, 200.0  # targets
 SECTIONS, WORDS = 12, 200  # of a file: each section is a document
-POLL = 0.1  # s between two looks whether all files are read
+POLL = 0.3  # s between two looks whether all files are read: each look costs the stream some ms
 PROMPT = 200  # tokens of the stream's prompt
 TOKENS = "slotcache_generated_tokens_total"
 

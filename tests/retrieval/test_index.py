@@ -173,7 +173,7 @@ def test_hostile_files_have_reasons_and_do_not_stop_the_others(folder, make):
 
 
 def test_a_file_that_takes_too_long_ends_its_reader_alone(folder, make, monkeypatch):
-    monkeypatch.setattr("slotcache.retrieval.extract.process.START", SLOW)
+    monkeypatch.setattr("slotcache.retrieval.reading.process.START", SLOW)
     (folder / "slow.html").write_bytes(b"<p>text</p>" * 200_000)
     index = make()
     assert index.refresh()
@@ -184,12 +184,12 @@ def test_a_file_that_takes_too_long_ends_its_reader_alone(folder, make, monkeypa
 
 SLOW = """
 import sys, types
-for name, path in zip(("slotcache", "slotcache.retrieval"), sys.argv[1:]):
+for name, path in zip(("slotcache", "slotcache.retrieval"), sys.argv[2:]):
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [path]
-from slotcache.retrieval.extract import reader
+from slotcache.retrieval.reading import reader
 reader.SECONDS = 0.1
-reader.main()
+reader.main(sys.argv[1])
 """
 
 

@@ -1,0 +1,1 @@
+"""Files into the index, in a process of its own."""

@@ -1,0 +1,97 @@
+"""Reads files into the index in a process of its own, with limits of time and memory, and behind other work on the CPU.
+
+A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Here that ends this process alone:
+its transaction is rolled back, the file is one that cannot be read, and another process is started. Chunks are cut and
+stored here, too: in the server's process that would hold the interpreter's lock, for which the engine would wait.
+
+Each line that comes is a `Task`. The lines that go back are a `Step` after each batch of chunks, and what came of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import sys
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path, PurePath
+
+import msgspec
+
+from ..chunks import Chunk, Sizes, cut
+from ..extract.formats import FORMATS
+from ..extract.section import Outline, Section, Unreadable
+from ..extract.text import read_text
+from ..files import read_bytes
+from ..records import StoredFile
+from ..writing import connect, put_file, put_stamp
+from .messages import SECONDS, Broken, Failed, Line, Step, Stored, Task
+
+BYTES = 3 << 29  # of the process
+BATCH = 64  # chunks of a step
+NICENESS = 12  # the engine computes on the same cores: beside it about 6 % of one is left for this
+
+
+def main(database: str) -> None:
+    """Answer lines until there are no more."""
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICENESS)
+    connection = None
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, in the midst of any code
+        try:
+            connection = connection or connect(Path(database))
+            answer = _read(msgspec.json.decode(line, type=Task), connection)
+        except sqlite3.Error as error:
+            answer = Broken(str(error))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(answer)
+
+
+def _read(task: Task, connection: sqlite3.Connection) -> Line:
+    """Bring a file into the index. Raises sqlite3.Error."""
+    try:
+        data = read_bytes(task.root, task.parts)
+        digest = blake2b(data, digest_size=16).hexdigest()
+        if digest == task.known:
+            put_stamp(connection, task.path, task.stamp)
+            return Stored()
+        sections = _sections(data, PurePath(task.path).suffix.lower())
+        chunks = _step_by_step(cut(sections, Sizes.around(task.tokens)))
+        return Stored(*put_file(connection, StoredFile(task.path, digest=digest, stamp=task.stamp), chunks))
+    except Unreadable as error:
+        return Failed(str(error))
+    except OSError as error:
+        return Failed(f"it cannot be opened: {error.strerror or error}")
+    except MemoryError:
+        return Failed(f"it takes more than {BYTES >> 20:,} MiB of memory to read")
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # of another library: the next file is read all the same
+        return Failed(f"it cannot be read: {type(error).__name__}: {error}")
+
+
+def _sections(data: bytes, suffix: str) -> list[Section]:
+    """Return the sections of a file. Raises Unreadable."""
+    outline = Outline()
+    FORMATS.get(suffix, read_text)(data, outline)
+    if not outline.has_text:
+        raise Unreadable("it has no text")
+    return outline.sections
+
+
+def _step_by_step(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Yield chunks. The last step comes before the commit: a file is not stored for a server that has ended."""
+    chunks = iter(chunks)
+    while batch := list(islice(chunks, BATCH)):
+        yield from batch
+        _write(Step())
+
+
+def _write(line: Line) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+    sys.stdout.buffer.flush()
