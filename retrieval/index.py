@@ -14,7 +14,7 @@ from .chunks import Sizes, embedded_text
 from .extract.section import Unreadable
 from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
 from .reading.messages import Task
-from .reading.process import FileReader
+from .reading.process import EndedError, FileReader
 from .records import FAILED, SKIPPED, StoredChunk, StoredFile
 from .search import EmbedQuery, Rerank, Search
 from .store import Store
@@ -118,8 +118,8 @@ class Index:
     def refresh(self, may_go_on: MayGoOn = always) -> bool:
         """Read all files that have changed, then embed all chunks that have no vector. Return whether nothing is left.
 
-        may_go_on: called before each file, each batch of its chunks, and each batch of vectors. False ends the refresh,
-        and the next one resumes it.
+        may_go_on: called before each file and each batch of vectors, and after each batch of a file's chunks. False ends
+        the refresh, and the next one resumes it.
         """
         scan = self.scan()
         self.forget(scan)
@@ -162,7 +162,7 @@ class Index:
             if not may_go_on():  # the reading was ended, and says nothing of the file
                 return False
             self._put(StoredFile(file.path, state=FAILED, reason=str(error), stamp=file.stamp))
-        except InterruptedError:
+        except EndedError:
             return False
         finally:
             self.progress = replace(self.progress, reading="")

@@ -34,6 +34,10 @@ CRASHES = {
 }
 
 
+class EndedError(Exception):
+    """`may_go_on` ended the reading of a file, which stays in the index as it was."""
+
+
 class FileReader:
     """Reads files into an index, one after the other. One thread may use it; any thread may interrupt or close it."""
 
@@ -42,9 +46,9 @@ class FileReader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, task: Task, may_go_on: Callable[[], bool]) -> Written:
-        """Have a file read and stored. Raises Unreadable, sqlite3.OperationalError; InterruptedError for `may_go_on`.
+        """Have a file read and stored. Raises Unreadable, sqlite3.OperationalError; EndedError for `may_go_on`.
 
-        may_go_on: called after each batch of chunks. False ends the process, and the file stays in the index as it was.
+        may_go_on: called after each batch of chunks; False ends the process.
         """
         process = self._process = self._process or _start(self._database)
         with suppress(OSError):  # it has ended: there is no answer, then
@@ -60,7 +64,7 @@ class FileReader:
                     raise sqlite3.OperationalError(reason)
                 case _ if not may_go_on():
                     self.close()
-                    raise InterruptedError
+                    raise EndedError
         self.close()
         raise Unreadable(_crash(process.returncode))
 
