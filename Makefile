@@ -1,6 +1,6 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
 # make serve MODEL=smollm2          with a small real chat model, fetched once (93 MB)
-# make test                         the whole suite
+# make test                         the whole suite, in two processes (PROCESSES=0: in one)
 # make client-test                  the clients of others (anthropic, langchain, llama-index, litellm) against a server
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
 # make lint                         ruff and pyright
@@ -12,6 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 MODEL :=
+PROCESSES ?= 2
 URL ?= http://127.0.0.1:8080
 CASES ?= 420
 BIN := $(VENV)/bin
@@ -24,7 +25,7 @@ serve: $(VENV)/.installed
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
 
 test: $(VENV)/.developing
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(ARGS)
 
 client-test: $(VENV)/.clients
 	$(VENV)/clients/bin/python -m pytest -W ignore::ResourceWarning tests/clients $(ARGS)  # clients leave event loops open
