@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 from collections.abc import Callable
@@ -142,6 +143,7 @@ def _serve(settings: Settings, model: Model) -> Service:
         num_lanes=settings.parallel,
         batch_size=context.batch,
         prefill_budget=settings.prefill_budget,
+        max_stall=settings.max_stall / 1000 or math.inf,
         idle_cells=settings.idle_cells,
         window=settings.window,
         snapshots=Snapshots(tree, 0 if model.can_trim else host_bytes),

@@ -49,9 +49,8 @@ def row(
 ) -> T:
     """Declare a field of `Settings`.
 
-    choices: where they are not in its type. least, most: of a number. words: more texts that stand for a number. fixed: flags
-    without a value, each with the value that it stands for. separator: of the values of a flag that is given several times.
-    llama: llama-server's variable of the environment.
+    choices: where its type has none. least, most: of a number. words: texts for some numbers. fixed: flags without a value,
+    and the value of each. separator: between the values of a flag given several times. llama: llama-server's variable.
     """
     about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
     about |= {"words": words or {}, "fixed": fixed or {}, "separator": separator, "llama": llama}
@@ -81,6 +80,7 @@ class Settings(Numbers):
     batch_size: int = row(512, ("-b", "--batch-size"), "most tokens a step computes", least=1, llama="LLAMA_ARG_BATCH")
     ubatch_size: int = row(512, ("-ub", "--ubatch-size"), "most tokens a kernel computes", least=1, llama="LLAMA_ARG_UBATCH")
     prefill_budget: int = row(512, ("--prefill-budget",), "most prompt tokens a step computes while other requests generate", least=1)
+    max_stall: int = row(200, ("--max-stall",), "ms that the prompt tokens of such a step may take: running streams wait so long, or for one chunk of 64 tokens where that takes longer; 0: no limit", least=0)
     cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out", words={"-1": 1 << 31}, llama="LLAMA_ARG_CACHE_RAM")
     cache_dir: str = row("", ("--cache-dir",), "folder where idle KV and stored conversations are kept for the next start of the server; it reveals prompts and can change answers, so only its owner may read it, and the server refuses a folder that other users may write to")
     cache_disk: int = row(8192, ("--cache-disk",), "size limit of the KV in --cache-dir, MiB, all models and settings together; the least recently used runs leave first", least=0)

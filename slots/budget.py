@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from .costs import Costs
 from .plan import Plan
-
-TOLERANCE = 2.0  # how much longer than at its fastest a step of the budget may take
+from .profile import Profile
+from .request import Request
 
 
 class PrefillBudget:
-    """size: most prompt tokens of a step while other requests decode, at the speed of a short context."""
+    """size: most prompt tokens of a step while other requests decode. max_stall: seconds that its prompt tokens may take.
 
-    def __init__(self, size: int, costs: Costs) -> None:
-        self.size = size
-        self._chunk = costs.chunk
-        self._fastest = math.inf  # seconds a prompt token took in the fastest step so far
-        self._slowdown = 1.0  # how much longer it took in the last one
+    The smaller one wins, but a step always has one chunk: part of a chunk takes about as long.
+    """
+
+    def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
+        self.size, self.max_stall = size, max_stall
+        self._chunk, self._profile = costs.chunk, profile
+        self._slowdown = 1.0  # time of the last step over that of the profile
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn from the time that a plan took.
+        """Learn from the time that a plan took, before the profile does.
 
-        Tokens deep in a long prompt take several times as long as its first ones. The budget shrinks accordingly, so it
-        bounds the time that running streams wait.
+        The profile is a mean of many steps. One that took longer, beside other work on the machine or over the KV of many
+        requests, makes the next ones smaller at once.
         """
-        if plan.num_tokens >= self._chunk:
-            each = seconds / plan.num_tokens
-            self._fastest = min(self._fastest, each)
-            self._slowdown = each / self._fastest
+        if plan.num_tokens >= self._chunk and self._profile.is_learnt:
+            self._slowdown = max(1.0, seconds / self._profile.seconds_of(plan))
 
-    def limit(self, most: int) -> int:
-        """Return how many prompt tokens a step may compute now; it has room for `most`."""
-        slower = int(self.size * min(1.0, TOLERANCE / self._slowdown))
-        return min(most, self.size, max(self._chunk, slower))
+    def limit(self, most: int, requests: Sequence[Request]) -> int:
+        """Return how many tokens of these requests' prompts a step may compute now; it has room for `most`."""
+        most = min(most, self.size)
+        if self.max_stall == math.inf:
+            return most
+        depth = max((request.computed for request in requests), default=0)
+        return min(most, max(self._chunk, self._profile.tokens_within(self.max_stall / self._slowdown, depth)))
 
 
 def chunk_size(left: int, most: int, costs: Costs) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .plan import Plan
 
 MEMORY = 0.98  # weight of all earlier steps beside a new one
@@ -30,8 +32,7 @@ class Profile:
         tokens = plan.num_tokens
         if tokens < self._min_tokens:
             return
-        depth = sum(len(span.tokens) * (span.start + span.stop) / 2 for span in plan.spans) / tokens
-        each = seconds / tokens
+        depth, each = mean_depth(plan), seconds / tokens
         new = (1.0, depth, depth * depth, each, each * depth)
         self._sums = tuple(MEMORY * old + tokens * value for old, value in zip(self._sums, new, strict=True))
         self._fit()
@@ -39,6 +40,17 @@ class Profile:
     def seconds(self, cached: int, new: int) -> float:
         """Return T(cached, new). Before the first step the unit is not seconds: each token costs one."""
         return new * (self._fixed + self._by_depth * (cached + new / 2))
+
+    def seconds_of(self, plan: Plan) -> float:
+        """Return the time that a plan's tokens take."""
+        return plan.num_tokens * (self._fixed + self._by_depth * mean_depth(plan))
+
+    def tokens_within(self, seconds: float, cached: int) -> int:
+        """Return the most tokens behind `cached` ones that take at most `seconds`; 0 before the first step."""
+        if not self.is_learnt:
+            return 0
+        first, growth = self._fixed + self._by_depth * cached, self._by_depth / 2  # of n tokens: n * first + n * n * growth
+        return math.floor(2 * seconds / (first + math.sqrt(first * first + 4 * growth * seconds)))
 
     def _fit(self) -> None:
         """Least squares; a flat line until depths differ, and never one that falls."""
@@ -49,3 +61,8 @@ class Profile:
         if slope < 0 or fixed <= 0:
             slope, fixed = 0.0, seconds / weight
         self._fixed, self._by_depth = fixed, slope
+
+
+def mean_depth(plan: Plan) -> float:
+    """Return the mean position of a plan's tokens; the plan has some."""
+    return sum(len(span.tokens) * (span.start + span.stop) / 2 for span in plan.spans) / plan.num_tokens

@@ -8,6 +8,7 @@ from its KV that is still in the tree. The oldest running request always makes p
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 
 from .budget import PrefillBudget
@@ -26,10 +27,9 @@ from .tree import PrefixTree
 class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
-    batch_size: most tokens of a step. prefill_budget: most prompt tokens of a step while other requests decode, at the
-    speed of a short context. idle_cells: most cells of idle KV, if a host tier can take the rest: every step attends over
-    the whole pool, so idle KV slows running requests. window: how many later requests may be admitted before a waiting
-    one. snapshots: for models whose memory cannot be cut.
+    batch_size: most tokens of a step. prefill_budget, max_stall: as in `PrefillBudget`. idle_cells: most cells of idle KV,
+    if a host tier can take the rest: every step attends over the whole pool, so idle KV slows running requests. window: how
+    many later requests may be admitted before a waiting one. snapshots: for models whose memory cannot be cut.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Scheduler:
         num_lanes: int,
         batch_size: int = 512,
         prefill_budget: int = 512,
+        max_stall: float = math.inf,
         idle_cells: int = 0,
         window: int = 32,
         snapshots: Snapshots | None = None,
@@ -46,7 +47,7 @@ class Scheduler:
         self.tree = tree
         self.lanes = Lanes(num_lanes)
         self.batch_size = batch_size
-        self.budget = PrefillBudget(prefill_budget, tree.costs)
+        self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
         self.waiting = Queue(tree, window, self.lanes.may_take)
         self.pins = Pins(tree)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
@@ -148,7 +149,7 @@ class Scheduler:
         if apart and self.step.is_decode_turn and any(request.decoding for request in self.running):
             step = Step(self.tree, self.cells, self.snapshots, self.counters)
             same = [request for request in self.running if request.scope.adapters == last and not request.decoding]
-            step.prefill(same, self.budget.limit(self.batch_size))
+            step.prefill(same, self.budget.limit(self.batch_size, same))
             if step.spans:
                 return step
         while True:
@@ -158,9 +159,9 @@ class Scheduler:
             step.decode(decoding)
             step.is_decode_turn = apart and bool(step.spans)
             if not step.is_decode_turn:
-                left = self.batch_size - step.num_tokens
-                most = self.budget.limit(left) if any(request.decoding for request in self.running) else left
-                step.prefill(in_turn(self.running, last, decoding=False), most)
+                prompts, left = in_turn(self.running, last, decoding=False), self.batch_size - step.num_tokens
+                most = self.budget.limit(left, prompts) if any(request.decoding for request in self.running) else left
+                step.prefill(prompts, most)
             if step.spans or not self.running:
                 return step
             self._preempt()  # all requests lack cells: the youngest gives up its own

@@ -20,8 +20,6 @@ SETTLED = 8
 """Tokens of every stream before the prefill arrives."""
 OUTPUT = 4096
 """Output of each stream, so that no stream ends before the prefill. The streams are cancelled after it."""
-STEPS = 5
-"""Prompts of one budget's length, to measure the step that prefills them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +28,14 @@ class Stall:
 
     prefill_tokens: int
     prefill_ttft: float
-    budget_tokens: int
-    budget_step: float
     quiet_gap: float
     """The streams' usual gap before the prefill arrives."""
     longest_gap: float
     """The streams' longest gap between its arrival and its first token."""
+
+    def excess(self, allowed: float) -> float:
+        """Return the longest gap over what is allowed: a step of prefill, and one of the streams."""
+        return self.longest_gap / (allowed + self.quiet_gap)
 
 
 @dataclass(slots=True)
@@ -55,14 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench stall`."""
     add_options(parser)
     add = parser.add_argument
-    add("--prefill-budget", type=int, default=512, help="given to slotcache serve, tokens (default: %(default)s)")
+    add("--max-stall", type=int, default=200, help="given to slotcache serve, ms (default: %(default)s)")
     add("--prompt-tokens", type=int, default=6000, help="length of the prefill (default: %(default)s)")
     add("--streams", type=int, default=3, help="streams that run during the prefill (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Compare the worst round's longest gap with the step that prefills one budget on the idle server."""
-    arms = arms_for(args, slotcache_flags=("--prefill-budget", str(args.prefill_budget)))
+    """Compare the worst round's longest gap with the step of prefill that the server allows, and one step of the streams."""
+    allowed = args.max_stall / 1000
+    arms = arms_for(args, slotcache_flags=("--max-stall", str(args.max_stall)))
     stalls: dict[str, list[Stall]] = {}
     for number, arm in in_rounds(arms, args.rounds):
 
@@ -70,18 +71,11 @@ def run(args: argparse.Namespace) -> Report:
             return await _stall(client, args, number)
 
         stalls.setdefault(arm.name, []).append(arm.measure(sampling(args), work))
-    title = f"stall: {args.prompt_tokens} tokens of prefill while {args.streams} streams run, budget {args.prefill_budget}"
-    columns = (
-        "arm",
-        "prefill tokens",
-        "its TTFT s",
-        "gap before ms",
-        "longest gap ms",
-        "step of the budget ms",
-        "ratio",
-    )
-    table = Table(title, columns, [_row(name, rounds) for name, rounds in stalls.items()])
-    bar = Bar(6, "longest gap over the step that prefills the budget", _ratio(stalls[arms[0].name]), 3.0, unit="x")
+    title = f"stall: {args.prompt_tokens} tokens of prefill while {args.streams} streams run, --max-stall {args.max_stall}"
+    columns = ("arm", "prefill tokens", "its TTFT s", "tokens/s", "gap before ms", "longest gap ms", "of what is allowed")
+    table = Table(title, columns, [_row(name, rounds, allowed) for name, rounds in stalls.items()])
+    worst = max(one.excess(allowed) for one in stalls[arms[0].name])
+    bar = Bar(6, "longest gap over --max-stall and a step of the streams", worst, 1.0, unit="x")
     data = {
         "arms": [arm.describe() for arm in arms],
         "stalls": {n: [asdict(one) for one in r] for n, r in stalls.items()},
@@ -96,7 +90,6 @@ def longest_gap(arrivals: Sequence[float], begin: float, end: float) -> float:
 
 async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall:
     sizer = await PromptSizer.of(client)
-    steps = await _budget_steps(client, sizer, args.prefill_budget, number)
     streams = [_RunningStream() for _ in range(args.streams)]
     tasks = [
         asyncio.create_task(_run_stream(client, sizer.query(f"stream {number} {i}", 100), stream))
@@ -119,16 +112,9 @@ async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall
     return Stall(
         prefill_tokens=prefill.prompt_tokens,
         prefill_ttft=prefill.ttft,
-        budget_tokens=round(median([step.prompt_tokens for step in steps])),
-        budget_step=median([step.ttft for step in steps]),
         quiet_gap=median(before),
         longest_gap=max(longest_gap(stream.arrivals, begin, end) for stream in streams),
     )
-
-
-async def _budget_steps(client: Client, sizer: PromptSizer, budget: int, number: int) -> list[Result]:
-    """Send new prompts that fit the budget, one at a time on the idle server: each is one step."""
-    return [await _checked(client, sizer.query(f"step {number} {i}", budget), 1) for i in range(STEPS)]
 
 
 async def _run_stream(client: Client, query: Query, stream: _RunningStream) -> Result:
@@ -151,11 +137,8 @@ async def _checked(client: Client, query: Query, max_tokens: int) -> Result:
     return result
 
 
-def _ratio(rounds: Sequence[Stall]) -> float:
-    return max(one.longest_gap / one.budget_step for one in rounds)
-
-
-def _row(name: str, rounds: Sequence[Stall]) -> tuple[str | int | float, ...]:
-    worst = max(rounds, key=lambda one: one.longest_gap / one.budget_step)
-    times = (1000 * worst.quiet_gap, 1000 * worst.longest_gap, 1000 * worst.budget_step)
-    return (name, worst.prefill_tokens, worst.prefill_ttft, *times, _ratio(rounds))
+def _row(name: str, rounds: Sequence[Stall], allowed: float) -> tuple[str | int | float, ...]:
+    worst = max(rounds, key=lambda one: one.excess(allowed))
+    speed = worst.prefill_tokens / worst.prefill_ttft
+    times = (1000 * worst.quiet_gap, 1000 * worst.longest_gap, worst.excess(allowed))
+    return (name, worst.prefill_tokens, worst.prefill_ttft, speed, *times)

@@ -118,15 +118,32 @@ def test_nothing_small_is_left_over():
     assert sizes == [64, 86]
 
 
-def test_the_budget_shrinks_with_what_a_token_takes():
-    world = World(batch=256, budget=128)
+def test_a_step_beside_streams_takes_no_longer_than_they_may_wait():
+    world = World(cells=9000, batch=1024, budget=512, stall=0.1)
+    world.submit(range(20), limit=60)
+    world.step()
+    arriving = world.submit(range(500, 6500))
+    sizes, late = [], []
+    while not arriving.decoding:
+        plan = world.step()
+        seconds = sum(len(span.tokens) * (span.start + span.stop) for span in plan.spans) * 1e-7 + plan.num_tokens * 2e-4
+        world.scheduler.observe(plan, seconds)
+        sizes.append(computed(plan, arriving))
+        late.append(seconds > 0.1 and sizes[-1] > 64)
+    assert sizes[0] == 64, "nothing is known of this machine yet"
+    assert max(sizes) > 256 and sizes[-2] == 64, "deep tokens take longer: a step has fewer of them"
+    assert sum(late) <= 2, "the line is learnt within some steps"
+
+
+def test_a_slow_step_makes_the_next_one_smaller():
+    world = World(batch=1024, budget=512, stall=0.1)
     world.submit(range(20), limit=60)
     world.step()
     arriving = world.submit(range(500, 900))
+    world.scheduler.observe(world.step(), 64 * 0.0005)
     plan = world.step()
-    world.scheduler.observe(plan, 0.1)
-    assert computed(plan, arriving) == 128
-    world.scheduler.observe(plan, 0.4)  # four times as slow: twice the tolerance
+    assert computed(plan, arriving) == 192
+    world.scheduler.observe(plan, 192 * 0.0015)
     assert computed(world.step(), arriving) == 64
 
 

@@ -20,13 +20,30 @@ class World:
     """A scheduler over a model of memory; requests are numbered as they come."""
 
     def __init__(
-        self, cells=1000, lanes=4, batch=128, budget=32, host=0, idle=0, apart=math.inf, window=32, aside=math.inf, rest=1
+        self,
+        cells=1000,
+        lanes=4,
+        batch=128,
+        budget=32,
+        host=0,
+        idle=0,
+        apart=math.inf,
+        window=32,
+        aside=math.inf,
+        rest=1,
+        stall=math.inf,
     ):
         self.memory = Memory(cells)
         costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest)
         tree = PrefixTree(cells, 2 * lanes + 8, HostTier(host), costs=costs)
         self.scheduler = Scheduler(
-            tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget, idle_cells=idle, window=window
+            tree,
+            num_lanes=lanes,
+            batch_size=batch,
+            prefill_budget=budget,
+            max_stall=stall,
+            idle_cells=idle,
+            window=window,
         )
         self.requests = []
         self.plans = []
