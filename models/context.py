@@ -8,8 +8,8 @@ import llama_cpp
 
 from . import log
 from .costs import costs_of
-from .device import devices
 from .errors import ModelError
+from .hardware.device import devices
 from .model import Model
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import llama_cpp
 
-from ..models.device import devices, supports_offload
 from ..models.errors import ModelError
+from ..models.hardware.cores import fast_cores
+from ..models.hardware.device import devices, supports_offload
 from ..models.model import Model
 from .settings import Settings
 
@@ -22,6 +23,7 @@ def doctor(settings: Settings) -> int:
     for device in found:
         memory = f"{device.free / 2**30:.1f} of {device.total / 2**30:.1f} GiB free" if device.total else "memory unknown"
         print(f"  {device.name}: {device.description} ({device.kind}), {memory}")
+    print(f"  threads that compute (-t): {settings.threads or fast_cores()}")
     if not supports_offload():
         print('GPU offload: not in this build. With an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make install')
     elif not any(device.is_gpu for device in found):

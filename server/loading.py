@@ -18,9 +18,10 @@ from ..models.chat.named import DEFAULT_TEMPLATE, named_template, names
 from ..models.chat.sandbox import TemplateError
 from ..models.chat.template import ChatTemplate
 from ..models.context import MAX_SEQUENCES, Context, ContextSettings
-from ..models.device import devices
 from ..models.errors import ModelError
 from ..models.grammar.grammars import Grammars
+from ..models.hardware.cores import fast_cores
+from ..models.hardware.device import devices
 from ..models.memory.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
@@ -283,6 +284,6 @@ def _context_settings(settings: Settings, model: Model, num_sequences: int) -> C
         flash_attention=settings.flash_attn,
         cache_type_k=settings.cache_type_k,
         cache_type_v=settings.cache_type_v,
-        threads=settings.threads or len(os.sched_getaffinity(0)),
+        threads=settings.threads or fast_cores(),
         num_sequences=num_sequences,
     )

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import llama_cpp
 
 from ..models.context import Context
-from ..models.device import devices
+from ..models.hardware.device import devices
 from ..models.model import Model
 from ..slots.tiers.provenance import Provenance
 from .settings import Settings

@@ -89,7 +89,7 @@ class Settings(Numbers):
     idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; the rest moves to host memory")
     window: int = row(8, ("--window",), "how many later requests, with more of their prompt cached, may overtake a waiting request")
     max_queue: int = row(256, ("--max-queue",), "most requests that wait; one more is answered 429")
-    threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each core", words={"-1": 0}, llama="LLAMA_ARG_THREADS")
+    threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each fast core that this process may use", words={"-1": 0}, llama="LLAMA_ARG_THREADS")
     gpu_layers: int = row(9999, ("-ngl", "--gpu-layers", "--n-gpu-layers"), "layers on the GPU; all of them where a GPU is compiled in", words={"auto": 9999, "all": 9999, "-1": 9999, "-2": 9999}, llama="LLAMA_ARG_N_GPU_LAYERS")
     flash_attn: FlashAttention = row("auto", ("-fa", "--flash-attn"), "flash attention: much faster; without it, reuse on the CPU is exact to the bit for one request at a time", llama="LLAMA_ARG_FLASH_ATTN")
     cache_type_k: KvType = row("f16", ("-ctk", "--cache-type-k"), "data type of keys; on a CPU only f16 and f32 are fast", llama="LLAMA_ARG_CACHE_TYPE_K")

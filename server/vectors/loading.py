@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...models.device import devices
 from ...models.embedding import Embedder, EmbedderSettings
 from ...models.errors import ModelError
+from ...models.hardware.cores import fast_cores
+from ...models.hardware.device import devices
 from ...models.model import Model
 from ..chat.texts import Texts
 from ..chat.threads import PromptThreads
@@ -71,7 +71,7 @@ class _Loader:
             pooling=pooling,
             max_tokens=self.settings.ubatch_size,
             flash_attention=self.settings.flash_attn,
-            threads=self.settings.threads or len(os.sched_getaffinity(0)),
+            threads=self.settings.threads or fast_cores(),
             most_texts=TEXTS_ON_GPU if any(device.is_gpu for device in devices()) else 1,
         )
         embedder = Embedder(model, settings)

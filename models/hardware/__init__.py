@@ -1,0 +1,1 @@
+"""What the machine has: devices, and cores of its CPU."""
