@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from time import perf_counter
 
@@ -16,6 +17,7 @@ from .relay import Bystander, Relay
 from .upstream import Headers, Sent
 
 REQUEST_ID = HEADER.lower().encode()
+SEPARATOR = re.compile(r"[/\\]")
 
 
 class Exchange:
@@ -50,9 +52,16 @@ class Exchange:
 
 
 def target_of(scope: Scope) -> str:
-    """Return the path and the query of a request, as they were sent."""
-    query = scope["query_string"].decode("latin-1")
-    return scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+    """Return the path and the query of a request, as they were sent. Raises RequestError for a path that leads elsewhere.
+
+    It stands behind the upstream's address: one without its slash could name another host, and one that goes up could leave
+    the part of a host that is the upstream.
+    """
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    target = f"{path}?{query}" if query else path
+    if not path.startswith("/") or "#" in target or ".." in SEPARATOR.split(scope["path"]):
+        raise RequestError(f"the path {target[:80]!r} is no path of the upstream: expected one such as /v1/models")
+    return target
 
 
 def headers_of(scope: Scope) -> Headers:

@@ -40,7 +40,7 @@ class Front:
     # fmt: on
 
     def __post_init__(self) -> None:
-        if self.upstream and urlsplit(self.upstream).scheme not in ("http", "https"):
+        if self.upstream and not _is_address(self.upstream):
             raise SettingsError(f"--upstream {self.upstream}: expected an address such as http://127.0.0.1:8080")
 
     @property
@@ -51,6 +51,16 @@ class Front:
 
 OWN = table_of(Front())
 HOSTING = tuple(replace(setting, llama="") for setting in SETTINGS if setting.name in SHARED)
+
+
+def _is_address(url: str) -> bool:
+    """Return whether paths can stand behind a URL. A key has a setting of its own, and in the URL errors would show it."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        return False
+    return bool(usable) and parts.scheme in ("http", "https") and not (parts.query or parts.fragment or "@" in parts.netloc)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

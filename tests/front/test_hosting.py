@@ -70,9 +70,11 @@ def test_a_slow_reader_gets_all_of_a_fast_stream_that_has_ended():
             assert b"".join(answer.iter_raw()) == whole
 
 
-@pytest.mark.parametrize("arguments", [[], ["--upstream", "127.0.0.1:8080"], ["--upstream", "ftp://a"]])
-def test_an_upstream_must_be_an_address(arguments, capsys):
-    assert main(["order", *arguments]) == 2
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1:8080", "ftp://a", "http://", "http://a:b", "http://a:b@c", "http://a/?b"]
+)
+def test_an_upstream_must_be_an_address(address, capsys):
+    assert main(["order", *(["--upstream", address] if address else [])]) == 2
     assert "--upstream" in capsys.readouterr().err
 
 
