@@ -167,8 +167,8 @@ async def _refusal(response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes
         if len(said) > MOST_SAID:
             break
     text = " ".join(TAG.sub(" ", said[:MOST_SAID].decode("utf-8", "replace")).split())
-    wait = response.headers.get("Retry-After")
-    headers = {"Retry-After": wait} if wait else None
+    wait = response.headers.get("Retry-After", "")
+    headers = {"Retry-After": wait} if wait.isascii() and wait.isprintable() and wait else None
     return RequestError(f"the upstream answered {response.status}: {text}", status=response.status, headers=headers)
 
 

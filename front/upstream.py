@@ -15,6 +15,7 @@ from yarl import URL
 from ..server.errors import RequestError
 from .settings import Front
 
+STATUSES = range(200, 600)  # of answers; an upgrade to another protocol is none
 LOOK = 1.0  # seconds between two looks at a connection that is silent
 SOON = 10.0  # seconds for a question of the front's own
 MOST_FETCHED = 4 << 20  # bytes
@@ -85,6 +86,8 @@ class Upstream:
             async with asyncio.timeout(self._settings.answer_timeout or None):
                 response = await request
         try:
+            if response.status not in STATUSES:
+                raise RequestError(f"the upstream answered {response.status}", status=502, code="upstream_garbage")
             yield response
         finally:
             response.close()
@@ -132,9 +135,7 @@ class Upstream:
 
     def _headers(self, headers: Headers) -> CIMultiDict[str]:
         dropped = OURS | CREDENTIALS if self._settings.upstream_key or self._has_keys else OURS
-        sent = CIMultiDict(
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in headers if name not in dropped
-        )
+        sent = CIMultiDict((name.decode("latin-1"), _text(value)) for name, value in without_hop(headers, dropped))
         if self._settings.upstream_key:
             sent["Authorization"] = f"Bearer {self._settings.upstream_key}"
         return sent
@@ -160,8 +161,22 @@ class Upstream:
 
 def headers_of(response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
     """Return an answer's headers as they came, without those of its connection."""
-    headers = ((name.lower(), value) for name, value in response.raw_headers)
-    return [(name, value) for name, value in headers if name not in without]
+    return without_hop([(name.lower(), value) for name, value in response.raw_headers], without)
+
+
+def without_hop(headers: Headers, others: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
+    """Return headers, whose names are in small letters, without some and without those that `Connection` names."""
+    headers = [*headers]
+    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
+    return [(name, value) for name, value in headers if name not in others and name not in named]
+
+
+def _text(value: bytes) -> str:
+    """Return a header's value as a text that aiohttp sends as the same bytes. It sends UTF-8: other bytes become that."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _is_lost(response: aiohttp.ClientResponse) -> bool:

@@ -35,3 +35,16 @@ def test_a_path_leads_to_the_upstream_alone(path):
         assert not other.requests and not upstream.requests
         assert raw(front, get("//v1/a..b/%2E/x?y=../z")).startswith(b"HTTP/1.1 200")
         assert upstream.requests[0][0].startswith(b"GET /engine//v1/a..b/%2E/x?y=../z HTTP/1.1\r\n")
+
+
+def test_headers_go_on_byte_for_byte_but_for_those_of_the_connection():
+    own = ("X-Answer: \u00e9", "X-Once: 1", "Connection: close, x-once", "Keep-Alive: 5")
+    with (
+        scripted(answer=lambda body: response("200 OK", b"{}", "application/json", *own)) as upstream,
+        ordering(upstream.url, dialect="openai") as front,
+    ):
+        sent = b"X-Question: \xc3\xa9\r\nX-Once: 1\r\nConnection: close, X-Once\r\n"
+        answer = raw(front, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + sent + b"\r\n")
+    ((head, _),) = upstream.requests
+    assert b"x-question: \xc3\xa9\r\n" in head and b"x-once" not in head
+    assert b"x-answer: \xc3\xa9\r\n" in answer and b"x-once" not in answer and b"keep-alive" not in answer

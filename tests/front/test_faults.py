@@ -47,6 +47,9 @@ def test_an_upstream_that_refuses_is_a_bad_gateway():
         ([b"HTTP/1.1 200 OK\r\nContent-Le", HANG], 504, "upstream_timeout"),
         ([b"\x16\x03\x01 this is no HTTP\r\n\r\n"], 502, "upstream_garbage"),
         ([b"x" * 200_000], 502, "upstream_garbage"),
+        ([b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"], 502, "upstream_garbage"),
+        ([b"HTTP/1.1 999 Denied\r\nContent-Length: 0\r\n\r\n"], 502, "upstream_garbage"),
+        ([b"HTTP/1.1 000 ?\r\nContent-Length: 0\r\n\r\n"], 502, "upstream_garbage"),
         ([response("200 OK", b'{"choices": []}')[:-4]], 502, "upstream_broke_off"),
         ([response("200 OK", b'{"choices": []}')[:-4], HANG], 504, "upstream_timeout"),
         ([STREAM], 502, "upstream_broke_off"),
@@ -112,3 +115,8 @@ def test_an_error_page_becomes_an_error_object():
     error = error_of(answer)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
     assert "503" in error["message"] and "no backend" in error["message"]
+
+
+def test_an_error_page_may_have_a_header_that_is_no_text():
+    answer = ask([response("503 Service Unavailable", b"no backend", "text/html", "Retry-After: \xff7")])
+    assert (answer.status_code, "retry-after" in answer.headers) == (503, False)
