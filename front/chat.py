@@ -18,6 +18,8 @@ from ..server.settings import Order
 
 Fields = dict[str, Raw]
 EMPTY = (b"null", b"[]", b'""')
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no JSON, no UTF-8, or too deep."""
 IN_FRONT = ("tools", "functions", "chat_template", "chat_template_kwargs")
 """Fields that stand in front of the messages in a prompt."""
 APART = ("model", "cache_salt", "extra_key", "cache_scope")
@@ -75,7 +77,7 @@ class Turn:
 class Chat:
     """A decoded request. fields, messages: with their values as they were sent.
 
-    chars: of the text after the last document.
+    chars: of the text after the last document. stream_options: decoded.
     """
 
     fields: Fields
@@ -83,16 +85,17 @@ class Chat:
     options: Options
     turns: tuple[Turn, ...]
     chars: int
+    stream_options: object = None
 
     @property
     def is_stream(self) -> bool:
         return bytes(self.fields.get("stream", b"")) == b"true"
 
     @property
-    def wants_usage(self) -> bool:
-        """Whether the client asked for a chunk with the usage."""
-        options = msgspec.json.decode(self.fields.get("stream_options", b"null"))
-        return isinstance(options, Mapping) and options.get("include_usage") is True
+    def lacks_usage(self) -> bool:
+        """Whether the client has not asked for a chunk with the usage. Wrong options are the upstream's to refuse."""
+        options = {} if self.stream_options is None else self.stream_options
+        return self.is_stream and isinstance(options, Mapping) and options.get("include_usage") in (None, False)
 
 
 def read_chat(body: bytes, tool_documents: str) -> Chat:
@@ -101,12 +104,15 @@ def read_chat(body: bytes, tool_documents: str) -> Chat:
     tool_documents: the default of the field.
     """
     try:
+        body.decode()  # values that stay as they were sent are not looked into
         fields = msgspec.json.decode(body, type=Fields)
         messages = msgspec.json.decode(fields.get("messages", b"[]"), type=list[Fields])
         read = msgspec.json.decode(fields.get("messages", b"[]"), type=list[dict[str, object]])
         top = msgspec.json.decode(fields.get("documents", b"null"))
-        asked = msgspec.json.decode(fields.get("tool_documents", b"null"))
-    except (msgspec.DecodeError, RecursionError) as error:
+        asked, named, stream_options = (
+            msgspec.json.decode(fields.get(name, b"null")) for name in ("tool_documents", "conversation", "stream_options")
+        )
+    except NO_JSON as error:
         raise RequestError(f"the body is not a chat: {error}") from None
     for message in read:
         message.setdefault("role", "")
@@ -115,11 +121,11 @@ def read_chat(body: bytes, tool_documents: str) -> Chat:
     except DocumentError as error:
         raise RequestError(str(error), param=error.where) from None
     found = {at: documents for at, documents in found.items() if documents}
-    options = _options(fields) if found else Options(conversation=_conversation(fields))
+    options = _options(fields) if found else Options(conversation=_conversation(named))
     cutter = Cutter(fields)
     for at, message in enumerate(messages):
         cutter.add(message, read[at], at, found.get(at, ()))
-    return Chat(fields, messages, options, tuple(cutter.turns), chars=cutter.chars)
+    return Chat(fields, messages, options, tuple(cutter.turns), chars=cutter.chars, stream_options=stream_options)
 
 
 def _options(fields: Fields) -> Options:
@@ -137,9 +143,8 @@ def _decoded(fields: Fields, names: Sequence[str]) -> dict[str, object]:
     return {name: value for name in names if name in fields and (value := msgspec.json.decode(fields[name])) is not None}
 
 
-def _conversation(fields: Fields) -> str | None:
+def _conversation(named: object) -> str | None:
     """Return the name of the conversation, if the request has one that can be read."""
-    named = msgspec.json.decode(fields.get("conversation", b"null"))
     named = named.get("id") if isinstance(named, Mapping) else named
     return named if isinstance(named, str) else None
 

@@ -81,7 +81,7 @@ class Chats(Exchange):
         ask = Ask(body, session, plan, model=bytes(chat.fields.get("model", b"null")))
         if engine.knows_documents:
             return ask
-        wants = chat.is_stream and not chat.wants_usage and not engine.tells_in_streams
+        wants = chat.lacks_usage and not engine.tells_in_streams
         return replace(ask, body=write(chat, plan, wants), hides_usage=wants)
 
 

@@ -12,6 +12,7 @@ from ..ordering.document import Document
 from ..ordering.prompt import document_text
 from ..server.errors import RequestError
 from .engines import Engine
+from .feedback import decode
 from .lengths import Lengths
 from .upstream import Headers, Upstream
 
@@ -61,9 +62,6 @@ class Counting:
 
 def _number(body: bytes) -> int | None:
     """Return the number of tokens in an answer; None for something else."""
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+    answer = decode(body)
     tokens = answer.get("tokens") if isinstance(answer, Mapping) else None
     return len(tokens) if isinstance(tokens, list) else None

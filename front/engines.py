@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
-import msgspec
-
 from ..server.errors import RequestError
+from .feedback import decode
 from .upstream import Headers, Upstream
 
 
@@ -66,8 +65,8 @@ class Finder:
 def _owner(body: bytes) -> str:
     """Return the owner of the first model; empty for another body."""
     try:
-        models = msgspec.json.decode(body)
+        models = decode(body)
         first = models["data"][0] if isinstance(models, Mapping) else {}
         return str(first.get("owned_by", ""))
-    except (msgspec.DecodeError, RecursionError, LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from .chat import NO_JSON
 from .events import data_of, split
 
 FIGURES = re.compile(rb'"(?:usage|timings|slotcache)"\s*:\s*\{')  # in a text of the answer the quotes would be escaped
@@ -60,21 +61,21 @@ class Listener:
 
     def body(self, status: int, body: bytes) -> None:
         if status == 200:
-            self.told = Told.read(_decode(body))
+            self.told = Told.read(decode(body))
 
     def _is_shown(self, event: bytes) -> bool:
         if not FIGURES.search(event):
             return True
-        chunk = _decode(data_of(event))
+        chunk = decode(data_of(event))
         self.told = (self.told or Told()) | Told.read(chunk)
         return not (self._hides_usage and _part(chunk, "choices") == [] and _part(chunk, "usage") is not None)
 
 
-def _decode(data: bytes) -> object:
+def decode(data: bytes) -> object:
     """Return decoded JSON; None for something else."""
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except NO_JSON:
         return None
 
 

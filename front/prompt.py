@@ -15,7 +15,12 @@ OURS = ("documents", *Options.__struct_fields__)  # fields that the upstream doe
 
 
 def check(chat: Chat) -> None:
-    """Refuse a chat whose history only slotcache has. Raises RequestError."""
+    """Refuse a history that only slotcache has, and content that no text can stand in front of. Raises RequestError."""
+    for turn in chat.turns:
+        content = msgspec.json.decode(chat.messages[turn.at].get("content", b"null"))
+        if not (turn.is_result or content is None or isinstance(content, str | list)):
+            where = f"messages[{turn.at}].content"
+            raise RequestError(f"{where}: expected a string or a list of parts", param=where)
     conversation = chat.options.conversation
     if isinstance(conversation, Conversation) and conversation.history == "new":
         problem = "the upstream keeps no conversations: send the whole history"
@@ -35,8 +40,8 @@ def write(chat: Chat, plan: Plan, wants_usage: bool) -> bytes:
     fields: Fields = {name: value for name, value in chat.fields.items() if name not in OURS}
     fields["messages"] = Raw(encode(messages))
     if wants_usage:
-        options = msgspec.json.decode(fields.get("stream_options", b"null"))
-        fields["stream_options"] = Raw(encode((options if isinstance(options, dict) else {}) | {"include_usage": True}))
+        options = chat.stream_options if isinstance(chat.stream_options, dict) else {}
+        fields["stream_options"] = Raw(encode(options | {"include_usage": True}))
     return encode(fields)
 
 

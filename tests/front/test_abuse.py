@@ -1,11 +1,12 @@
 """Requests that a well-behaved client never sends: none of them reaches another host, or other parts of the upstream's."""
 
+import json
 import socket
 
 import pytest
 
 from front.conftest import ordering
-from front.upstreams import response, scripted
+from front.upstreams import DONE, END, STREAM, chunk, response, scripted
 
 ANSWER = response("200 OK", b'{"choices": []}')
 
@@ -48,3 +49,37 @@ def test_headers_go_on_byte_for_byte_but_for_those_of_the_connection():
     ((head, _),) = upstream.requests
     assert b"x-question: \xc3\xa9\r\n" in head and b"x-once" not in head
     assert b"x-answer: \xc3\xa9\r\n" in answer and b"x-once" not in answer and b"keep-alive" not in answer
+
+
+@pytest.mark.parametrize("more", [b"", b',"documents":["a"]'], ids=["plain", "documents"])
+@pytest.mark.parametrize(
+    "field",
+    [b'"user":"\xff"', b'"messages":[{"role":"user","content":"\xff"}]', b'"stream_options":1e999', b'"conversation":1e999'],
+)
+def test_a_body_that_is_no_json_is_a_bad_request(field, more):
+    body = b'{"messages":[{"role":"user","content":"?"}],"stream":true,' + field + more + b"}"
+    with ordering("http://127.0.0.1:9", dialect="openai") as front:
+        answer = front.http.post("/v1/chat/completions", content=body)
+    assert (answer.status_code, "is not a chat" in answer.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("content", [5, {"text": "lost"}, True])
+def test_no_content_is_lost_behind_documents(content):
+    with ordering("http://127.0.0.1:9", dialect="openai") as front:
+        answer = front.chat(messages=[{"role": "user", "content": content}], documents=["a"])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].content")
+
+
+@pytest.mark.parametrize("options", [[1], "x", {"include_usage": 1}])
+def test_wrong_stream_options_are_the_upstreams_to_refuse(options):
+    with scripted(answer=lambda body: ANSWER) as upstream, ordering(upstream.url, dialect="openai") as front:
+        front.chat("?", documents=["a"], stream=True, stream_options=options)
+    assert json.loads(upstream.requests[0][1])["stream_options"] == options
+
+
+def test_an_answer_that_is_no_utf8_is_relayed_as_it_is():
+    whole = b'data: {"choices":[{"delta":{"content":"\xff"}}],"usage":{"prompt_tokens":1}}\n\n' + DONE
+    with scripted(STREAM, chunk(whole), END) as upstream, ordering(upstream.url, dialect="llama") as front:
+        assert front.chat("?", documents=["a"], stream=True).content == whole
+    with scripted(answer=lambda body: response("200 OK", b'{"a":"\xff"}')) as upstream, ordering(upstream.url) as front:
+        assert front.chat("?", documents=["a"]).content == b'{"a":"\xff"}'
