@@ -18,6 +18,7 @@ from .lengths import Lengths, leading
 from .settings import Front
 
 MAX_TURNS = 20_000  # turns whose order is kept: about 300 bytes each
+MAX_RANKS = 1_000_000  # of all these orders together: about 36 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Orders:
         self._settings, self._lengths = settings, lengths
         self._tree = KnowledgeTree(settings.tree_nodes)
         self._kept: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._num_ranks = 0  # in `_kept`
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -148,6 +150,12 @@ class Orders:
                 parts += [*before, *shown]
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
         return Plan(tuple(placed), tuple(parts), known, chat.chars)
+
+    def take_back(self, plan: Plan) -> None:
+        """Forget a prompt that the upstream did not take, but for the parts that it should have had before."""
+        if plan.known < len(plan.parts):
+            with self._lock:
+                self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
     def learn(self, plan: Plan, told: Told) -> int | None:
         """Correct the tree by an answer. Return how many leading parts were cached, None if it is not told."""
@@ -191,10 +199,11 @@ class Orders:
         return Placed(turn, documents, repeated, order, has_hint=hint, why=why)
 
     def _keep(self, name: str, order: tuple[int, ...]) -> None:
+        self._num_ranks += len(order) - len(self._kept.pop(name, ()))
         self._kept[name] = order
-        self._kept.move_to_end(name)
-        while len(self._kept) > MAX_TURNS:
-            self._kept.popitem(last=False)
+        while len(self._kept) > MAX_TURNS or self._num_ranks > MAX_RANKS:
+            _, left = self._kept.popitem(last=False)
+            self._num_ranks -= len(left)
 
     def _walk(self, place: Node | None, parts: Sequence[Part]) -> tuple[Node | None, int]:
         """Follow parts of a prompt from a place on. Return their end, None if the tree lacks it, and how many it has."""

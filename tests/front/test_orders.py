@@ -29,3 +29,13 @@ def test_work_grows_with_the_number_of_turns(monkeypatch: pytest.MonkeyPatch) ->
         return next(counted)
 
     assert calls(800) < 9 * calls(100)
+
+
+def test_the_orders_of_large_turns_take_no_more_memory_than_those_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "MAX_RANKS", 1000)
+    known = orders.Orders(Front(upstream="http://127.0.0.1:1"), Lengths(10))
+    for number in (*range(30), 29):
+        body = {"messages": [{"role": "user", "content": f"{number}?"}], "documents": [f"{at}" for at in range(100)]}
+        known.plan(read_chat(json.dumps(body).encode(), "auto"))
+    kept = list(map(len, known._kept.values()))
+    assert kept == [100] * 10
