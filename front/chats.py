@@ -52,7 +52,15 @@ class Chats(Exchange):
             await self.relay(sent, Relay(host.upstream, send, scope["path"], Bystander()))
             return
         reader, more = Listener(ask.hides_usage), [(ORDER, _reason(ask.plan, engine).encode("latin-1"))]
-        await self.relay(sent, Relay(host.upstream, send, scope["path"], reader, more=more))
+        relay = Relay(host.upstream, send, scope["path"], reader, more=more)
+        try:
+            await self.relay(sent, relay)
+        except RequestError:
+            host.learning.take_back(ask.plan)
+            raise
+        if relay.is_refused:
+            host.learning.take_back(ask.plan)
+            return
         host.counting.add(ask.plan.documents, engine, scope["headers"], ask.model)
         if reader.told is not None:
             host.learning.learn(ask.plan, reader.told)

@@ -36,7 +36,8 @@ ENGINES = {
         Engine("openai"),
     )
 }
-ASK_AGAIN = 30.0  # seconds after an answer that names no models
+ASK_AGAIN = 30.0  # seconds after an answer that there are no models
+NO_ROUTE = (404, 405, 501)  # statuses of routes that an engine does not have, whoever asks
 OWNERS = {"llamacpp": "llama", "vllm": "vllm", "sglang": "sglang", "slotcache": "slotcache"}
 """The `owned_by` of an engine's models."""
 
@@ -57,6 +58,8 @@ class Finder:
             answer = await self._upstream.fetch("GET", "/v1/models", headers)
         except RequestError:
             return ENGINES["openai"]  # for now: the request itself will tell the client what is wrong
+        if answer.status not in (200, *NO_ROUTE):
+            return ENGINES["openai"]  # this client may not ask, or not now: it says nothing to the next one
         self._known = ENGINES[OWNERS.get(_owner(answer.body), "openai")]
         self._until = inf if answer.status == 200 else monotonic() + ASK_AGAIN
         return self._known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from .feedback import Told
@@ -22,9 +23,11 @@ class Learning:
 
     def learn(self, plan: Plan, told: Told) -> None:
         """Learn from the answer to a prompt, at once or a little later."""
-        told = self._completed(plan, told)
-        learning = asyncio.get_running_loop().run_in_executor(None, self._learn, plan, told)
-        learning.add_done_callback(_note_failure)
+        _run(self._learn, plan, self._completed(plan, told))
+
+    def take_back(self, plan: Plan) -> None:
+        """Forget a prompt that the upstream did not take, so that a client that it refuses teaches nothing."""
+        _run(self._orders.take_back, plan)
 
     def _completed(self, plan: Plan, told: Told) -> Told:
         """Return the figures, with a zero where an engine that tells cached tokens leaves it out, as vLLM does."""
@@ -50,6 +53,10 @@ class Learning:
         else:
             metrics.cached.inc(plan.documents_in(cached))
             metrics.cached_tokens.inc(told.cached_tokens or 0)
+
+
+def _run(work: Callable[..., None], *arguments: object) -> None:
+    asyncio.get_running_loop().run_in_executor(None, work, *arguments).add_done_callback(_note_failure)
 
 
 def _note_failure(learning: asyncio.Future[None]) -> None:

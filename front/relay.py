@@ -49,25 +49,26 @@ class Bystander:
 
 
 class Relay:
-    """One answer. path: of the request. more: headers for the client beside the upstream's.
+    """One answer. path: of the request. more: headers for the client beside the upstream's, unless it refuses the request.
 
-    failure: of the upstream, in the middle of the answer.
+    failure: of the upstream, in the middle of the answer. is_refused: whether the upstream's status says so.
     """
 
     def __init__(self, upstream: Upstream, send: Send, path: str, reader: Reader, *, more: Headers = ()) -> None:
         self._upstream, self._send, self._path, self._reader, self._more = upstream, send, path, reader, more
-        self._has_begun = False
+        self._has_begun = self.is_refused = False
         self.failure: RequestError | None = None
 
     async def relay(self, response: aiohttp.ClientResponse) -> None:
         """Send the answer. Raises RequestError, if nothing of it was sent yet."""
+        self.is_refused = response.status >= 400
         pieces = self._upstream.pieces(response)
         is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
         if is_plain and response.content_type == EVENTS:
             await self._relay_events(response, pieces)
         elif is_plain and response.content_type == JSON:
             await self._relay_json(response, pieces)
-        elif is_plain and response.status >= 400 and self._is_chat:
+        elif is_plain and self.is_refused and self._is_chat:
             raise await _refusal(response, pieces)
         else:
             await self._relay_pieces(response, pieces)
@@ -126,7 +127,7 @@ class Relay:
         if self._has_begun:
             return
         self._has_begun = True
-        headers = [*headers_of(response, without), *self._more]
+        headers = [*headers_of(response, without), *(() if self.is_refused else self._more)]
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
 
     async def _write(self, data: bytes, more: bool = True) -> None:

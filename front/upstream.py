@@ -97,8 +97,7 @@ class Upstream:
 
         headers: of a client's request, whose credentials the question has too.
         """
-        own = [(name, value) for name, value in headers if name in CREDENTIALS]
-        own += [(b"content-type", b"application/json")] if body else []
+        own = [*credentials_of(headers), *([(b"content-type", b"application/json")] if body else [])]
         held = bytearray()
         with self._failures(SOON):
             async with asyncio.timeout(SOON), self.ask(Sent(method, path, own, body)) as response:
@@ -157,6 +156,11 @@ class Upstream:
         except aiohttp.ClientError as error:
             problem = f"the upstream does not speak HTTP: {_said(error)}"
             raise RequestError(problem, status=502, code="upstream_garbage") from None
+
+
+def credentials_of(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request that say who asks."""
+    return [(name, value) for name, value in headers if name in CREDENTIALS]
 
 
 def headers_of(response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:

@@ -1,12 +1,19 @@
 """What a front learns from answers, and where it shows it."""
 
+import asyncio
 import re
 
 import pytest
-from server.conftest import until
+from server.conftest import running, until
+from slotcache.front.counting import Counting
+from slotcache.front.engines import ENGINES
 from slotcache.front.feedback import Listener, Told
 from slotcache.front.lengths import Lengths, leading
 from slotcache.front.orders import Part
+from slotcache.front.settings import Front
+from slotcache.front.upstream import Upstream
+from slotcache.models.demo import FILE
+from slotcache.ordering.document import Document
 
 from front.conftest import ordering
 from front.test_front import documents, order_of
@@ -120,3 +127,44 @@ def test_slotcache_behind_it_orders_by_itself(engine):
         assert metric(front, "cached") == 2
         wrong = front.chat("?", documents=[{"id": "a"}])
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "documents[0].text")
+
+
+def test_a_client_that_the_upstream_refuses_learns_and_teaches_nothing():
+    with running(FILE, api_key="right") as locked, ordering(locked.url) as front:
+
+        def ask(key, *names):
+            front.http.headers["Authorization"] = f"Bearer {key}"
+            return front.chat("?", documents=documents(*names))
+
+        assert ask("wrong", "delta", "epsilon").status_code == 401
+        assert order_of(ask("right", "alpha", "beta")).startswith("engine;")
+        until(lambda: metric(front, "documents") == 2)
+        refused = ask("wrong", "beta", "alpha", "gamma")
+        assert refused.status_code == 401 and "x-slotcache-order" not in refused.headers
+        until(lambda: len(front.host.orders) == 3)
+        assert order_of(ask("right", "epsilon", "delta")).endswith("expected=0/2")
+        until(lambda: metric(front, "documents") == 4)
+        assert order_of(ask("right", "beta", "alpha")).endswith("expected=2/2")
+
+
+def test_a_text_is_counted_by_the_key_that_brought_it():
+    def play(body):
+        refusal = response("403 Forbidden", b'{"error":{}}')
+        return refusal if b"of one" in body else response("200 OK", b'{"tokens":[1,2,3]}')
+
+    async def count(url):
+        lengths = Lengths(10)
+        async with Upstream(Front(upstream=url)) as upstream:
+            counting = Counting(upstream, lengths)
+            for name in ("one", "two", "three", "two"):
+                headers = [(b"authorization", f"Bearer {name}".encode()), (b"x-other", b"1")]
+                counting.add([Document("a", f"The secret of {name}")], ENGINES["llama"], headers, b'"m"')
+            assert counting._working
+            await counting._working
+        return len(lengths._counted)
+
+    with scripted(answer=play) as upstream:
+        assert asyncio.run(count(upstream.url)) == 2
+    keys = [re.search(rb"Bearer (\w+)", head) for head, _ in upstream.requests]
+    texts = [re.search(rb"secret of (\w+)", body) for _, body in upstream.requests]
+    assert [found and found[1] for found in keys] == [found and found[1] for found in texts] == [b"one", b"two", b"three"]
