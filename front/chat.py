@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from ..ordering.document import Document, DocumentError
-from ..ordering.given import TOOLS, find_documents
+from ..ordering.given import TOOLS, beside_documents, find_documents
 from ..server.errors import RequestError
 from ..server.settings import Order
 
@@ -61,16 +61,17 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message with documents. at: its index. before: the text in front of them. is_result: its content is the documents.
+    """A message with documents. at: its index. before: the text in front of them.
 
-    name: 32 hexadecimal digits for all messages up to this one, with their documents.
+    name: 32 hexadecimal digits for all messages up to this one, with their documents. result: where its content is the
+    documents, the rest of it; else None.
     """
 
     at: int
     before: Text
     documents: tuple[Document, ...]
     name: str
-    is_result: bool
+    result: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ class Cutter:
     def add(self, said: Fields, read: Mapping[str, object], at: int, documents: tuple[Document, ...]) -> None:
         """Take the next message: as it was sent, decoded, its index, and its documents."""
         is_result = bool(documents) and read["role"] in TOOLS and read.get("documents") is None
+        result = beside_documents(read) if is_result else None
         before = Text(self._text.hexdigest(), self.chars)
         if documents:
             self._text, self.chars = _digest(), 0
@@ -170,12 +172,12 @@ class Cutter:
         for name in sorted(said.keys() - set(hidden)):
             if (value := bytes(said[name])) not in EMPTY:
                 self._feed(name.encode(), value)
-        self._feed(b"", b"")  # the end of a message
-        self.chars += 0 if is_result else chars_of(read)
+        self._feed(b"", (result or "").encode("utf-8", "replace"))  # the end of a message
+        self.chars += chars_of(read) if result is None else len(result)
         if documents:
             for document in documents:
                 _feed(self._whole, document.key.encode())
-            self.turns.append(Turn(at, before, documents, name=self._whole.hexdigest(), is_result=is_result))
+            self.turns.append(Turn(at, before, documents, name=self._whole.hexdigest(), result=result))
 
     def _feed(self, *values: bytes) -> None:
         for value in values:

@@ -18,7 +18,7 @@ def check(chat: Chat) -> None:
     """Refuse a history that only slotcache has, and content that no text can stand in front of. Raises RequestError."""
     for turn in chat.turns:
         content = msgspec.json.decode(chat.messages[turn.at].get("content", b"null"))
-        if not (turn.is_result or content is None or isinstance(content, str | list)):
+        if not (turn.result is not None or content is None or isinstance(content, str | list)):
             where = f"messages[{turn.at}].content"
             raise RequestError(f"{where}: expected a string or a list of parts", param=where)
     conversation = chat.options.conversation
@@ -35,7 +35,8 @@ def write(chat: Chat, plan: Plan, wants_usage: bool) -> bytes:
     messages = [{name: value for name, value in message.items() if name != "documents"} for message in chat.messages]
     for placed in plan.placed:
         message = messages[placed.turn.at]
-        content = Raw(b'""') if placed.turn.is_result else message.get("content", Raw(b"null"))
+        result = placed.turn.result
+        content = message.get("content", Raw(b"null")) if result is None else Raw(encode(result))
         message["content"] = _with_text(turn_text(placed), content)
     fields: Fields = {name: value for name, value in chat.fields.items() if name not in OURS}
     fields["messages"] = Raw(encode(messages))

@@ -11,8 +11,7 @@ from .document import TEXT_FIELDS, Document, DocumentError, parse_documents
 TOOLS = ("tool", "function")  # roles of results
 HOLDERS = ("user", *TOOLS)  # roles whose messages may have documents
 LISTS = ("documents", "results", "hits", "passages", "chunks", "items", "data")  # fields that hold a result's documents
-RANKS = ("score", "rank", "distance", "similarity", "relevance", "index", "_score")  # depend on the query: not shown
-NAMES = ("id", "doc_id", "title", *TEXT_FIELDS)
+RANKS = ("score", "rank", "distance", "similarity", "relevance", "index", "_score")  # numbers of the query: not shown
 
 Message = Mapping[str, object]
 
@@ -50,7 +49,7 @@ def documents_in(message: Message, where: str) -> tuple[Document, ...]:
     The content is a list of documents, or JSON text of one, or of an object with one; each document has an id and a text.
     Further fields of a document are lines in front of its text; its rank and score are left out.
     """
-    listed = _listed(message.get("content"))
+    listed, _ = _listed(message.get("content"))
     if not listed or not all(map(_is_document, listed)):
         return ()
     try:
@@ -59,24 +58,32 @@ def documents_in(message: Message, where: str) -> tuple[Document, ...]:
         return ()
 
 
+def beside_documents(message: Message) -> str:
+    """Return the further fields of the object whose list `documents_in` returns, a line each; empty without any."""
+    _, beside = _listed(message.get("content"))
+    return _lines(beside.items())
+
+
 def leave_out(documents: Sequence[Document], held: AbstractSet[str]) -> tuple[tuple[Document, ...], tuple[str, ...]]:
     """Return the documents that no earlier turn shows, and the ids of the rest (RAGBoost, 5.4). held: keys of shown ones."""
     new = tuple(document for document in documents if document.key not in held)
     return new, tuple(document.id for document in documents if document.key in held)
 
 
-def _listed(content: object) -> Sequence[object]:
-    """Return the list of objects that a content is or holds; empty without one."""
+def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:
+    """Return the list of objects that a content is or holds, and the fields beside it; empty without one."""
     if isinstance(content, str):
         if content.lstrip()[:1] not in ("[", "{"):
-            return ()
+            return (), {}
         try:
             content = json.loads(content, parse_constant=_refuse)
         except (ValueError, RecursionError):
-            return ()
+            return (), {}
     if isinstance(content, Mapping):
-        content = next((value for name in LISTS if isinstance(value := content.get(name), list)), ())
-    return content if isinstance(content, list) else ()
+        held = next((name for name in LISTS if isinstance(content.get(name), list)), None)
+        beside = {name: value for name, value in content.items() if name != held}
+        return (content[held], beside) if held else ((), {})
+    return (content if isinstance(content, list) else ()), {}
 
 
 def _refuse(constant: str) -> None:
@@ -93,11 +100,15 @@ def _is_document(value: object) -> bool:
 def _flat(value: object) -> object:
     """Return a document whose further fields stand in its text."""
     assert isinstance(value, Mapping)
-    lines = _lines((name, inner) for name, inner in value.items() if name not in NAMES and name not in RANKS)
-    if not lines:
-        return value
-    name = next(name for name in TEXT_FIELDS if value.get(name))
-    return {**{kept: value[kept] for kept in NAMES if kept in value}, name: f"{lines}\n{value[name]}"}
+    id = "id" if value.get("id") is not None else "doc_id"
+    text = next(name for name in TEXT_FIELDS if value.get(name))
+    shown = (id, "title", text)
+    lines = _lines((name, inner) for name, inner in value.items() if name not in shown and not _is_rank(name, inner))
+    return {name: value.get(name) for name in shown} | ({text: f"{lines}\n{value[text]}"} if lines else {})
+
+
+def _is_rank(name: object, value: object) -> bool:
+    return name in RANKS and isinstance(value, int | float)
 
 
 def _lines(fields: Iterable[tuple[object, object]]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from ...models.chat.messages import Message
-from ...ordering.given import TOOLS, documents_in
+from ...ordering.given import TOOLS, beside_documents, documents_in
 
 LEAST = 200  # characters of a repetition: a reference takes 30 tokens
 EVERY, LONGEST = 4, 64  # lines of a block: about the mean where no line is blank, and at most
@@ -27,7 +27,7 @@ def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple
             continue
         texts.number += 1
         if found := documents_in(message, f"messages[{at}]"):
-            shown[at] = {**message, "content": _place_of(len(found))}
+            shown[at] = {**message, "content": beside_documents(message) or _place_of(len(found))}
         elif len(text := _text_of(message.get("content"))) >= LEAST:
             written = texts.show(text)
             shown[at] = {**message, "content": written.text}

@@ -161,3 +161,9 @@ def test_the_text_of_documents_is_that_of_the_library(recorded):
     text = "A text without an id.\n\n[x] It looks like a label."
     recorded.chat("?", documents=[text])
     assert recorded.sent()["messages"][0]["content"] == document_text(Document.parse(text)) + "?"
+
+
+def test_no_field_of_a_tools_result_is_lost(recorded):
+    found = {"results": documents("alpha"), "next": "page 2"}
+    recorded.chat(messages=[user("Find it."), {"role": "tool", "tool_call_id": "1", "content": json.dumps(found)}])
+    assert recorded.sent()["messages"][1]["content"] == text_of("alpha") + "next: page 2"

@@ -118,6 +118,15 @@ def test_further_fields_are_shown_and_ranks_are_not():
     assert document.text == 'url: https://a.example\ntags: ["x", "y"]\nA text.'
 
 
+def test_no_field_of_a_result_is_lost():
+    item = {"id": "a", "doc_id": "b", "title": "T", "snippet": "Short.", "content": "All of it.", "distance": "5 km"}
+    message = {"role": "tool", "content": json.dumps({"next": "page 2", "results": [item | {"index": 1}], "total": 9})}
+    (document,) = documents_in(message, "here")
+    assert (document.id, document.title) == ("a", "T")
+    assert document.text == "doc_id: b\ncontent: All of it.\ndistance: 5 km\nShort."
+    assert rewrite([message])[0][0]["content"] == "next: page 2\ntotal: 9"
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "[1, 2]", "{}", "[", '{"results": 7}', '[{"id": 1}]', '[{"text": "no id"}]', "[]", None, 7, "[" * 100_000,
