@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import socket
 import sys
 from contextlib import suppress
 
@@ -17,7 +18,25 @@ from .host import Host
 from .settings import Front, settings_of
 
 logger = logging.getLogger("slotcache")
-GRACE = 5  # s that answers already under way have at shutdown
+GRACE = 5.0  # s that answers already under way have at shutdown
+LAST = 3  # s for their last event, to clients that read slowly
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which ends the answers that take longer at shutdown with an error, instead of breaking them off."""
+
+    def __init__(self, config: uvicorn.Config, host: Host) -> None:
+        super().__init__(config)
+        self._host = host
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_answers())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_answers(self) -> None:
+        await asyncio.sleep(GRACE)
+        await self._host.upstream.close()
 
 
 def order(chosen: argparse.Namespace) -> int:
@@ -49,6 +68,6 @@ def make_server(settings: Front, hosting: Settings) -> tuple[uvicorn.Server, Hos
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=round(GRACE) + LAST,
     )
-    return uvicorn.Server(config), host
+    return Server(config, host), host

@@ -52,6 +52,7 @@ class Upstream:
 
     def __init__(self, settings: Front, has_keys: bool = False) -> None:
         self._settings, self._has_keys = settings, has_keys
+        self._is_closed = False
 
     async def __aenter__(self) -> Upstream:
         # A new connection for each request: an upstream may close an idle one just as a request is on its way, and a request
@@ -68,6 +69,11 @@ class Upstream:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all connections. What waits for an answer, or for more of one, gets an error."""
+        self._is_closed = True
         await self._http.close()
 
     @asynccontextmanager
@@ -143,19 +149,25 @@ class Upstream:
     def _failures(self, patience: float) -> Iterator[None]:
         """Turn the failures of a connection into RequestError."""
         try:
+            if self._is_closed:
+                raise aiohttp.ClientError  # no session
             yield
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
-            problem = f"the upstream cannot be reached: {_said(error)}"
-            raise RequestError(problem, status=502, code="upstream_unreachable") from None
-        except TimeoutError:
-            problem = f"the upstream was silent for {patience:g} s"
-            raise RequestError(problem, status=504, code="upstream_timeout") from None
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError) as error:
-            problem = f"the upstream broke off: {_said(error)}"
-            raise RequestError(problem, status=502, code="upstream_broke_off") from None
-        except aiohttp.ClientError as error:
-            problem = f"the upstream does not speak HTTP: {_said(error)}"
-            raise RequestError(problem, status=502, code="upstream_garbage") from None
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if self._is_closed:
+                raise RequestError("the front is shutting down", status=503) from None
+            raise _failure(error, patience) from None
+
+
+def _failure(error: Exception, patience: float) -> RequestError:
+    """Return the failure of a connection as an error for the client. patience: seconds that it could be silent."""
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL):
+        problem = f"the upstream cannot be reached: {_said(error)}"
+        return RequestError(problem, status=502, code="upstream_unreachable")
+    if isinstance(error, TimeoutError):
+        return RequestError(f"the upstream was silent for {patience:g} s", status=504, code="upstream_timeout")
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | aiohttp.ClientPayloadError):
+        return RequestError(f"the upstream broke off: {_said(error)}", status=502, code="upstream_broke_off")
+    return RequestError(f"the upstream does not speak HTTP: {_said(error)}", status=502, code="upstream_garbage")
 
 
 def credentials_of(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import httpx
 import openai
 import pytest
+import uvicorn
 from server.conftest import DEADLINE, running, until
 from slotcache.front.cli import make_server
 from slotcache.front.host import Host
@@ -19,11 +20,12 @@ from slotcache.server.settings import Settings
 
 @dataclass
 class Ordering:
-    """A front that is up. host: its inside."""
+    """A front that is up. host: its inside. server: its HTTP server."""
 
     url: str
     http: httpx.Client
     host: Host
+    server: uvicorn.Server
 
     @property
     def openai(self):
@@ -50,7 +52,7 @@ def ordering(upstream, hosting=None, **changed):
     with httpx.Client(base_url=url, timeout=60) as http:
         try:
             until(lambda: server.started)
-            yield Ordering(url, http, host)
+            yield Ordering(url, http, host, server)
         finally:
             server.should_exit = True
             thread.join(DEADLINE)

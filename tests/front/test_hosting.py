@@ -12,6 +12,7 @@ import httpx
 import pytest
 from docs.markdown import CODE, read, rows, section
 from server.conftest import until
+from slotcache.front import cli
 from slotcache.server.cli import main
 
 from front.conftest import USUAL, free_port, ordering
@@ -90,6 +91,25 @@ def test_the_command_serves_until_it_is_told_to_stop(engine):
             process.terminate()
         _, log = process.communicate(timeout=10)
         assert process.returncode in (0, -15) and "documents that come to" in log
+
+
+def test_an_answer_that_takes_too_long_at_the_end_ends_with_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli, "GRACE", 0.3)
+    body = USUAL | {"messages": [{"role": "user", "content": "?"}]}
+    with (
+        scripted(STREAM, chunk(event("one")), HANG) as upstream,
+        scripted(HANG) as silent,
+        ThreadPoolExecutor(2) as clients,
+        ordering(silent.url, dialect="openai") as second,
+        ordering(upstream.url, dialect="openai") as first,
+    ):
+        stream = clients.submit(first.http.post, "/v1/chat/completions", json=body | {"stream": True})
+        whole = clients.submit(second.http.post, "/v1/chat/completions", json=body)
+        until(lambda: upstream.requests and silent.requests)
+        first.server.should_exit = second.server.should_exit = True
+        assert stream.result(10).content.startswith(event("one") + b'data: {"error":{"message":"the front is shutting down"')
+        assert stream.result().content.endswith(b"data: [DONE]\n\n")
+        assert (whole.result(10).status_code, "shutting down" in whole.result().text) == (503, True)
 
 
 def test_every_metric_and_failure_is_described():
