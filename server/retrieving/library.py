@@ -9,7 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 
 from ...retrieval import FUSED, LEXICAL, RERANKED, Hit, Index, Search, Stage, changes
@@ -91,7 +91,7 @@ class Keeper:
     def __init__(self, index: Index, *, watches: bool, is_busy: Callable[[], bool]) -> None:
         self._index, self._watches, self._is_busy = index, watches, is_busy
         self.state, self.error = OPENING, ""
-        self._wanted, self._stopping = Event(), Event()
+        self._wanted, self._stopping, self._settling = Event(), Event(), Lock()
         self._threads: list[Thread] = []
         self._told = monotonic()
         self._on_ready: Callable[[], None] = lambda: None
@@ -106,8 +106,11 @@ class Keeper:
             thread.start()
 
     def refresh(self) -> None:
-        """Have the folders compared with the index, now or after what runs."""
-        self._wanted.set()
+        """Have the folders compared with the index, now or after what runs. It is not ready before that is done."""
+        with self._settling:
+            self._wanted.set()
+            if self.state in (READY, FAILED):
+                self.state = READING
 
     def stop(self) -> None:
         """End all work soon."""
@@ -142,8 +145,7 @@ class Keeper:
     def _refresh(self) -> bool:
         """Bring the index up to date, as far as it goes. False: something failed, and is to be tried again."""
         try:
-            if self._read() and self._embed():
-                self.state, self.error = READY, ""
+            if self._read() and self._embed() and self._settle(READY):
                 self._on_ready()
         except (OSError, sqlite3.Error, RequestError) as error:
             return self._fail(str(error))
@@ -153,18 +155,23 @@ class Keeper:
         return True
 
     def _fail(self, error: str) -> bool:
-        if not self._stopping.is_set():
-            self.state, self.error = FAILED, error
+        if not self._stopping.is_set() and self._settle(FAILED, error):
             logger.warning("the index of --docs is not up to date: %s; the next try is in %.0f s", error, RETRY_AFTER)
         return False
+
+    def _settle(self, state: str, error: str = "") -> bool:
+        """Take the state at the end of the work. False: a new look at the folders is wanted by now."""
+        with self._settling:
+            if self._wanted.is_set():
+                return False
+            self.state, self.error = state, error
+            return True
 
     def _read(self) -> bool:
         """Read the files that have changed. False: it was ended."""
         index, began = self._index, monotonic()
-        self.state = READING if self.state != READY else READY
+        self.state = READING
         scan = index.scan()
-        if scan.changed or scan.removed:
-            self.state = READING
         index.forget(scan)
         for file in scan.changed:
             if not self._may_go_on() or not index.read(file, self._may_go_on):

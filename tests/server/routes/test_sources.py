@@ -94,6 +94,20 @@ def test_without_a_watch_changes_wait_for_a_refresh(tiny, tmp_path):
         until(lambda: "new.md" in files(up))
 
 
+def test_after_a_refresh_ready_means_that_its_changes_are_in(tiny, tmp_path):
+    folder = write(tmp_path / "notes", NOTES)
+    with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), docs_watch=False) as up:
+        until(lambda: is_ready(up))
+        for number in range(12):
+            write(folder, {f"{number}.md": f"# {number}\n\nA river of stone."})
+            up.http.post("/v1/sources/refresh", json={})
+            if number % 2:  # while the work that it began still runs
+                write(folder, {f"{number} more.md": f"# {number}\n\nA river of sand."})
+                up.http.post("/v1/sources/refresh", json={})
+            until(lambda: is_ready(up))
+            assert {f"{number}.md", f"{number} more.md" if number % 2 else f"{number}.md"} <= set(files(up))
+
+
 def test_several_folders_are_several_collections(tiny, tmp_path):
     first, second = (write(tmp_path / name / "notes", NOTES) for name in "ab")
     with running(tiny, docs=f"{first}\n{second}", docs_db=str(tmp_path / "db")) as up:
