@@ -69,12 +69,18 @@ class Service:
     # ---- a request comes -------------------------------------------------------------------------------------------
 
     async def accept_chat(
-        self, asked: ChatRequest, num_bytes: int, open_turn: bool = False, *, kind: str = "chatcmpl-", found: Found = None
+        self,
+        asked: ChatRequest,
+        num_bytes: int,
+        open_turn: bool = False,
+        *,
+        kind: str = "chatcmpl-",
+        found: Found | None = None,
     ) -> Submission:
         """Check a chat, find the answer that it continues, and build its prompt in a thread. Raises RequestError.
 
-        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with. found: those
-        of its documents that the server found.
+        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with. found: what
+        the server found for it; None without a search.
         """
         self.engine.sleep.rouse()
         asked.check()

@@ -72,6 +72,18 @@ export function summary() {
   }[state];
 }
 
+/**
+ * @param {{state: string, unit: string, done: number, total: number}|undefined} index  of an answer's report
+ * @returns {string} what the answer could not know yet; nothing for an index that held all files
+ */
+export function missing(index) {
+  if (!index || index.state === "embedding") return "";
+  if (index.state === "failed") return "The folder could not be read again: newer changes are missing in this answer.";
+  if (index.total && index.done === index.total) return "";
+  const share = index.total ? ` (${figure(index.done)} of ${figure(index.total)} files)` : "";
+  return `The folder was still being read when this was asked${share}. Ask again for an answer from all of it.`;
+}
+
 /** Let the server look for changed files. */
 export async function refresh() {
   await call("v1/sources/refresh", { body: scopeField() });

@@ -8,6 +8,7 @@ import { announce, button, fill, h } from "./dom.js";
 import { openSource, placeText } from "./drawer.js";
 import { segmentRows } from "./known.js";
 import { MarkdownStream } from "./markdown.js";
+import { missing } from "./sources.js";
 
 /**
  * @typedef {object} Actions
@@ -127,9 +128,14 @@ export class TurnView {
     const sourceOf = (id) => documentOf(this._chat, this._turn, id) ?? { id };
     const item = (source, at) => h("li", {}, h("span.number", { "aria-hidden": "true" }, `${at + 1}`), link(source),
       source.path ? h("span.soft", {}, placeText(source)) : null);
-    if (this._turn.report?.retrieved?.length === 0 && !cited.length) return h("p.soft", {}, "Nothing in the folder matches the question.");
+    const unread = missing(this._turn.report?.index);
+    const note = unread && h("p.soft", {}, unread);
+    if (this._turn.report?.retrieved?.length === 0 && !cited.length) {
+      return [h("p.soft", {}, "Nothing in the folder matches the question."), note];
+    }
     const others = found.map((id) => h("li", { title: sourceOf(id).path ?? false }, link(sourceOf(id))));
     return [
+      note,
       cited.length > 0 && h("ol.sources", { "aria-label": "Sources" }, cited.map((id, at) => item(sourceOf(id), at))),
       others.length > 0 && h("div.read", {}, h("span", {}, cited.length ? "Also read" : "Read"),
         h("ul", { "aria-label": "Documents that were read for the answer" }, others)),

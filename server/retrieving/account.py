@@ -13,31 +13,39 @@ from ..chat.parts import DocumentSet
 from .citations import Sources
 from .sources import Fields, results
 
-Found = Sequence[Hit] | None
-"""What was found for a chat; None for a chat that asks for no search."""
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The hits of a chat's search. index: a field that says how far the index was, if it was not up to date."""
+
+    hits: Sequence[Hit]
+    index: Fields
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Account:
     """found: the ids of the documents that were found, in rank. retrieved: the same for the client. sources: all of the
-    prompt. reader: makes readers of an answer.
+    prompt. reader: makes readers of an answer. index: as in `Found`.
     """
 
     found: Sequence[str]
     retrieved: list[Fields]
     sources: Sources
     reader: Callable[[], Reader]
+    index: Fields
 
     @classmethod
-    def of(cls, hits: Sequence[Hit], chat: Chat) -> Self:
+    def of(cls, found: Found, chat: Chat) -> Self:
         """Make the account of a chat, in a thread: it takes time as the documents are long."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         sources = Sources(document for one in sets for document in one.documents)
-        return cls([hit.chunk.id for hit in hits], results(hits, with_text=False), sources, chat.shown_reader)
+        ids, retrieved = [hit.chunk.id for hit in found.hits], results(found.hits, with_text=False)
+        return cls(ids, retrieved, sources, chat.shown_reader, index=found.index)
 
     def fields(self, text: str) -> Fields:
         """Return the fields of the report. text: of the model; the citations' places are those in its content."""
         reader = self.reader()
         fragments = [*reader.push(text), *reader.finish()]
         content = "".join(fragment.text for fragment in fragments if isinstance(fragment, Content))
-        return {"retrieved": self.retrieved, "citations": [one.shown() for one in self.sources.cited(content)]}
+        citations = [one.shown() for one in self.sources.cited(content)]
+        return {"retrieved": self.retrieved, "citations": citations, **self.index}

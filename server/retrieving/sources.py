@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ...retrieval import INDEXED, Hit, StoredChunk, StoredFile
 from ...retrieval.files import Folder
 from ..errors import RequestError
-from .library import EMBEDDING, Library
+from .library import EMBEDDING, READY, Library
 
 Fields = dict[str, object]
 NEIGHBOURS = 2  # on each side of a document
@@ -36,6 +36,12 @@ def _collection(library: Library, folder: Folder, files: Iterable[StoredFile]) -
     }
     named: Fields = {"error": keeper.error, "questions": library.questions}
     return shown | {name: value for name, value in named.items() if value}
+
+
+def index_state(library: Library) -> Fields:
+    """Return how far an index is that is not up to date, as a field of an answer; no field for one that is."""
+    state = library.keeper.state
+    return {} if state == READY else {"index": {"state": state, **_progress(library)}}
 
 
 def _is_in(folder: Folder, path: str) -> bool:

@@ -12,6 +12,7 @@ from ..retrieving.account import Found
 from ..retrieving.library import Hit
 from ..retrieving.pipelining import Ahead
 from ..retrieving.question import fitting, query_of, with_documents
+from ..retrieving.sources import index_state
 from ..service import Service, Submission
 from ..wire.requests import ChatRequest
 from .http import service_of
@@ -22,7 +23,7 @@ STAGE = 0.03  # s that a stage of a chat's search has to last before its documen
 async def accept(request: Request, asked: ChatRequest, open_turn: bool = False, *, kind: str = "chatcmpl-") -> Submission:
     """Find the documents of a chat with `retrieval`, and accept it: see `Service.accept_chat`. Raises RequestError."""
     service = service_of(request)
-    found: Found = None
+    found: Found | None = None
     if asked.retrieves:
         asked, found = await _retrieve(request, asked)
     return await service.accept_chat(asked, request.state.num_bytes, open_turn, kind=kind, found=found)
@@ -46,7 +47,7 @@ async def start_ahead(service: Service, key: Hashable, submission: Submission) -
     return started
 
 
-async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, Sequence[Hit]]:
+async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, Found]:
     """Return the chat with the documents that were found for it, and these.
 
     While a later stage of the search runs, the documents that lead so far are computed ahead.
@@ -61,7 +62,7 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     async def prefill(hits: Sequence[Hit]) -> None:
         await read_ahead(service, key, with_documents(asked, hits), num_bytes, open_turn=True)
 
-    ahead, hits = Ahead(prefill, delay=STAGE), ()
+    ahead, hits, index = Ahead(prefill, delay=STAGE), (), index_state(library)
     try:
         async for stage in library.search().stages(query_of(asked, library)):
             hits = stage.hits
@@ -72,5 +73,5 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
         raise
     finally:
         ahead.stop()
-    found = fitting(hits, library.room)
-    return with_documents(asked, found), found
+    found = Found(fitting(hits, library.room), index)
+    return with_documents(asked, found.hits), found

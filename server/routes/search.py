@@ -13,7 +13,7 @@ from ..errors import RequestError
 from ..retrieving.library import Hit, Library, Stage
 from ..retrieving.pipelining import Ahead
 from ..retrieving.question import query_of_search, with_documents
-from ..retrieving.sources import results
+from ..retrieving.sources import index_state, results
 from ..service import Service
 from ..wire.requests import ChatRequest, ConversationReference
 from ..wire.searching import ChatToCome, SearchRequest
@@ -29,10 +29,12 @@ async def search(request: Request) -> Response:
     asked = await read_body(request, SearchRequest)
     asked.check()
     library = library_of(request, asked.cache_scope, "cache_scope")
-    stages = _stages(request, asked, library)
+    stages, index = _stages(request, asked, library), index_state(library)
     if asked.stream:
-        return StreamingResponse(_events(stages), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-    return Json({"object": "search"} | _shown(await while_connected(request, _last(stages))))
+        return StreamingResponse(
+            _events(stages, index), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+    return Json({"object": "search"} | _shown(await while_connected(request, _last(stages)), index))
 
 
 async def _stages(request: Request, asked: SearchRequest, library: Library) -> AsyncIterator[Stage]:
@@ -79,14 +81,14 @@ async def _last(stages: AsyncIterator[Stage]) -> Stage:
     return found[-1]
 
 
-async def _events(stages: AsyncIterator[Stage]) -> AsyncIterator[bytes]:
+async def _events(stages: AsyncIterator[Stage], index: Fields) -> AsyncIterator[bytes]:
     try:
         async for stage in stages:
-            yield event(_shown(stage))
+            yield event(_shown(stage, index))
     except RequestError as error:
         yield event(error.body())
     yield DONE
 
 
-def _shown(stage: Stage) -> Fields:
-    return {"stage": stage.name, "results": results(stage.hits, with_text=True)}
+def _shown(stage: Stage, index: Fields) -> Fields:
+    return {"stage": stage.name, "results": results(stage.hits, with_text=True), **index}

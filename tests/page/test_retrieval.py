@@ -1,5 +1,7 @@
 """A folder of the server in the page: its switch, the search while one types, citations, a source at its place."""
 
+from dataclasses import replace
+
 from server.conftest import running, until
 from slotcache.models.demo import FILE
 from support.notes import write
@@ -10,7 +12,8 @@ QUOTE = "lamp of Sundrift is green, and it turns once"
 
 
 def search(server, query):
-    return server.http.post("/v1/search", json={"query": query, "top_k": 1}).json()["results"][0]
+    found = server.http.post("/v1/search", json={"query": query, "top_k": 1}).json()["results"]
+    return found[0] if found else {"text": ""}
 
 
 def test_answers_from_the_folder_cite_their_places(library, open_page):
@@ -165,6 +168,17 @@ def test_a_question_that_nothing_matches_is_told(library, open_page):
     page.wait_for_selector(".switch input:checked")
     turn = ask(page, "Zyzzyva?")
     assert "Nothing in the folder matches" in turn.inner_text() and turn.locator(".sources, .read").count() == 0
+
+
+def test_an_answer_from_a_folder_that_is_still_read_says_so(library, open_page):
+    page, keeper = open_page(library), library.library.keeper
+    page.wait_for_selector(".switch input:checked")
+    index = library.library.index
+    keeper.state, index.progress = "reading", replace(index.progress, files_left=3)  # as while it reads
+    turn = ask(page, "Zyzzyva?")
+    told = turn.inner_text()
+    keeper.refresh()
+    assert "still being read" in told and "(61 of 64 files)" in told
 
 
 def test_a_folder_of_another_scope_is_shown_to_its_readers(open_page, tmp_path):

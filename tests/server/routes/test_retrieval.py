@@ -290,6 +290,23 @@ def test_a_file_that_vanishes_is_not_found_and_its_source_is_gone(tiny, tmp_path
         assert gone.status_code == 404 and found["id"] in gone.json()["error"]["message"]
 
 
+def test_answers_say_when_the_index_was_not_up_to_date(tiny, tmp_path):
+    folder = write(tmp_path / "notes", NOTES)
+    with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), docs_watch=False) as up:
+        until(lambda: is_ready(up))
+
+        def indexes():
+            whole = answer_of(up, "tides", max_tokens=2)["slotcache"]
+            return [part.get("index") for part in (whole, search(up, "tides"), *stages(up, "tides"))]
+
+        assert indexes() == [None] * 3
+        up.library.keeper.state = "reading"  # as while it reads
+        assert indexes() == [{"state": "reading", "unit": "files", "done": 2, "total": 2}] * 3
+        up.http.post("/v1/sources/refresh", json={})
+        until(lambda: is_ready(up))
+        assert indexes() == [None] * 3
+
+
 def test_chats_run_while_an_index_is_built(tiny, tmp_path):
     many = {f"{number}.md": f"# Note {number}\n\nThe stone {number} is old.\n" for number in range(150)}
     with running(tiny, docs=str(write(tmp_path / "notes", many)), docs_db=str(tmp_path / "db")) as up:
