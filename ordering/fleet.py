@@ -11,6 +11,7 @@ from .arrangement import Arrangement, arrange
 from .tree import KnowledgeTree
 
 MAX_SESSIONS = 100_000
+GONE = ""  # the home of a session whose replica has left
 DISPLACING = 3.0
 """What a token costs that is computed at a replica, in tokens: its prefill, and the KV of others that leaves for it.
 
@@ -57,8 +58,11 @@ class Fleet:
         """Keep these replicas. The others have left: their caches are gone, and their sessions begin anew."""
         with self._lock:
             self._trees = {name: tree for name, tree in self._trees.items() if name in names}
-            for session in [session for session, home in self._homes.items() if home not in names]:
-                del self._homes[session]
+            self._homes.update({session: GONE for session, home in self._homes.items() if home not in names})
+
+    def home(self, session: str) -> str | None:
+        """Return the replica where a session has its history; `GONE` if that one has left; None: no such session."""
+        return self._homes.get(session)
 
     def rank(
         self,

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 from slotcache.ordering import Fleet, KnowledgeTree
-from slotcache.ordering.fleet import DISPLACING
+from slotcache.ordering.fleet import DISPLACING, GONE
 
 KEYS = "abcdefgh"
 Order = list[tuple[str, int]]
@@ -78,6 +78,9 @@ def test_a_session_stays_until_its_replica_leaves() -> None:
     fleet.replicas(["r0"])
     again = fleet.rank(order_of("ab"), ["r0", "r1"], session="s")[0]
     assert not again.stays and again.arrangement.reused_documents == 0, "a replica that comes back is empty"
+    assert (fleet.home("s"), fleet.home("t")) == (GONE, None)
+    fleet.served("r0", order_of("ab"), "s")
+    assert fleet.home("s") == "r0"
     for session in "tuv":
         fleet.served("r0", order_of("ef"), session)
     assert not fleet.rank([], ["r0", "r1"], session="t")[0].stays, "the session that was served first is forgotten"
