@@ -56,10 +56,7 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
     """Serve until a signal; the exit code. 1: the engine failed for good. 2: the model cannot be served."""
     try:
-        path = model_path(settings)
-        check_file(path)
-        settings = with_bundled_documents(settings, path)
-        sys.setswitchinterval(SWITCH_INTERVAL)
+        settings, path = prepare(settings)
         server, host = make_server(settings)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(run(server, host, path, when_ready))
@@ -71,6 +68,14 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 0
+
+
+def prepare(settings: Settings) -> tuple[Settings, Path]:
+    """Make this process ready to serve. Return the settings and the path of the model's file. Raises ModelError."""
+    path = model_path(settings)
+    check_file(path)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    return with_bundled_documents(settings, path), path
 
 
 def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
@@ -162,16 +167,15 @@ async def _load(host: Host, path: Path, server: Server) -> str:
     except BaseException:
         server.should_exit = True
         raise
-    _start(loaded, lambda: setattr(server, "should_exit", True))
-    host.service, host.vectors, host.library = loaded.service, loaded.vectors, loaded.library
+    start(host, loaded, lambda: setattr(server, "should_exit", True))
     hosts = [f"[{name}]" if ":" in name else name for name in host.settings.hosts]
     addresses = [f"http://{name}:{host.settings.port}" for name in hosts]
     logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)
     return addresses[0]
 
 
-def _start(loaded: loading.Loaded, on_failure: Callable[[], None]) -> None:
-    """Start the engine, and the work on the index. Records of lower tiers come back meanwhile.
+def start(host: Host, loaded: loading.Loaded, on_failure: Callable[[], None] = lambda: None) -> None:
+    """Start the engine and the work on the index, and let the host serve. Records of lower tiers come back meanwhile.
 
     on_failure: called in the event loop if the engine cannot go on.
     """
@@ -187,6 +191,7 @@ def _start(loaded: loading.Loaded, on_failure: Callable[[], None]) -> None:
         Thread(target=_bring_back, args=(service, look_again), name="load", daemon=True).start()
     if library is not None:
         library.keeper.start(look_again)
+    host.service, host.vectors, host.library = loaded.service, loaded.vectors, loaded.library
 
 
 def _bring_back(service: Service, then: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ def add_settings(parser: argparse.ArgumentParser, settings: Sequence[Setting]) -
         parser.add_argument(
             *setting.flags,
             dest=setting.name,
-            default=_from_environment(setting),
+            default=from_environment(setting),
             help=f"{setting.help} (default: {written(setting.default)})".replace("%", "%%"),
             type=_argument_type(setting),
             metavar="on|off" if setting.is_switch else "|".join(setting.choices) or type(setting.default).__name__,
@@ -117,7 +117,7 @@ def _argument_type(setting: Setting) -> Callable[[str], Value]:
     return parse
 
 
-def _from_environment(setting: Setting) -> Value:
+def from_environment(setting: Setting) -> Value:
     variable = next((name for name in setting.variables if name in os.environ), None)
     if variable is None:
         return setting.default
