@@ -10,6 +10,7 @@ from typing import Any
 
 from ...models.demo import FILE as MODEL
 from ...models.demo.corpus import Corpus, CorpusDocument
+from ...models.demo.freer import FreerCorpus, FreerQuestion
 from ...models.training.world.conversation import Author, Conversation, Recipe
 from ...models.training.world.curriculum import SHIPPED, held_out
 from ...models.training.world.wording import UNKNOWN
@@ -93,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(model=MODEL)
     add = parser.add_argument
     add("--count", type=int, default=100, help="generated conversations of each kind (default: %(default)s)")
-    add("--questions", type=int, default=100, help="of the bundled ones (default: %(default)s)")
+    add("--questions", type=int, default=100, help="of each written set (default: %(default)s)")
     add("--seed", type=int, default=0)
 
 
@@ -191,14 +192,18 @@ async def _measure(url: str, args: argparse.Namespace) -> Report:
                 unknown = score
             else:
                 answerable.answers += [one for one in score.answers if one[0] != UNKNOWN]
+        freer = await _freer(client, args.questions)
+        data["freer wording"] = [(one.question, one.answers, given) for one, given in freer]
     columns = ("way", "two turns: EM", "F1", "reused", "bundled: EM", "F1", "reused")
     tables = [
         Table(f"quality: {args.count} conversations of two turns, and {args.questions} bundled questions", columns, rows),
         Table(f"the last answers of {args.count} conversations of each kind, exact order and order hint",
               ("kind", "EM", "F1"), kinds),
+        Table("questions about documents in freer wording", ("asked", "answered"), [(len(freer), _answered(freer))]),
     ]  # fmt: skip
     found = {name: score for name, score, _ in kinds}
     bars = [*_bars(found, rows[2][4], unknown, answerable), *_moved(generated_ones)]
+    bars.append(Bar(7, "answered, freer wording", _answered(freer), 0.75, at_least=True))
     return Report("quality", tables, bars=bars, data=data)
 
 
@@ -234,6 +239,20 @@ async def _score(client: Client, sessions: Sequence[Session], way: Way, scope: s
             score.answers += answers[-1:] if last else answers
             progress.step(f"exact match {score.exact_match:.2f}")
     return score
+
+
+async def _freer(client: Client, count: int) -> list[tuple[FreerQuestion, str]]:
+    """Return the first `count` questions in freer wording with their answers; the five documents stand in a fixed order."""
+    corpus, given = FreerCorpus.load(), []
+    for one in corpus.questions[:count]:
+        documents = tuple(corpus.documents[name] for name in one.shown)
+        session = (AskedQuestion(documents, one.question, one.answers[0]),)
+        given += [(one, text) for _, text, _ in await ask(client, session, WAYS[0], "freer wording")]
+    return given
+
+
+def _answered(given: Sequence[tuple[FreerQuestion, str]]) -> float:
+    return mean([float(one.is_answered_by(text)) for one, text in given])
 
 
 def _session(conversation: Conversation) -> Session:

@@ -48,7 +48,8 @@ def test_the_quality_bench_measures_every_way(tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "quality.json"
     with running(FILE) as server:
         assert bench(["quality", "--url", server.url, "--count", "1", "--questions", "2", "--json", str(out)]) == 0
-    ways, kinds = json.loads(out.read_text())["tables"]
+    ways, kinds, freer = json.loads(out.read_text())["tables"]
+    assert freer["rows"][0][0] == 2 and 0 <= freer["rows"][0][1] <= 1
     assert ways["rows"][0][0] == "retrieval order" and len(ways["rows"]) == 6
     reused = {row[0]: row[3] for row in ways["rows"]}
     assert reused["read while they are searched"] > reused["exact order, order hint"]
