@@ -9,22 +9,20 @@ import ctypes
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import cast
 
 import llama_cpp
 import numpy as np
 
-from ..slots.node import Blob
+from ..slots.node import Blob, Sizes
 from ..slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
 from .adapters import NO_ADAPTERS, Adapters
 from .context import WARM_UP, Context
 from .errors import Interrupted, NoRoom, RunnerError
 from .grammar.constraint import compute_masks
 from .interrupt import Interrupt
+from .memory.states import ALL, States
 from .sampling import Sampler
-from .state import Layout, cut, layout_of
 
-ALL = -1
 NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
 
 
@@ -36,7 +34,7 @@ class Runner:
         self._adapters, self._applied = adapters, NO_ADAPTERS
         self.batch = Batch(max(context.batch, context.costs.tile, WARM_UP))
         self.interrupt = Interrupt(context)
-        self._layout: Layout | None = None  # of saved states, once one was made
+        self.states = States(context)
         self._beside = ThreadPoolExecutor(1, "masks")  # for work while llama.cpp computes
 
     def run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
@@ -111,32 +109,23 @@ class Runner:
         model = self.context.model
         can_move = model.can_trim and not model.window  # llama.cpp saves no cells that a window has passed
         if can_move:
-            self._save(0, blob)
-            can_move = self._learn_layout(blob)
+            self.states.save(0, blob)
+            can_move = self.states.learn(blob)
         self.apply(Drop(0))
         return can_move
 
-    def accepts(self, data: np.ndarray, start: int, stop: int) -> bool:
-        """Return whether a state from a file is of positions [start, stop) and of this context, to its last byte."""
-        return self._layout is not None and self._layout.fits(data, start, stop)
-
-    def _learn_layout(self, blob: Blob) -> bool:
-        """Note the layout of saved states; return whether ranges of positions can be cut out of them."""
-        self._layout = layout_of(blob.data, len(blob)) if blob.data is not None else None
-        return self._layout is not None and self._layout.can_cut
-
-    def measure_state(self) -> tuple[int, int]:
-        """Return the bytes of a whole state: a fixed number, and a number for each of its tokens."""
-        sizes: list[int] = []
+    def measure_states(self) -> Sizes:
+        """Return the sizes of the states of a model with recurrent layers."""
         sequence = 0
-        for start in (0, WARM_UP):
-            self._compute_zeros(start, start + WARM_UP)
-            sizes.append(self._state_size(sequence))
-        self._write(sequence, blob := Blob(0, 2 * WARM_UP))
-        self._learn_layout(blob)
+        self._compute_zeros(0, WARM_UP)
+        sizes = self.states.learn_recurrent(sequence, WARM_UP)
+        if sizes is None:
+            short = self.states.size(sequence)
+            self._compute_zeros(WARM_UP, 2 * WARM_UP)
+            each = (self.states.size(sequence) - short) // WARM_UP
+            sizes = Sizes(state=short - WARM_UP * each, state_token=each)
         self.apply(Drop(sequence))
-        each = (sizes[1] - sizes[0]) // WARM_UP
-        return sizes[0] - WARM_UP * each, each
+        return sizes
 
     def _compute_zeros(self, start: int, stop: int) -> None:
         self.batch.fill((Span(0, 0, start, np.zeros(stop - start, np.int32), logits=True),))
@@ -161,13 +150,14 @@ class Runner:
             case Drop(sequence):
                 self._remove(sequence, 0, ALL)
             case Save(sequence, blob):
-                self._save(sequence, blob)
+                self.states.save(sequence, blob)
             case Restore(blob, sequence, start, stop):
-                self._restore(blob, sequence, start, stop)
+                self.states.restore(blob, sequence, start, stop)
+                self._guard(sequence, start, stop)
             case Snap(sequence, blob):
-                self._write(sequence, blob)
+                self.states.snap(sequence, blob)
             case Load(blob, sequence):
-                self._read(blob, blob.data, sequence)
+                self.states.load(blob, sequence)
             case Clear():
                 llama_cpp.llama_memory_clear(memory, False)
 
@@ -180,43 +170,6 @@ class Runner:
         if self.context.twin:
             llama_cpp.llama_memory_seq_rm(self.context.memory, sequence + self.context.twin, start, stop)
         return llama_cpp.llama_memory_seq_rm(self.context.memory, sequence, start, stop)
-
-    def _save(self, sequence: int, blob: Blob) -> None:
-        """Save a range through the scratch sequence, since llama.cpp saves whole sequences."""
-        scratch = self.context.scratch
-        llama_cpp.llama_memory_seq_cp(self.context.memory, sequence, scratch, blob.start, blob.stop)
-        self._write(scratch, blob)
-        llama_cpp.llama_memory_seq_rm(self.context.memory, scratch, 0, ALL)
-
-    def _restore(self, blob: Blob, sequence: int, start: int, stop: int) -> None:
-        scratch = self.context.scratch
-        whole = (start, stop) == (blob.start, blob.stop)
-        data = blob.data if whole or blob.data is None else cut(blob.data, start, stop)
-        self._read(blob, data, scratch)
-        llama_cpp.llama_memory_seq_cp(self.context.memory, scratch, sequence, start, stop)
-        self._guard(sequence, start, stop)
-        llama_cpp.llama_memory_seq_rm(self.context.memory, scratch, 0, ALL)
-
-    def _state_size(self, sequence: int) -> int:
-        return llama_cpp.llama_state_seq_get_size(self.context.handle, llama_cpp.llama_seq_id(sequence))
-
-    def _write(self, sequence: int, blob: Blob) -> None:
-        """Copy the whole state of a sequence into a blob."""
-        size, handle = self._state_size(sequence), self.context.handle
-        data = np.empty(size, np.uint8)
-        written = llama_cpp.llama_state_seq_get_data(handle, _bytes_of(data), size, llama_cpp.llama_seq_id(sequence))
-        if written != size:
-            raise RunnerError(f"saving {len(blob)} tokens wrote {written} of {size} bytes")
-        blob.data = data  # only now: a blob with data counts as saved
-
-    def _read(self, blob: Blob, data: np.ndarray | None, sequence: int) -> None:
-        """Copy a blob, or a part of it, into an empty sequence."""
-        if data is None:
-            raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")
-        size, handle = len(data), self.context.handle
-        read = llama_cpp.llama_state_seq_set_data(handle, _bytes_of(data), size, llama_cpp.llama_seq_id(sequence))
-        if read != len(data):
-            raise RunnerError(f"restoring positions {blob.start} to {blob.stop} read {read} of {len(data)} bytes")
 
     def logits(self, num_rows: int) -> np.ndarray:
         """Return the last batch's logits, (rows that asked for them, vocabulary), float32: the next run overwrites them."""
@@ -235,11 +188,6 @@ class Runner:
             if span.logits:
                 tokens.append(samplers[span.request].choose(logits[len(tokens)], self.context.handle, last))
         return tokens
-
-
-def _bytes_of(data: np.ndarray) -> ctypes.Array[ctypes.c_uint8]:
-    """Return a pointer to the bytes of an array (uint8), with the type that llama_cpp declares for it."""
-    return cast("ctypes.Array[ctypes.c_uint8]", data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
 
 
 class Batch:

@@ -2,11 +2,15 @@
 
 A state is a magic number, the sequence's id, and one part for each memory of the model.
 
-- Attention (llama_kv_cache::state_write, one stream): streams, cells; for each cell position, holders, holder; whether V is
+- Attention (llama_kv_cache::state_write, one stream): streams, cells; for each cell position, holders, holder (with
+  rotary positions in several dimensions: position, holders, two more positions, token, holder); whether V is
   transposed, layers; for each layer K's type and row size, then a row a cell; then V likewise, or, if transposed, its type,
   element size and width, then a row of cells for each of its numbers.
-- Recurrent (llama_memory_recurrent::state_write): one cell with its position and no holder; whether S is transposed, layers;
-  then for each tensor its type and row size, and one row.
+- Recurrent (llama_memory_recurrent::state_write): no cell, or one with its position and no holder; whether S is transposed,
+  layers; then for each tensor its type and row size, and a row if there is a cell.
+
+A hybrid's KV is kept in two kinds of states: runs, which have attention's cells and no recurrent cell, and the recurrent
+part alone.
 """
 
 from __future__ import annotations
@@ -17,147 +21,185 @@ import numpy as np
 
 HEADER = 16  # bytes: four 32-bit numbers
 CELL = 12  # bytes: position, number of holders, holder
+WIDE_CELL = 24  # bytes: position, number of holders, x, y, token, holder
 COUNT_AT = 3  # the number of cells, among the header's numbers
 MAGIC, PREFACE = 4, 8  # bytes: the magic number; that and the sequence's id
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
-RECURRENT_CELL = 12  # bytes: the number of cells, which is 1, position, number of holders
+RECURRENT_CELL = 8  # bytes: position, number of holders
 BLOCK = 12  # bytes before the numbers of a tensor
+TOKEN_AT = 4  # the token, among a wide cell's numbers
 
 
-def cut(state: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The part of a saved state (uint8) at positions [start, stop), as a saved state of its own."""
+def cut(state: np.ndarray, start: int, stop: int, cell: int = CELL) -> np.ndarray:
+    """The part of a saved run (uint8) at positions [start, stop), as a run of its own. cell: bytes of one cell."""
     header = state[:HEADER].copy()
     numbers = header.view(np.int32)
     count = int(numbers[COUNT_AT])
-    cells = state[HEADER : HEADER + CELL * count].reshape(count, CELL)
+    cells = state[HEADER : HEADER + cell * count].reshape(count, cell)
     positions = np.ascontiguousarray(cells[:, :4]).view(np.int32)[:, 0]
     kept = np.flatnonzero((positions >= start) & (positions < stop))
     numbers[COUNT_AT] = len(kept)
-    reader = _Reader(state, HEADER + CELL * count, count, kept)
+    reader = _Reader(state, HEADER + cell * count, count, kept)
     parts = [header, cells[kept].reshape(-1)]
     transposed, layers = (int(number) for number in reader.take(parts, 8).view(np.uint32))
     for _ in range(layers):
         reader.rows(parts)
     for _ in range(layers):
         reader.columns(parts) if transposed else reader.rows(parts)
+    reader.take(parts, reader.num_left)  # of a hybrid: that there is no recurrent cell
     return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One memory in a state. lead: the 8 bytes behind its cells.
+class Attention:
+    """The part of attention. lead: the 8 bytes behind its cells. cell: bytes of a cell.
 
     blocks: of each tensor, the 12 bytes before its numbers, and how many bytes of numbers a cell has.
     """
 
-    is_recurrent: bool
+    cell: int
     lead: bytes
     blocks: tuple[tuple[bytes, int], ...]
 
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes of one token."""
+        return self.cell + sum(size for _, size in self.blocks)
+
     def size(self, num_tokens: int) -> int:
         """Return how many bytes this part takes in a state of that many tokens."""
-        cells = 1 if self.is_recurrent else num_tokens
-        opening = RECURRENT_CELL if self.is_recurrent else 8 + CELL * num_tokens
-        return opening + len(self.lead) + sum(BLOCK + cells * size for _, size in self.blocks)
-
-    def opening(self, start: int, stop: int, holder: int = 0) -> bytes:
-        """Return the cells of a state of positions [start, stop), in this order."""
-        if self.is_recurrent:
-            return np.array([1, stop - 1, 0], np.int32).tobytes()
-        cells = np.full((stop - start, 3), (0, 1, holder), np.int32)
-        cells[:, 0] = np.arange(start, stop)
-        return np.array([1, stop - start], np.int32).tobytes() + cells.tobytes()
+        return 8 + len(self.lead) + BLOCK * len(self.blocks) + num_tokens * self.token_bytes
 
     def fits(self, state: np.ndarray, start: int, stop: int, holder: int) -> bool:
         """Whether bytes of the right length are this part, in all but the numbers of its tensors and the order of its cells.
 
         A state has its cells as they stand in the pool. Each position must be there once.
         """
-        if self.is_recurrent and start:
-            return False  # it stands for all tokens from the first one on
-        opening = self.opening(start, stop, holder) + self.lead
-        if _in_order(state[: len(opening)], 0 if self.is_recurrent else stop - start) != opening:
+        cells, at = stop - start, 8 + self.cell * (stop - start)
+        if state[:8].tobytes() != np.array([1, cells], np.int32).tobytes():
             return False
-        at, cells = len(opening), 1 if self.is_recurrent else stop - start
-        for head, size in self.blocks:
-            if state[at : at + BLOCK].tobytes() != head:
-                return False
-            at += BLOCK + cells * size
-        return True
+        numbers = np.frombuffer(state[8:at].tobytes(), np.int32).reshape(cells, -1).copy()
+        numbers[:, TOKEN_AT:-1] = 0  # of a wide cell: any token
+        if not np.array_equal(numbers[np.argsort(numbers[:, 0], kind="stable")], self._cells(start, stop, holder)):
+            return False
+        lead = state[at : at + len(self.lead)].tobytes()
+        return lead == self.lead and _has_blocks(state, at + len(self.lead), self.blocks, cells)
+
+    def _cells(self, start: int, stop: int, holder: int) -> np.ndarray:
+        """Return the numbers of the cells of positions [start, stop), in this order."""
+        cells = np.zeros((stop - start, self.cell // 4), np.int32)
+        cells[:, :TOKEN_AT] = np.arange(start, stop)[:, None]
+        cells[:, 1], cells[:, TOKEN_AT:], cells[:, -1] = 1, 0, holder
+        return cells
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """The part of recurrent layers. lead, blocks: as in `Attention`, with one cell for all tokens."""
+
+    lead: bytes
+    blocks: tuple[tuple[bytes, int], ...]
+
+    def size(self, num_cells: int) -> int:
+        """Return how many bytes this part takes in a state with one cell or none."""
+        each = RECURRENT_CELL + sum(size for _, size in self.blocks)
+        return 4 + len(self.lead) + BLOCK * len(self.blocks) + num_cells * each
+
+    def fits(self, state: np.ndarray, num_tokens: int) -> bool:
+        """Whether bytes of the right length are the part behind that many tokens, in all but numbers; 0: without a cell."""
+        opening = np.array([1, num_tokens - 1, 0] if num_tokens else [0], np.int32).tobytes() + self.lead
+        is_opening = state[: len(opening)].tobytes() == opening
+        return is_opening and _has_blocks(state, len(opening), self.blocks, 1 if num_tokens else 0)
+
+
+def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...], cells: int) -> bool:
+    """Whether each tensor begins as it should, the first of them at `at`."""
+    for head, size in blocks:
+        if state[at : at + BLOCK].tobytes() != head:
+            return False
+        at += BLOCK + cells * size
+    return True
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The common part of all states of one context: all but positions and the numbers of the tensors."""
+    """The common part of all states of one context: all but positions and the numbers of the tensors.
+
+    attention: None where a model has none. recurrent: None where all layers are attention.
+    """
 
     magic: bytes
-    parts: tuple[Part, ...]
+    attention: Attention | None
+    recurrent: Recurrent | None
 
-    @property
-    def can_cut(self) -> bool:
-        """Whether `cut` knows such states."""
-        return len(self.parts) == 1 and not self.parts[0].is_recurrent
-
-    def fits(self, state: np.ndarray, start: int, stop: int) -> bool:
-        """Whether a state (uint8) is of just the positions [start, stop) of this context, to its last byte.
+    def fits(self, run: np.ndarray, start: int, stop: int) -> bool:
+        """Whether a run (uint8) is of just the positions [start, stop) of this context, to its last byte.
 
         llama.cpp reads it without a complaint then. The numbers of its tensors may be any.
         """
-        if not 0 <= start < stop < 1 << 31 or len(state) != self._size(stop - start):
+        if not 0 <= start < stop < 1 << 31 or len(run) != self._size(stop - start) or not self._has_preface(run):
             return False
-        holder = int(state[MAGIC:PREFACE].copy().view(np.int32)[0])
-        if state[:MAGIC].tobytes() != self.magic or not 0 <= holder < MOST_SEQUENCES:
+        at = PREFACE + (self.attention.size(stop - start) if self.attention else 0)
+        if self.attention and not self.attention.fits(run[PREFACE:at], start, stop, _signed(run, MAGIC)):
             return False
-        at = PREFACE
-        for part in self.parts:
-            size = part.size(stop - start)
-            if not part.fits(state[at : at + size], start, stop, holder):
-                return False
-            at += size
-        return True
+        return self.recurrent is None or self.recurrent.fits(run[at:], 0)
+
+    def fits_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
+        """Whether a state (uint8) is the recurrent part behind that many tokens, to its last byte."""
+        if self.recurrent is None or not 0 < num_tokens < 1 << 31:
+            return False
+        is_whole = len(state) == PREFACE + self.recurrent.size(1) and self._has_preface(state)
+        return is_whole and self.recurrent.fits(state[PREFACE:], num_tokens)
+
+    def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Return the part of a run at positions [start, stop), as a run of its own."""
+        return cut(run, start, stop, self.attention.cell) if self.attention else run
 
     def _size(self, num_tokens: int) -> int:
-        return PREFACE + sum(part.size(num_tokens) for part in self.parts)
+        attention = self.attention.size(num_tokens) if self.attention else 0
+        return PREFACE + attention + (self.recurrent.size(0) if self.recurrent else 0)
+
+    def _has_preface(self, state: np.ndarray) -> bool:
+        return state[:MAGIC].tobytes() == self.magic and 0 <= _signed(state, MAGIC) < MOST_SEQUENCES
 
 
-def layout_of(state: np.ndarray, num_tokens: int) -> Layout | None:
-    """Return the layout of a context, read off a state of its first tokens; None for a layout that is not listed above."""
-    parts: list[Part] = []
-    at = PREFACE
+def layout_of(run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = None) -> Layout | None:
+    """Return the layout of a context, read off a run of its first tokens; None for a layout that is not listed above.
+
+    recurrent: of a model with recurrent layers, their state behind these tokens.
+    """
     try:
-        while at < len(state):
-            part = _recurrent(state, at) if _number(state, at + 4) == num_tokens - 1 else _attention(state, at, num_tokens)
-            parts.append(part)
-            at += part.size(num_tokens)
+        behind = _recurrent(recurrent, PREFACE) if recurrent is not None else None
+        has_attention = behind is None or len(run) > PREFACE + behind.size(0)
+        for cell in (CELL, WIDE_CELL) if has_attention else (0,):
+            attention = _attention(run, PREFACE, num_tokens, cell) if has_attention else None
+            layout = Layout(run[:MAGIC].tobytes(), attention, behind)
+            is_recurrent_known = recurrent is None or layout.fits_recurrent(recurrent, num_tokens)
+            if is_recurrent_known and layout.fits(run, 0, num_tokens):
+                return layout
     except (IndexError, ValueError):
         return None
-    layout = Layout(state[:MAGIC].tobytes(), tuple(parts))
-    return layout if layout.fits(state, 0, num_tokens) else None
+    return None
 
 
-def _attention(state: np.ndarray, at: int, count: int) -> Part:
-    at += 8 + CELL * count
+def _attention(state: np.ndarray, at: int, count: int, cell: int) -> Attention | None:
+    """Read the part at `at`, which has `count` cells; None if it makes no sense with cells of that size."""
+    at += 8 + cell * count
     lead, transposed, layers = state[at : at + 8].tobytes(), _number(state, at), _number(state, at + 4)
     blocks: list[tuple[bytes, int]] = []
     at += 8
     for index in range(2 * layers):
+        if at + BLOCK > len(state):
+            return None
         is_columns = bool(transposed) and index >= layers
         size = _number(state, at + 4) * (_number(state, at + 8) if is_columns else 1)
         blocks.append((state[at : at + BLOCK].tobytes(), size))
         at += BLOCK + count * size
-    return Part(False, lead, tuple(blocks))
+    return Attention(cell, lead, tuple(blocks))
 
 
-def _in_order(opening: np.ndarray, num_cells: int) -> bytes:
-    """Return the first bytes of an attention's part, with its cells in the order of their positions."""
-    begin, end = 8, 8 + CELL * num_cells
-    cells = np.frombuffer(opening[begin:end].tobytes(), np.int32).reshape(num_cells, 3)
-    in_order = cells[np.argsort(cells[:, 0], kind="stable")]
-    return opening[:begin].tobytes() + in_order.tobytes() + opening[end:].tobytes()
-
-
-def _recurrent(state: np.ndarray, at: int) -> Part:
-    at += RECURRENT_CELL
+def _recurrent(state: np.ndarray, at: int) -> Recurrent:
+    at += 4 + RECURRENT_CELL
     lead = state[at : at + 8].tobytes()
     blocks: list[tuple[bytes, int]] = []
     at += 8
@@ -165,12 +207,17 @@ def _recurrent(state: np.ndarray, at: int) -> Part:
         size = _number(state, at + 4)
         blocks.append((state[at : at + BLOCK].tobytes(), size))
         at += BLOCK + size
-    return Part(True, lead, tuple(blocks))
+    return Recurrent(lead, tuple(blocks))
 
 
 def _number(state: np.ndarray, at: int) -> int:
     """A 32-bit number, the lower half of longer ones. Raises IndexError."""
     return int(state[at : at + 4].copy().view(np.uint32)[0])
+
+
+def _signed(state: np.ndarray, at: int) -> int:
+    """A signed 32-bit number. Raises IndexError."""
+    return int(state[at : at + 4].copy().view(np.int32)[0])
 
 
 class _Reader:
@@ -187,6 +234,11 @@ class _Reader:
         parts.append(taken)
         self._at += size
         return taken
+
+    @property
+    def num_left(self) -> int:
+        """Bytes that were not read yet."""
+        return len(self._state) - self._at
 
     def rows(self, parts: list[np.ndarray]) -> None:
         """One layer of (cells, row) bytes behind its type and row size."""

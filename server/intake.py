@@ -109,11 +109,13 @@ class Intake:
         limit = room if wanted < 0 else min(wanted, room)
         shared, caches = self.scope(options), self.caches(options)
         cache = caches and self._model.can_trim
+        number = next(self._ids) if choice else first
         request = Request(
-            id=next(self._ids) if choice else first,
+            id=number,
             prompt=prompt,
             limit=max(limit, 1),
-            scope=shared if cache else Scope.private(first, shared.adapters),
+            # A state on the device belongs to one request; choices share by snapshots.
+            scope=shared if cache else Scope.private(first if self._model.can_trim else number, shared.adapters),
             cache=cache,
             priority=options.priority,
             background=background,

@@ -26,9 +26,9 @@ from ..models.memory.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
 from ..slots.eviction import EvictionPolicy
+from ..slots.hybrids.snapshots import Snapshots
 from ..slots.scheduler import Scheduler
 from ..slots.scope import Scope
-from ..slots.snapshots import Snapshots
 from ..slots.tiers.disk import DiskTier
 from ..slots.tiers.folder import own_folder
 from ..slots.tiers.host import HostTier
@@ -147,7 +147,9 @@ def _serve(settings: Settings, model: Model) -> Service:
         max_stall=settings.max_stall / 1000 or math.inf,
         idle_cells=settings.idle_cells,
         window=settings.window,
-        snapshots=Snapshots(tree, 0 if model.can_trim else host_bytes),
+        snapshots=Snapshots(
+            tree, 0 if model.can_trim else host_bytes, policy=EvictionPolicy(settings.eviction), cut=runner.states.cut
+        ),
     )
     answers = AnswerMemory()
     made_by = _provenance(settings, model, context)

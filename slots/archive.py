@@ -24,6 +24,7 @@ class Record:
     """A run's KV. tokens: int32, the path's from position 0 to the run's end; data (uint8): the KV from `start` on.
 
     documents: (key, first position) of the documents that end with the run. frequency, token_cost: as in `Node`.
+    state (uint8): the recurrent state behind the run, of a model that has one.
     """
 
     scope: Scope
@@ -34,6 +35,12 @@ class Record:
     documents: tuple[tuple[str, int], ...] = ()
     frequency: int = 1
     token_cost: float = 0.0
+    state: np.ndarray | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of the KV and the state."""
+        return len(self.data) + (len(self.state) if self.state is not None else 0)
 
 
 class Archive:

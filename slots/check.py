@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .hybrids.snapshots import Snapshots
 from .radix import descendants, path
 from .scheduler import Scheduler
-from .snapshots import Snapshots
 from .tree import PrefixTree
 
 
@@ -49,10 +49,20 @@ def check_tree(tree: PrefixTree) -> None:
 
 
 def check_snapshots(snapshots: Snapshots) -> None:
-    """Raise AssertionError where the snapshots in the tree are not those that are accounted for."""
-    kept = [node for root in snapshots.roots.values() for node in descendants(root) if node.blob is not None]
-    assert set(kept) == snapshots.nodes
-    assert snapshots.num_bytes == sum(snapshots.size_of(node.end) for node in kept) <= snapshots.max_bytes
+    """Raise AssertionError where runs, states and the budget disagree."""
+    nodes = [node for root in snapshots.roots.values() for node in descendants(root)]
+    states = [node for node in nodes if node.state is not None]
+    blobs = {node.blob for node in nodes if node.blob is not None}
+    assert snapshots.num_states == len(states) and snapshots.num_runs == len(nodes)
+    assert snapshots.num_tokens == sum(len(node.tokens) for node in nodes)
+    runs = snapshots.sizes.run_token * sum(len(blob) for blob in blobs)
+    assert snapshots.num_bytes == runs + sum(snapshots.size_of(node.end) for node in states) <= snapshots.max_bytes
+    for node in nodes:
+        assert node.parent is not None and node.parent.end == node.start
+        assert node.blob is not None and node.blob.start <= node.start and node.end <= node.blob.stop
+        assert node.blob.users == sum(other.blob is node.blob for other in nodes)
+        assert node.state is None or (node.state.start, node.state.stop) == (0, node.end)
+    assert snapshots.candidates.nodes == {node for node in nodes if snapshots.may_leave(node)}
 
 
 def check(scheduler: Scheduler) -> None:

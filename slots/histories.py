@@ -11,6 +11,7 @@ from .archive import Archive, Record
 from .lanes import Lane
 from .node import Blob
 from .plan import Save
+from .radix import path
 from .scheduler import Scheduler
 from .scope import Scope
 
@@ -34,8 +35,9 @@ class Histories:
         """
         if self._snapshots.max_bytes:
             self._carry_out()
-            nodes = list(self._snapshots.along(lane.scope, lane.history))[::-1]
-            return [record for node in nodes if (record := self._snapshots.get(node))]
+            node = self._snapshots.longest(lane.scope, lane.history)
+            runs = reversed(list(path(node))) if node else ()
+            return list(takewhile(bool, map(self._snapshots.get, runs)))  # type: ignore[arg-type]
         if not self._tree.host.max_tokens:
             return []
         runs = self._archive.cached(lane.scope, lane.history)
@@ -61,10 +63,7 @@ class Histories:
         """Forget KV that only a lane's history and the start of its next turn need. Return how many tokens that were."""
         known = (lane.ahead, lane.history)
         if self._snapshots.max_bytes:
-            nodes = {node for tokens in known for node in self._snapshots.along(lane.scope, tokens)}
-            for node in nodes:
-                self._snapshots.forget(node)
-            return max((node.end for node in nodes), default=0)
+            return sum(self._snapshots.discard(lane.scope, tokens) for tokens in known)
         return sum(self._discard(lane.scope, tokens) for tokens in known)
 
     def _discard(self, scope: Scope | None, tokens: np.ndarray) -> int:

@@ -15,6 +15,7 @@ class Node:
         KV       |---- ready ----|.pending.|      ready: computed, and in exactly one cell a token
                  start                    end     pending: claimed by a running request, which will compute it
         blob     |------- all of it -------|      the copy in host memory, if one was ever made
+        state                              |      the recurrent state behind it, of a model that has one: see `Snapshots`
 
     sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
     in use is not evicted. documents: the ends of documents that begin behind this run, by their keys. document_of: the
@@ -36,6 +37,7 @@ class Node:
     host_priority: float = 0.0  # in host memory
     pinned_until: float = 0.0  # the time at which a client's pin ends; 0: not pinned
     blob: Blob | None = field(default=None, repr=False)
+    state: Blob | None = field(default=None, repr=False)
     documents: dict[str, Node] = field(default_factory=dict, repr=False)
     document_of: set[tuple[Node, str]] = field(default_factory=set, repr=False)
 
@@ -109,3 +111,15 @@ class Claim:
     sequence: Sequence
     cached: int
     source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Bytes of copies. run_token: of one token of a run. state: of a recurrent state.
+
+    state_token: of a state, for each token that led to it, where attention's KV cannot be told apart: runs are empty then.
+    """
+
+    run_token: int = 0
+    state: int = 0
+    state_token: int = 0

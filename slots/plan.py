@@ -55,7 +55,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Snap:
-    """Copy the whole state of `sequence` to host memory, into `blob`: for models whose memory cannot be cut."""
+    """Copy the recurrent state of `sequence` behind position blob.stop to host memory, into `blob`."""
 
     sequence: int
     blob: Blob
@@ -63,7 +63,7 @@ class Snap:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Give `sequence`, which holds no cell, the whole state in `blob`."""
+    """Give `sequence`, which holds the KV of positions [0, blob.stop), the recurrent state in `blob`."""
 
     blob: Blob
     sequence: int

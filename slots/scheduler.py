@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from .budget import PrefillBudget
 from .cells import Cells
 from .counters import Counters
+from .hybrids.snapshots import Snapshots
 from .lanes import Lanes
 from .pins import Pins
 from .plan import Plan
 from .queue import Queue
 from .request import Request
-from .snapshots import Snapshots
 from .step import Step, in_turn
 from .tree import PrefixTree
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from .budget import chunk_size
 from .cells import Cells
 from .counters import Counters
+from .hybrids.snapshots import Snapshots, next_stop
 from .plan import Plan, Span
 from .request import Request
-from .snapshots import Snapshots, next_stop
 from .tree import PrefixTree
 
 

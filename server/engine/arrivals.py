@@ -29,9 +29,10 @@ class Arrivals:
 
         is_wanted: asked in the engine's thread, at the last moment.
         """
-        engine = self._engine
-        if not engine.runner.accepts(record.data, record.start, len(record.tokens)):
-            logger.warning("the KV of %d tokens in a file does not fit this model", len(record.tokens) - record.start)
+        engine, states, stop = self._engine, self._engine.runner.states, len(record.tokens)
+        is_state = record.state is None or states.accepts_recurrent(record.state, stop)
+        if not is_state or not states.accepts(record.data, record.start, stop):
+            logger.warning("the KV of %d tokens in a file does not fit this model", stop - record.start)
             return False
         return engine.inbox.ask(lambda: is_wanted() and engine.host_tier.put(record, source)).result(ADOPT_SECONDS)
 

@@ -16,12 +16,11 @@ from time import perf_counter
 
 from ...models.errors import Interrupted, NoRoom
 from ...models.runner import Runner
-from ...models.state import cut
 from ...slots.archive import Archive
 from ...slots.check import check
+from ...slots.hybrids.snapshots import Snapshots
 from ...slots.plan import Plan
 from ...slots.scheduler import Scheduler
-from ...slots.snapshots import Snapshots
 from ...slots.tiers.tier import LowerTier
 from ...slots.tiers.writing import WriteBehind
 from ..errors import RequestError, not_loaded
@@ -57,7 +56,7 @@ class Engine:
         self.roster = Roster(scheduler, self.outbox, is_end)
         self.background = Background(scheduler, self.roster.end)
         self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep)
-        self.archive = Archive(scheduler.tree, cut)
+        self.archive = Archive(scheduler.tree, runner.states.cut)
         self.failure: str | None = None
         self.step_seconds = 0.0  # of the last step
         self.host_seconds = 0.0  # of the last step, outside llama.cpp
@@ -94,7 +93,7 @@ class Engine:
 
     @property
     def host_tier(self) -> Archive | Snapshots:
-        """The tier in host memory that takes records: states, where the model's memory cannot be cut."""
+        """The tier in host memory that takes records."""
         return self.scheduler.snapshots if self.scheduler.snapshots.max_bytes else self.archive
 
     def _live(self) -> None:
@@ -170,7 +169,7 @@ class Engine:
         try:
             can_move = self.runner.warm_up()
             if snapshots.max_bytes:
-                snapshots.fixed_bytes, snapshots.token_bytes = self.runner.measure_state()
+                snapshots.sizes = self.runner.measure_states()
         except Exception:
             logger.exception("the warm-up failed")
             can_move, snapshots.max_bytes = False, 0

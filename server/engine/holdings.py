@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """A snapshot: the model's whole state after `tokens`."""
+    """A snapshot: the model's recurrent state after `tokens`."""
 
     tokens: int
     bytes: int

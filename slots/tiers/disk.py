@@ -63,7 +63,7 @@ class DiskTier:
 
     def has_room(self, record: Record) -> bool:
         """Return whether the queue has room. The files that leave for it are deleted later, in the writer's thread."""
-        return self._pending_bytes + len(record.data) <= MOST_PENDING
+        return self._pending_bytes + record.num_bytes <= MOST_PENDING
 
     def put(self, record: Record) -> bool:
         """Queue a record. Return False if too much is waiting. From any thread."""
@@ -72,7 +72,7 @@ class DiskTier:
                 logger.debug("%d tokens are not written: the disk is too slow", len(record.tokens) - record.start)
                 return False
             self._pending.append(record)
-            self._pending_bytes += len(record.data)
+            self._pending_bytes += record.num_bytes
             self._changed.notify_all()
         return True
 
@@ -100,7 +100,7 @@ class DiskTier:
         """Delete a scope's files in all folders, and wait for it. Return whether it was done in time. From any thread."""
         with self._changed:
             self._pending = [record for record in self._pending if record.scope.name != scope.name]
-            self._pending_bytes = sum(len(record.data) for record in self._pending)
+            self._pending_bytes = sum(record.num_bytes for record in self._pending)
             self._dropped.append(scope.name)
             self._changed.notify_all()
             return self._changed.wait_for(lambda: scope.name not in self._dropped, seconds)
@@ -144,7 +144,7 @@ class DiskTier:
                 self._changed.wait_for(lambda: self._pending or self._dropped or self._closing)
                 dropped = list(self._dropped)
                 record = self._writing = self._next()
-                self._pending_bytes -= len(record.data) if record else 0
+                self._pending_bytes -= record.num_bytes if record else 0
                 if record is None and not dropped:
                     return
             if dropped:

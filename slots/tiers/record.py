@@ -45,7 +45,10 @@ class Foreign(Torn):
 
 
 class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The description of a file. tokens: their number; size: bytes of KV; path, data: the digests of tokens and KV."""
+    """The description of a file. tokens: their number; size: bytes of KV and state; path, data: the digests of both.
+
+    state: how many of these bytes, the last ones, are a recurrent state.
+    """
 
     model: HexDigest
     settings: HexDigest
@@ -58,10 +61,11 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     token_cost: Seconds
     path: HexDigest
     data: HexDigest
+    state: Large = 0
 
     def check(self, made_by: Provenance) -> None:
         """Compare the head with itself and with this server. Raises Torn and Foreign."""
-        if self.start >= self.tokens or any(at > self.start for _, at in self.documents):
+        if self.start >= self.tokens or self.state > self.size or any(at > self.start for _, at in self.documents):
             raise Torn("its positions contradict each other")
         if self.model != made_by.model:
             raise Foreign("it is of another model")
@@ -71,31 +75,35 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def file_name(record: Record) -> str:
     """Return a name that is the same for the same run of the same scope, and that reveals neither."""
-    digest = hashlib.blake2b(json.dumps([record.scope.text, record.start]).encode(), digest_size=16)
+    place = [record.scope.text, record.start, *["state"] * (record.state is not None)]
+    digest = hashlib.blake2b(json.dumps(place).encode(), digest_size=16)
     digest.update(record.tokens.tobytes())
     return digest.hexdigest() + SUFFIX
 
 
 def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
     """Return a record's file, in parts."""
-    tokens, data = record.tokens.astype("<i4").tobytes(), record.data.data
+    tokens, data = record.tokens.astype("<i4").tobytes(), [record.data.data]
+    if record.state is not None:
+        data.append(record.state.data)
     head = Head(
         model=made_by.model,
         settings=made_by.settings,
         scope=record.scope.text,
         start=record.start,
         tokens=len(record.tokens),
-        size=len(record.data),
+        size=record.num_bytes,
         documents=record.documents,
         frequency=record.frequency,
         token_cost=record.token_cost,
         path=_digest(tokens),
-        data=_digest(data),
+        data=_digest(*data),
+        state=0 if record.state is None else len(record.state),
     )
     text = msgspec.json.encode(head)
     if len(text) > MOST_HEAD:  # the names of documents only help to order them
         text = msgspec.json.encode(msgspec.structs.replace(head, documents=()))
-    return [MAGIC, len(text).to_bytes(LENGTH, "little"), bytes.fromhex(_digest(text)), text, tokens, data]
+    return [MAGIC, len(text).to_bytes(LENGTH, "little"), bytes.fromhex(_digest(text)), text, tokens, *data]
 
 
 @contextmanager
@@ -111,8 +119,16 @@ def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
     """Return the record in the next `size` bytes of a file. Raises Torn, Foreign and OSError."""
     head, tokens = read_path(file, size, made_by)
     data = _read(file, head.size, head.data, "its checksum is wrong")
-    worth = {"frequency": head.frequency, "token_cost": head.token_cost}
-    return Record(Scope.read(head.scope), tokens, head.start, data, documents=head.documents, **worth)
+    return Record(
+        Scope.read(head.scope),
+        tokens,
+        head.start,
+        data[: head.size - head.state].copy() if head.state else data,  # each is freed without the other
+        documents=head.documents,
+        frequency=head.frequency,
+        token_cost=head.token_cost,
+        state=data[head.size - head.state :].copy() if head.state else None,
+    )
 
 
 def read_path(file: BufferedIOBase, size: int, made_by: Provenance) -> tuple[Head, np.ndarray]:
@@ -151,5 +167,8 @@ def _read(file: BufferedIOBase, size: int, digest: str, complaint: str) -> np.nd
     return data
 
 
-def _digest(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+def _digest(*parts: bytes | memoryview) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

@@ -29,3 +29,14 @@ def restores(sequence: Sequence, rest: int) -> list[tuple[Restore, list[Node]]]:
         else:
             found.append((Restore(node.blob, sequence.id, start, stop), [node]))
     return found
+
+
+def restores_to(tip: Node, sequence: int, begin: int) -> list[Restore]:
+    """Return an operation for each blob of the path to `tip`, from position `begin` on. All of its runs have one."""
+    found: list[Restore] = []
+    behind = itertools.takewhile(lambda node: node.end > begin, path(tip))
+    for node in reversed(list(behind)):
+        assert node.blob is not None
+        start = found.pop().start if found and found[-1].blob is node.blob else max(node.start, begin)
+        found.append(Restore(node.blob, sequence, start, node.end))
+    return found

@@ -68,9 +68,9 @@ def test_a_run_that_is_split_before_it_is_written_is_written_in_both_parts(model
 
 def test_what_could_not_be_saved_does_not_count_as_saved(model, monkeypatch):
     lab = lab_of(model)
-    monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data", lambda *_: 0)
+    monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data_ext", lambda *_: 0)
     blob = Blob(0, 4)
-    with pytest.raises(RunnerError, match="saving 4 tokens wrote 0 of"):
+    with pytest.raises(RunnerError, match="saving the state of sequence 0 wrote 0 of"):
         lab.runner.apply(Snap(0, blob))
     assert blob.data is None
     lab.close()
@@ -99,7 +99,7 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
     archive = Archive(lab.scheduler.tree, cut)
     for record in records:
         read = decode(file_of(record))
-        assert lab.runner.accepts(read.data, read.start, len(read.tokens))
+        assert lab.runner.states.accepts(read.data, read.start, len(read.tokens))
         assert archive.put(read, "disk")
     answer = lab.run(prompt, limit=4, scope=SCOPE)
     assert answer.request.sources["disk"] == answer.request.cached == len(prompt) - lab.context.costs.rest
@@ -129,11 +129,11 @@ def test_a_run_that_does_not_fit_the_budget_is_not_taken(model, records):
 
 def test_kv_of_another_shape_or_place_is_not_accepted(model, records):
     lab, record = lab_of(model), records[1]
-    assert lab.runner.accepts(record.data, record.start, len(record.tokens))
-    assert not lab.runner.accepts(record.data, record.start + 1, len(record.tokens))
+    assert lab.runner.states.accepts(record.data, record.start, len(record.tokens))
+    assert not lab.runner.states.accepts(record.data, record.start + 1, len(record.tokens))
     other = record.data.copy()
     other[16 + 12 * (len(record.tokens) - record.start)] ^= 1  # whether V is transposed
-    assert not lab.runner.accepts(other, record.start, len(record.tokens))
+    assert not lab.runner.states.accepts(other, record.start, len(record.tokens))
     lab.close()
 
 
@@ -162,7 +162,7 @@ def _with_number(data, at, number):
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_forged_state_is_not_accepted(model, records, forgery):
     lab, record = lab_of(model), records[1]
-    assert not lab.runner.accepts(FORGERIES[forgery](record.data), record.start, len(record.tokens))
+    assert not lab.runner.states.accepts(FORGERIES[forgery](record.data), record.start, len(record.tokens))
     lab.close()
 
 
@@ -172,7 +172,7 @@ def test_no_number_in_the_frame_of_a_state_may_be_another(model, records, number
     start, stop = record.start, len(record.tokens)
     for at in frame(stop - start):
         forged = _with_number(record.data, at, number)
-        assert np.array_equal(forged, record.data) or not lab.runner.accepts(forged, start, stop), at
+        assert np.array_equal(forged, record.data) or not lab.runner.states.accepts(forged, start, stop), at
     lab.close()
 
 

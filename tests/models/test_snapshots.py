@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from slotcache.models.model import Model
+from slotcache.slots.hybrids.snapshots import Snapshots
+from slotcache.slots.radix import path
 from slotcache.slots.scope import Scope
-from slotcache.slots.snapshots import Snapshots
 from support import architectures
 from support.lab import Lab
 
@@ -12,7 +13,7 @@ BUDGET = 64 << 20
 S = Scope.shared("s")
 
 
-@pytest.fixture(scope="module", params=["recurrent", "hybrid"])
+@pytest.fixture(scope="module", params=["recurrent", "hybrid", "delta", "mamba2"])
 def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
     model = Model(getattr(architectures, request.param)(path))
@@ -22,8 +23,8 @@ def model(request, tmp_path_factory):
 
 def lab_of(model, budget=BUDGET, num_cells=1024, spacing=50):
     lab = Lab(model, num_cells=num_cells, batch=128, budget=64, sequences=16)
-    snapshots = Snapshots(lab.scheduler.tree, budget, spacing)
-    snapshots.fixed_bytes, snapshots.token_bytes = lab.runner.measure_state()
+    snapshots = Snapshots(lab.scheduler.tree, budget, spacing=spacing, cut=lab.runner.states.cut)
+    snapshots.sizes = lab.runner.measure_states()
     lab.scheduler.snapshots = snapshots
     return lab
 
@@ -36,10 +37,19 @@ def fresh(model, tokens, limit):
     return answer
 
 
-def equal(answer, reference):
-    assert answer.tokens == reference.tokens
-    for row, expected in zip(answer.logits, reference.logits, strict=True):
-        assert np.array_equal(row, expected)
+def equal(answer, reference, within=0.0):
+    """Compare logits bit for bit, or up to a difference. From the first token that this difference may change they part."""
+    assert within or answer.tokens == reference.tokens
+    rows = zip(answer.logits, reference.logits, answer.tokens, reference.tokens, strict=True)
+    for row, expected, token, expected_token in rows:
+        assert np.abs(row - expected).max() <= within
+        if token != expected_token:
+            return
+
+
+def rounding(model):
+    """Return how far logits may differ beside other requests: without any snapshot, llama.cpp's Mamba 2 differs by 0.15."""
+    return 0.3 if model.metadata("general.architecture") == "granitehybrid" else 0.0
 
 
 @pytest.fixture
@@ -58,11 +68,6 @@ def copy(lab):
     lab.runner.run(plan)
 
 
-def data_of(node):
-    assert node.blob is not None and node.blob.data is not None
-    return node.blob.data
-
-
 def test_the_state_cannot_be_cut_and_its_size_is_known(model, prompt):
     assert not model.can_trim
     lab = lab_of(model)
@@ -70,7 +75,9 @@ def test_the_state_cannot_be_cut_and_its_size_is_known(model, prompt):
     snapshots = lab.scheduler.snapshots
     assert kept(lab) == [100, 300, 404]
     copy(lab)
-    assert snapshots.num_bytes == sum(len(data_of(node)) for node in snapshots.of(S))
+    runs = {node.blob for node in path(snapshots.longest(S, lab.answers[1].request.tokens[:404]))}
+    copied = sum(len(node.state.data) for node in snapshots.of(S)) + sum(len(blob.data) for blob in runs)
+    assert snapshots.num_bytes <= copied < 1.1 * snapshots.num_bytes + 4096, "runs have a frame, too"
     lab.close()
 
 
@@ -117,7 +124,7 @@ def test_requests_beside_each_other(model, prompt):
         lab.finish()
     for answer, one in zip(answers, prompts, strict=True):
         assert answer.request.cached == 90
-        equal(answer, fresh(model, one, 4))
+        equal(answer, fresh(model, one, 4), rounding(model))
     lab.close()
 
 
@@ -128,13 +135,13 @@ def test_preempted_and_resumed_from_a_snapshot(model, prompt):
     lab.finish()
     assert lab.scheduler.counters.preemptions and lab.scheduler.snapshots.num_loaded
     for answer, one in zip(answers, prompts, strict=True):
-        equal(answer, fresh(model, one, 60))
+        equal(answer, fresh(model, one, 60), rounding(model))
     lab.close()
 
 
 def test_the_budget_holds_and_the_oldest_leave(model, prompt):
     lab = lab_of(model)
-    size = lab.scheduler.snapshots.size_of(100)
+    size = lab.scheduler.snapshots.size_of(98) + 98 * lab.scheduler.snapshots.sizes.run_token
     lab.scheduler.snapshots.max_bytes = int(2.5 * size)
     scopes = [Scope.shared(str(number)) for number in range(4)]
     for number, scope in enumerate(scopes):
@@ -158,19 +165,28 @@ def test_snapshots_that_were_never_made_are_forgotten(model, prompt):
     lab.close()
 
 
-def test_a_forged_state_is_not_accepted(model, prompt):
-    lab = lab_of(model)
-    lab.run(prompt, limit=1, cache=False, snapshots=S)
-    copy(lab)
-    (node, *_) = lab.scheduler.snapshots.of(S)
-    data, length = data_of(node), node.end
-    assert lab.runner.accepts(data, 0, length)
-    assert not lab.runner.accepts(data, 0, length - 1) and not lab.runner.accepts(data, 1, length)
-    assert not lab.runner.accepts(data[:-1], 0, length) and not lab.runner.accepts(np.append(data, data[:1]), 0, length)
+def forgeries(data, positions):
+    """Return copies with trailing bytes, without the last byte, and with another number where the frame has one."""
     words = data[: len(data) // 4 * 4].view(np.uint32)
-    frame = [0, *np.flatnonzero(words == length - 1)[:1], *np.flatnonzero(words == architectures.LAYERS)[:1]]
+    counts = (architectures.LAYERS, *positions)
+    frame = [0, *(at for number in counts for at in np.flatnonzero(words == number)[:1])]
     for at in frame:
         forged = data.copy()
         forged[4 * at] ^= 64
-        assert not lab.runner.accepts(forged, 0, length), at
+        yield forged
+    yield from (data[:-1], np.append(data, data[:1]), data[:0])
+
+
+def test_a_forged_run_or_state_is_not_accepted(model, prompt):
+    lab = lab_of(model)
+    states = lab.runner.states
+    lab.run(prompt, limit=1, stops=(100,), cache=False, snapshots=S)
+    copy(lab)
+    *_, node = path(lab.scheduler.snapshots.longest(S, prompt))
+    run, state, length = node.blob.data, node.state.data, node.end
+    assert states.accepts(run, 0, length) and states.accepts_recurrent(state, length)
+    assert not states.accepts(run, 0, length - 1) or not lab.scheduler.snapshots.sizes.run_token
+    assert not states.accepts_recurrent(state, length - 1) and not states.accepts_recurrent(run, length)
+    assert not any(states.accepts(forged, 0, length) for forged in forgeries(run, ()))
+    assert not any(states.accepts_recurrent(forged, length) for forged in forgeries(state, (length - 1,)))
     lab.close()

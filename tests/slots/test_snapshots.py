@@ -3,30 +3,31 @@
 import numpy as np
 from slotcache.slots.archive import Record
 from slotcache.slots.check import check
+from slotcache.slots.hybrids.snapshots import Snapshots
+from slotcache.slots.node import Sizes
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
-from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tree import PrefixTree
 from support.fixed_prompt import Fixed
-from support.memory import Memory
+from support.memory import Memory, cut
 
 S = Scope.shared("s")
 
 
 class Server:
-    """A model that cannot be cut, with `budget` bytes for states, one byte a token."""
+    """A hybrid model, with `budget` bytes for one byte a token and five a state."""
 
     def __init__(self, budget):
         self.memory = Memory(100, can_cut=False)
         tree = PrefixTree(100, 8)
-        self.snapshots = Snapshots(tree, budget)
-        self.snapshots.token_bytes = 1
+        self.snapshots = Snapshots(tree, budget, cut=cut)
+        self.snapshots.sizes = Sizes(run_token=1, state=5)
         self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
 
-    def ask(self, tokens):
-        """Return how much of a prompt a snapshot spared."""
-        prompt = Fixed(tokens, [len(tokens)])
+    def ask(self, tokens, stops=()):
+        """Return how much of a prompt a snapshot spared. stops: ends of segments before its own end."""
+        prompt = Fixed(tokens, [*stops, len(tokens)])
         request = Request(len(tokens), prompt, 1, Scope.private(len(tokens)), cache=False, snapshot_scope=S)
         self.scheduler.submit(request)
         while request.num_tokens == request.num_prompt:
@@ -39,35 +40,55 @@ class Server:
         return request.cached
 
     def kept(self):
-        return [node.end for node in self.snapshots.of(S)]
+        return sorted(node.end for node in self.snapshots.of(S))
 
 
 PROMPT = np.arange(30, dtype=np.int32)
 
 
-def test_a_shorter_prompt_takes_the_room_of_a_longer_one():
+def test_prompts_share_the_runs_that_they_begin_with():
+    server = Server(budget=100)
+    server.ask(PROMPT, stops=[20])
+    assert server.kept() == [20, 30] and server.snapshots.num_bytes == 30 + 2 * 5
+    assert server.ask(np.append(PROMPT[:20], PROMPT[:4])) == 20
+    assert server.kept() == [20, 24, 30] and server.snapshots.num_bytes == 34 + 3 * 5
+    assert server.snapshots.drop(S) == 34 and server.snapshots.num_bytes == 0 and not server.snapshots.roots
+
+
+def test_a_state_leaves_with_the_runs_that_only_it_needs():
+    server = Server(budget=45)
+    server.ask(PROMPT, stops=[20])
+    server.ask(np.append(PROMPT[:20], PROMPT[:4]))
+    assert server.kept() == [20, 24] and server.snapshots.num_bytes == 24 + 2 * 5
+
+
+def test_the_state_that_saves_the_least_time_a_byte_leaves_first():
+    server = Server(budget=45)
+    server.ask(PROMPT[:25])
+    server.ask(PROMPT[5:10])
+    assert server.kept() == [5, 25] and server.snapshots.num_bytes == 40
+    server.ask(PROMPT[10:20])
+    assert server.kept() == [10, 25]
+
+
+def test_a_prompt_that_is_longer_than_the_budget_leaves_the_rest_alone():
     server = Server(budget=30)
+    server.ask(PROMPT[:20])
+    server.ask(PROMPT[10:])
     server.ask(PROMPT)
-    assert server.kept() == [30]
-    server.ask(PROMPT[:20])
-    assert server.kept() == [20]
-    assert server.ask(PROMPT[:21]) == 20
-    assert server.snapshots.drop(S) == 21 and server.snapshots.num_bytes == 0
-
-
-def test_a_longer_prompt_takes_the_room_of_a_shorter_one():
-    server = Server(budget=30)
-    server.ask(PROMPT[:20])
-    assert server.ask(PROMPT) == 20
-    assert server.kept() == [30] and server.snapshots.num_bytes == 30
+    assert server.kept() == [20] and server.ask(PROMPT[10:]) == 0
 
 
 def record(length):
-    return Record(Scope.shared("s"), np.zeros(length, np.int32), 0, np.zeros(length, np.uint8))
+    return Record(
+        Scope.shared("s"), np.arange(length, dtype=np.int32), 0, np.zeros(length, np.uint8), state=np.zeros(5, np.uint8)
+    )
 
 
 def test_there_is_room_until_the_budget_is_spent():
     server = Server(budget=30)
-    assert server.snapshots.has_room(record(30)) and not server.snapshots.has_room(record(31))
+    assert server.snapshots.has_room(record(25)) and not server.snapshots.has_room(record(26))
     server.ask(PROMPT[:20])
-    assert server.snapshots.has_room(record(10)) and not server.snapshots.has_room(record(11))
+    assert server.snapshots.has_room(record(20)) and not server.snapshots.has_room(record(21))
+    assert server.snapshots.put(record(20)) and not server.snapshots.put(record(21))
+    assert server.kept() == [20] and server.snapshots.num_bytes == 25

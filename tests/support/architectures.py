@@ -142,3 +142,79 @@ def hybrid(path: Path) -> Path:
                 model.matrix(f"{block}.shortconv.in_proj", 3 * WIDTH, WIDTH, 2.0)
                 model.matrix(f"{block}.shortconv.out_proj", WIDTH, WIDTH)
     return path
+
+
+def delta(path: Path) -> Path:
+    """Qwen 3.5's architecture: gated delta nets in layers 0 to 2, gated attention in layer 3."""
+    size, key_heads, value_heads, kernel = 32, 2, 4, 4
+    keys, values = size * key_heads, size * value_heads
+    with TinyModel(path, "qwen35") as model:
+        model.writer.add_feed_forward_length(FEED_FORWARD)
+        model.writer.add_head_count(HEADS)
+        model.writer.add_head_count_kv(KV_HEADS)
+        model.writer.add_layer_norm_rms_eps(1e-5)
+        model.writer.add_rope_dimension_sections([8, 8, 0, 0])
+        model.writer.add_full_attention_interval(LAYERS)
+        model.writer.add_ssm_conv_kernel(kernel)
+        model.writer.add_ssm_inner_size(values)
+        model.writer.add_ssm_state_size(size)
+        model.writer.add_ssm_time_step_rank(value_heads)
+        model.writer.add_ssm_group_count(key_heads)
+        model.ones("output_norm", WIDTH, 3.0)
+        for layer in range(LAYERS):
+            block = f"blk.{layer}"
+            model.ones(f"{block}.attn_norm", WIDTH)
+            model.ones(f"{block}.post_attention_norm", WIDTH)
+            model.feed_forward(block)
+            if layer == LAYERS - 1:
+                model.matrix(f"{block}.attn_q", 2 * WIDTH, WIDTH, 2.0)  # with a gate for each number
+                model.matrix(f"{block}.attn_k", WIDTH // HEADS * KV_HEADS, WIDTH, 2.0)
+                model.matrix(f"{block}.attn_v", WIDTH // HEADS * KV_HEADS, WIDTH)
+                model.matrix(f"{block}.attn_output", WIDTH, WIDTH)
+                model.ones(f"{block}.attn_q_norm", WIDTH // HEADS)
+                model.ones(f"{block}.attn_k_norm", WIDTH // HEADS)
+            else:
+                model.matrix(f"{block}.attn_qkv", 2 * keys + values, WIDTH, 2.0)
+                model.matrix(f"{block}.attn_gate", values, WIDTH)
+                model.numbers(f"{block}.ssm_conv1d.weight", model.random(2 * keys + values, kernel))
+                model.numbers(f"{block}.ssm_dt.bias", np.full(value_heads, -3.0))  # a long memory
+                model.numbers(f"{block}.ssm_a", -np.arange(1, value_heads + 1) / value_heads)
+                model.matrix(f"{block}.ssm_beta", value_heads, WIDTH)
+                model.matrix(f"{block}.ssm_alpha", value_heads, WIDTH)
+                model.ones(f"{block}.ssm_norm", size)
+                model.matrix(f"{block}.ssm_out", WIDTH, values)
+    return path
+
+
+def mamba2(path: Path) -> Path:
+    """Granite 4's architecture: Mamba 2 in layers 0 and 2, attention in layers 1 and 3."""
+    inner, state, heads, groups, kernel = 2 * WIDTH, 32, 4, 1, 4
+    with TinyModel(path, "granitehybrid") as model:
+        model.writer.add_feed_forward_length(FEED_FORWARD)
+        model.writer.add_head_count(HEADS)
+        model.writer.add_head_count_kv([0, KV_HEADS, 0, KV_HEADS])
+        model.writer.add_rope_dimension_count(WIDTH // HEADS)
+        model.writer.add_layer_norm_rms_eps(1e-5)
+        model.writer.add_ssm_conv_kernel(kernel)
+        model.writer.add_ssm_inner_size(inner)
+        model.writer.add_ssm_state_size(state)
+        model.writer.add_ssm_time_step_rank(heads)
+        model.writer.add_ssm_group_count(groups)
+        model.ones("output_norm", WIDTH, 3.0)
+        for layer in range(LAYERS):
+            block = f"blk.{layer}"
+            model.ones(f"{block}.attn_norm", WIDTH)
+            model.ones(f"{block}.ffn_norm", WIDTH)
+            model.feed_forward(block)
+            if layer % 2:
+                model.attention(block)
+            else:
+                model.matrix(f"{block}.ssm_in", 2 * inner + 2 * groups * state + heads, WIDTH)
+                model.numbers(f"{block}.ssm_conv1d.weight", model.random(inner + 2 * groups * state, kernel))
+                model.numbers(f"{block}.ssm_conv1d.bias", np.zeros(inner + 2 * groups * state))
+                model.numbers(f"{block}.ssm_dt.bias", np.full(heads, -3.0))  # a long memory
+                model.numbers(f"{block}.ssm_a", -np.arange(1, heads + 1).reshape(heads, 1) / heads)
+                model.numbers(f"{block}.ssm_d", np.ones((heads, 1)))
+                model.numbers(f"{block}.ssm_norm.weight", np.ones((groups, inner // groups)))
+                model.matrix(f"{block}.ssm_out", WIDTH, inner)
+    return path

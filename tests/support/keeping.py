@@ -56,7 +56,8 @@ class Keeping(Life):
     def look_at(self, record):
         tokens = seen(record.tokens.tolist(), record.scope.adapters)
         cells = [tokens[: at + 1] for at in range(record.start, len(tokens))]
-        assert record.data == (cells if self.can_cut else ["state", *cells]), "not the KV of these tokens"
+        assert record.data == cells, "not the KV of these tokens"
+        assert record.state is None or record.state == ["state", tokens], "not the state behind them"
 
     def take_in(self, record):
         """Put a record into host memory. Return whether it is cached now."""
@@ -121,7 +122,7 @@ class Keeping(Life):
         at = 0
         for record in records:
             self.look_at(record)
-            assert not self.can_cut or record.start == at, "a gap"
+            assert record.start == at, "a gap"
             at = len(record.tokens)
         if self.can_cut and self.tree.host.max_tokens:
             assert at == self.archive().length(lane.scope, lane.history) and self.tree.host.num_tokens == copied

@@ -12,18 +12,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from slotcache.models.costs import CPU
 from slotcache.slots.check import check
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
+from slotcache.slots.hybrids.snapshots import Snapshots
+from slotcache.slots.node import Sizes
 from slotcache.slots.pins import Pins
 from slotcache.slots.plan import Clear
 from slotcache.slots.request import PlacedDocument, Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
-from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tiers.host import HostTier
 from slotcache.slots.tree import PrefixTree
 
 from support.asks import ASKS, CONTEXT, SCOPES
 from support.fixed_prompt import Fixed
-from support.memory import Memory, next_token, seen
+from support.memory import Memory, cut, next_token, seen
 
 OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories that all lives share
 SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and the ends of requests
@@ -60,7 +61,7 @@ class Life(RuleBasedStateMachine):
         rest=st.sampled_from([1, 1, 2, 8]),
     )
     def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, aside, policy, window, states, rest):
-        """states: of a model that cannot be cut, the bytes of its snapshots, one a token and one for each."""
+        """states: of a hybrid, the bytes of its runs and states, one a token and three a state."""
         self.can_cut = states is None
         self.policy, self.num_ids = policy, 2 * lanes + spare_ids
         self.shape = {
@@ -85,8 +86,8 @@ class Life(RuleBasedStateMachine):
         tier = HostTier(host if self.can_cut else 0, EvictionPolicy(self.policy))
         self.tree = PrefixTree(cells, self.num_ids, tier, EvictionPolicy(self.policy), costs=self.costs)
         self.met_others: set[int] = set()  # requests that did not run alone all the time
-        self.snapshots = Snapshots(self.tree, states or 0, spacing=8)
-        self.snapshots.fixed_bytes = self.snapshots.token_bytes = 1
+        self.snapshots = Snapshots(self.tree, states or 0, spacing=8, policy=EvictionPolicy(self.policy), cut=cut)
+        self.snapshots.sizes = Sizes(run_token=1, state=3)
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, **self.shape)
         self.scheduler.pins = Pins(self.tree, lambda: self.now)
 

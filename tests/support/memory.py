@@ -10,13 +10,16 @@ from slotcache.slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Sa
 
 
 class Memory:
-    """can_cut: False for a model whose memory is one state, which can only be dropped, copied and taken up as a whole."""
+    """can_cut: False for a hybrid model. A sequence has a recurrent state beside its cells, and that stands for all of its
+    tokens; copies of cells are without it.
+    """
 
     def __init__(self, num_cells: int, can_cut: bool = True) -> None:
         self.num_cells, self.can_cut = num_cells, can_cut
         self.cells: dict[int, dict[int, tuple]] = {}  # sequence -> position -> the whole prefix that cell stands for
         self.identities: dict[tuple[int, int], int] = {}  # (sequence, position) -> which cell
         self.next_cell = 0
+        self.states: dict[int, tuple] = {}  # sequence -> the tokens that its recurrent state stands for
 
     def run(self, plan: Plan) -> list[int]:
         """Carry out a plan; sampled tokens are a function of the whole prefix, like greedy decoding."""
@@ -29,7 +32,7 @@ class Memory:
         return [token for token in sampled if token is not None]
 
     def apply(self, operation: Operation) -> None:
-        assert self.can_cut or isinstance(operation, Drop | Snap | Load | Clear), "a state cannot be cut"
+        assert self.can_cut or not isinstance(operation, Share | Trim), "a state cannot be cut"
         match operation:
             case Share(source, target, start, stop):
                 held, mine = self.cells[source], self.cells.setdefault(target, {})
@@ -43,8 +46,10 @@ class Memory:
             case Drop(sequence):
                 for position in self.cells.pop(sequence, {}):
                     del self.identities[sequence, position]
+                self.states.pop(sequence, None)
             case Clear():
                 self.cells.clear()
+                self.states.clear()
                 self.identities.clear()
             case Save(sequence, blob):
                 assert blob.data is None, "saved twice"
@@ -60,30 +65,28 @@ class Memory:
                     mine[position] = cell
                     self.identities[sequence, position] = self.next_cell
                     self.next_cell += 1
+                self.states.pop(sequence, None)
             case Snap(sequence, blob):
-                assert sorted(self.cells[sequence]) == list(range(len(blob))), "not the state it is kept as"
-                state: Any = ["state", *(self.cells[sequence][position] for position in range(len(blob)))]
+                state: Any = ["state", self.states[sequence]]
+                assert len(self.states[sequence]) == blob.stop, "not the state it is kept as"
                 blob.data = state
             case Load(blob, sequence):
-                assert self.num_used + len(blob) <= self.num_cells, "no room for a state"
-                assert not self.cells.get(sequence), "a state is loaded into an empty sequence"
                 state: Any = blob.data
-                assert len(state) == 1 + len(blob), "a state of another length"
-                self.cells[sequence] = dict(enumerate(state[1:]))
-                for position in range(len(blob)):
-                    self.identities[sequence, position] = self.next_cell
-                    self.next_cell += 1
+                assert len(self.cells[sequence]) == len(state[1]) == blob.stop, "a state of another length"
+                self.states[sequence] = state[1]
 
     def compute(self, span: Span, adapters: str) -> int | None:
         mine = self.cells.setdefault(span.sequence, {})
         assert sorted(mine) == list(range(span.start)), "the sequence does not hold exactly what came before"
         prefix = mine[span.start - 1] if span.start else ()
         assert all(mine[position] == prefix[: position + 1] for position in range(span.start)), "a foreign cell"
+        assert self.can_cut or self.states.get(span.sequence, ()) == prefix, "the state of other tokens"
         for offset, token in enumerate(seen(span.tokens.tolist(), adapters)):
             prefix = (*prefix, token)
             mine[span.start + offset] = prefix
             self.identities[span.sequence, span.start + offset] = self.next_cell
             self.next_cell += 1
+        self.states[span.sequence] = prefix
         return next_token(prefix) if span.logits else None
 
     @property

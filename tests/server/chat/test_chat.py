@@ -6,7 +6,7 @@ import pytest
 from slotcache.models.errors import ModelError
 from slotcache.server.loading import load
 from slotcache.server.settings import Settings
-from support.architectures import hybrid, recurrent, windowed
+from support.architectures import delta, hybrid, recurrent, windowed
 
 from server.conftest import REST, running, until
 
@@ -237,7 +237,7 @@ def test_too_many_lanes_for_a_model_are_refused_with_what_would_be_right(tmp_pat
         load(Settings(parallel=100, ctx_size=512), windowed(tmp_path / "windowed.gguf"))
 
 
-@pytest.mark.parametrize("generate", [recurrent, hybrid])
+@pytest.mark.parametrize("generate", [recurrent, hybrid, delta])
 def test_a_model_whose_state_cannot_be_cut_goes_on_from_snapshots(generate, tmp_path):
     """Where a prompt parts from an earlier one there is a snapshot: at the end of its documents and of its answer."""
     with running(generate(tmp_path / "model.gguf"), parallel=2) as up:
@@ -257,6 +257,8 @@ def test_a_model_whose_state_cannot_be_cut_goes_on_from_snapshots(generate, tmp_
             plain = up.chat(messages=asked, max_tokens=12, cache_prompt=False)
             assert plain["timings"]["cache_n"] == 0
             assert plain["choices"] == used["choices"]
+        both = up.chat(messages=messages, max_tokens=12, n=2)
+        assert [choice["message"] for choice in both["choices"]] == 2 * [second["choices"][0]["message"]]
         held = up.http.get("/v1/cache").json()["snapshots"]
         assert held and all(one["bytes"] > 0 for one in held)
         assert f"slotcache_snapshots {len(held)}.0" in up.http.get("/metrics").text

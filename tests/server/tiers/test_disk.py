@@ -100,7 +100,9 @@ def test_snapshots_of_models_that_cannot_be_cut_outlive_the_server_too(generate,
     assert written
     with running(path, cache_dir=str(folder)) as up:
         until(
-            lambda: up.service.engine.inbox.ask(lambda: len(up.service.engine.scheduler.snapshots)).result() == len(written)
+            lambda: (
+                up.service.engine.inbox.ask(lambda: up.service.engine.scheduler.snapshots.num_runs).result() == len(written)
+            )
         )
         again = up.chat(**BODY)
         assert again["slotcache"]["source"] == "snapshot"

@@ -1,0 +1,118 @@
+"""Snapshots, for models whose memory cannot be cut (recurrent and hybrid ones): states behind prompts, over runs of KV.
+
+A recurrent state stands for exactly the tokens that led to it, so only a prompt that begins with all of them can use it. The
+KV of a hybrid's attention layers can be cut, so it is kept run by run, each run once, and a state is a small record at the
+end of one. States are taken where a later prompt may part from this one: at the ends of documents, questions and answers. A
+prompt continues from the deepest state that it begins with; the runs in front of that and the state are put together in its
+sequence. llama-server keeps whole states, and calls them context checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..eviction import EvictionPolicy
+from ..node import Blob, Node
+from ..plan import Load, Save, Snap
+from ..radix import path
+from ..request import Request
+from ..tiers.restoring import restores_to
+from ..tree import PrefixTree
+from .statetree import Cut, StateTree
+
+SPACING = 64  # tokens between two states of a prompt; fewer at its end
+
+
+class Snapshots(StateTree):
+    """Takes states of running requests and brings them back.
+
+    tree: has the ledger of the sequences. max_bytes, policy, cut: as in `StateTree`. spacing: the fewest tokens between two
+    states of a prompt, but for the last ones.
+    """
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        max_bytes: int,
+        *,
+        spacing: int = SPACING,
+        policy: EvictionPolicy | None = None,
+        cut: Cut = lambda run, start, stop: run,
+    ) -> None:
+        super().__init__(max_bytes, tree.profile, policy=policy, cut=cut)
+        self.num_taken = 0  # states, ever
+        self.num_loaded = 0  # states, ever
+        self._tree, self._spacing = tree, spacing
+
+    def stops(self, request: Request) -> tuple[int, ...]:
+        """Return the positions of states to take while the rest of a prompt is computed: ends of its segments.
+
+        The last two (for the same question again, and for another one) as they are, and before them well apart. If the last
+        question is too short for a piece of its own, only its beginning.
+        """
+        assert request.layout is not None
+        chosen: list[int] = []
+        for stop in reversed(request.layout.stops):
+            behind = chosen[-1] if chosen else request.num_prompt
+            least = max(self._spacing, self._tree.rest) if len(chosen) > 1 else self._tree.rest
+            if stop - request.computed < self._tree.rest:
+                break
+            if behind - stop >= least:
+                chosen.append(stop)
+            elif len(chosen) == 1:
+                chosen = [stop]
+        return tuple(reversed(chosen))
+
+    def load(self, request: Request) -> int:
+        """Bring the deepest state that a request's tokens begin with into its sequence, with the runs in front of it.
+
+        Return how many tokens that spares, behind those that the sequence has.
+        """
+        assert request.sequence is not None
+        begin = request.sequence.length
+        node = self.longest(request.snapshot_scope, request.tokens[: max(request.num_tokens - self._tree.rest, 0)])
+        if node is None or node.end <= begin:
+            return 0
+        assert node.state is not None
+        self._count_use(node, request)
+        for restore in restores_to(node, request.sequence.id, begin):
+            self._tree.ledger.perform(restore)
+        self._tree.ledger.perform(Load(node.state, request.sequence.id))
+        self._tree.ledger.advance(request.sequence, node.end)
+        self.num_loaded += 1
+        return node.end - begin
+
+    def take(self, request: Request) -> None:
+        """Keep the present state of a request's sequence, and the runs up to it, if the budget has room for that path."""
+        assert request.sequence is not None and request.layout is not None
+        scope, tokens = request.snapshot_scope, request.tokens[: request.computed]
+        path_bytes = len(tokens) * self.sizes.run_token + self.size_of(len(tokens))
+        if scope is None or not len(tokens) or path_bytes > self.max_bytes:
+            return
+        documents = [document for document in request.layout.documents if document.stop <= len(tokens)]
+        ends = {at for document in documents for at in (document.start, document.stop)}
+        nodes = self.insert(self.root(scope), tokens, sorted({*request.layout.stops, *ends}))
+        for document in documents:
+            nodes[document.start].place(document.key, nodes[document.stop])
+        node = nodes[len(tokens)]
+        for run in [*path(node)][::-1]:
+            if run.blob is None:
+                self.keep_run(run, Blob(run.start, run.end))
+                self._tree.ledger.perform(Save(request.sequence.id, run.blob))
+        if node.state is None:
+            self.keep_state(node, Blob(0, node.end))
+            self.num_taken += 1
+            self._tree.ledger.perform(Snap(request.sequence.id, node.state))
+            node.frequency += not request.guess
+        self.make_room(node)
+
+    def _count_use(self, node: Node, request: Request) -> None:
+        """Count a request that begins with a state. A conversation that goes on from its end does not count again."""
+        self._clock += 1
+        node.frequency += bool(node.children) and not request.guess
+        self.price(node)
+
+
+def next_stop(stops: Sequence[int], computed: int) -> int | None:
+    """Return the first of these ascending stops behind position `computed`."""
+    return next((stop for stop in stops if stop > computed), None)
