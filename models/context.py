@@ -13,6 +13,7 @@ from .hardware.device import devices
 from .model import Model
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+FEW_SEQUENCES = 64
 WARM_UP = 4  # tokens of the first batch, however small the steps are
 CLOSED = llama_cpp.llama_context_p(0)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -60,7 +61,7 @@ class Context:
         params.n_ctx = max(settings.num_cells, settings.num_sequences)
         params.n_batch = max(batch, self.costs.tile, settings.num_sequences, WARM_UP)
         params.n_ubatch = min(settings.micro_batch, batch)
-        params.n_seq_max = settings.num_sequences
+        params.n_seq_max = params.n_outputs_max = settings.num_sequences  # a step asks for one row of logits a sequence
         params.kv_unified = True
         params.swa_full = True  # else tokens that the window has passed have no cells
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
@@ -94,6 +95,17 @@ class Context:
         if self.handle:
             llama_cpp.llama_free(self.handle)
             self.handle = CLOSED
+
+
+def num_sequences(model: Model, lanes: int, *, moves_idle: bool) -> int:
+    """Return the ids that a server needs: for each lane one and one ahead, and for KV that stays on the device while idle.
+
+    Each id costs a row of logits, and each step passes over all pairs of ids. moves_idle: idle KV moves to host memory.
+    """
+    least = 2 * lanes + 2
+    if not model.can_trim:
+        return least
+    return max(FEW_SEQUENCES, least) if moves_idle and not model.window else MAX_SEQUENCES
 
 
 def open_context(model: Model, params: llama_cpp.llama_context_params) -> llama_cpp.llama_context_p:

@@ -17,7 +17,7 @@ from ..models.adapters import Adapters
 from ..models.chat.named import DEFAULT_TEMPLATE, named_template, names
 from ..models.chat.sandbox import TemplateError
 from ..models.chat.template import ChatTemplate
-from ..models.context import MAX_SEQUENCES, Context, ContextSettings
+from ..models.context import Context, ContextSettings, num_sequences
 from ..models.errors import ModelError
 from ..models.grammar.grammars import Grammars
 from ..models.hardware.cores import fast_cores
@@ -129,8 +129,7 @@ def _serve(settings: Settings, model: Model) -> Service:
         raise ModelError(f"the chat template cannot be used: {error}") from None
     files = adapter_files(settings)
     adapters = Adapters(model, [path for path, _ in files])
-    num_sequences = MAX_SEQUENCES if model.can_trim else 2 * settings.parallel + 2
-    context = Context(model, _context_settings(settings, model, num_sequences))
+    context = Context(model, _context_settings(settings, model))
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
@@ -277,7 +276,7 @@ def _free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _context_settings(settings: Settings, model: Model, num_sequences: int) -> ContextSettings:
+def _context_settings(settings: Settings, model: Model) -> ContextSettings:
     num_cells = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     return ContextSettings(
         num_cells=num_cells,
@@ -287,5 +286,5 @@ def _context_settings(settings: Settings, model: Model, num_sequences: int) -> C
         cache_type_k=settings.cache_type_k,
         cache_type_v=settings.cache_type_v,
         threads=settings.threads or fast_cores(),
-        num_sequences=num_sequences,
+        num_sequences=num_sequences(model, settings.parallel, moves_idle=settings.cache_ram > 0),
     )
