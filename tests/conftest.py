@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if find_spec("slotcache") is None:
     package = ModuleType("slotcache")
@@ -24,6 +25,11 @@ for name in (*VARIABLES, *PROXIES, *map(str.upper, PROXIES)):
     os.environ.pop(name, None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# No test has a clock: the machine may be busy.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")
