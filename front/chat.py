@@ -20,9 +20,9 @@ Fields = dict[str, Raw]
 EMPTY = (b"null", b"[]", b'""')
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON, no UTF-8, or too deep."""
-IN_FRONT = ("tools", "functions", "chat_template", "chat_template_kwargs")
+IN_FRONT = ("tools", "functions", "chat_template", "chat_template_kwargs", "system", "instructions")
 """Fields that stand in front of the messages in a prompt."""
-APART = ("model", "cache_salt", "extra_key", "cache_scope")
+APART = ("model", "cache_salt", "extra_key", "cache_scope", "lora")
 """Fields that part the upstream's cache."""
 
 
@@ -78,13 +78,15 @@ class Turn:
 class Chat:
     """A decoded request. fields, messages: with their values as they were sent.
 
-    chars: of the text after the last document. stream_options: decoded.
+    names: 32 hexadecimal digits for each message with all that stand before it, without their documents. chars: of the text
+    after the last document. stream_options: decoded.
     """
 
     fields: Fields
     messages: list[Fields]
     options: Options
     turns: tuple[Turn, ...]
+    names: tuple[str, ...]
     chars: int
     stream_options: object = None
 
@@ -107,8 +109,8 @@ def read_chat(body: bytes, tool_documents: str) -> Chat:
     try:
         body.decode()  # values that stay as they were sent are not looked into
         fields = msgspec.json.decode(body, type=Fields)
-        messages = msgspec.json.decode(fields.get("messages", b"[]"), type=list[Fields])
-        read = msgspec.json.decode(fields.get("messages", b"[]"), type=list[dict[str, object]])
+        messages = messages_of(fields)
+        read = [{name: msgspec.json.decode(value) for name, value in message.items()} for message in messages]
         top = msgspec.json.decode(fields.get("documents", b"null"))
         asked, named, stream_options = (
             msgspec.json.decode(fields.get(name, b"null")) for name in ("tool_documents", "conversation", "stream_options")
@@ -126,7 +128,22 @@ def read_chat(body: bytes, tool_documents: str) -> Chat:
     cutter = Cutter(fields)
     for at, message in enumerate(messages):
         cutter.add(message, read[at], at, found.get(at, ()))
-    return Chat(fields, messages, options, tuple(cutter.turns), chars=cutter.chars, stream_options=stream_options)
+    return Chat(
+        fields,
+        messages,
+        options,
+        turns=tuple(cutter.turns),
+        names=tuple(cutter.names),
+        chars=cutter.chars,
+        stream_options=stream_options,
+    )
+
+
+def messages_of(fields: Fields) -> list[Fields]:
+    """Return the messages; of a response, its `input`: items, or a user's text. Raises msgspec.DecodeError."""
+    said = next((value for name in ("messages", "input") if (value := bytes(fields.get(name, b"null"))) != b"null"), b"[]")
+    said = b'[{"role":"user","content":%b}]' % said if said.startswith(b'"') else said
+    return msgspec.json.decode(said, type=list[Fields])
 
 
 def _options(fields: Fields) -> Options:
@@ -151,15 +168,17 @@ def _conversation(named: object) -> str | None:
 
 
 class Cutter:
-    """Cuts messages at their documents. turns, chars: as in `Chat`."""
+    """Cuts messages at their documents. turns, names, chars: as in `Chat`."""
 
     def __init__(self, fields: Fields) -> None:
         self.turns: list[Turn] = []
+        self.names: list[str] = []
         self.chars = sum(len(bytes(fields.get(name, b""))) for name in IN_FRONT)
         self._text = _digest()  # of the messages since the last document
         for name in (*APART, *IN_FRONT):
             _feed(self._text, bytes(fields.get(name, b"null")))
         self._whole = self._text.copy()  # of all messages, with their documents
+        self._said = self._text.copy()  # of all messages, without
 
     def add(self, said: Fields, read: Mapping[str, object], at: int, documents: tuple[Document, ...]) -> None:
         """Take the next message: as it was sent, decoded, its index, and its documents."""
@@ -178,11 +197,12 @@ class Cutter:
             for document in documents:
                 _feed(self._whole, document.key.encode())
             self.turns.append(Turn(at, before, documents, name=self._whole.hexdigest(), result=result))
+        self.names.append(self._said.hexdigest())
 
     def _feed(self, *values: bytes) -> None:
         for value in values:
-            _feed(self._text, value)
-            _feed(self._whole, value)
+            for digest in (self._text, self._whole, self._said):
+                _feed(digest, value)
 
 
 def chars_of(message: Mapping[str, object]) -> int:

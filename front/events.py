@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
+from ..server.edge.refusal import MESSAGES
+from ..server.errors import RequestError
+
 BLANK = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r)")  # the end of a line, and an empty line: the end of an event
 LONGEST_BLANK = 4
 DATA = re.compile(rb"^data: ?(.*?)\r?$", re.M)
 LARGEST = 16 << 20  # bytes of an event
+DONE = b"data: [DONE]\n\n"
 
 
 class EventError(Exception):
@@ -55,3 +61,10 @@ def is_done(end: bytes) -> bool:
 def data_of(event: bytes) -> bytes:
     """Return the data of an event."""
     return b"\n".join(DATA.findall(event))
+
+
+def closing(error: RequestError, path: str) -> bytes:
+    """Return the events that end a stream which breaks off, as the clients of its path expect them."""
+    if path.startswith(MESSAGES):
+        return b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n"
+    return b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + (DONE if path.endswith("/chat/completions") else b"")

@@ -8,17 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import aiohttp
-import msgspec
 from starlette.types import Send
 
-from ..server.edge.refusal import MESSAGES
 from ..server.errors import RequestError
-from .events import EventError, Events, is_done
+from .events import EventError, Events, closing, is_done
 from .upstream import OF_THE_HOP, Upstream, headers_of
 
 logger = logging.getLogger("slotcache")
 JSON, EVENTS = "application/json", "text/event-stream"
-DONE = b"data: [DONE]\n\n"
 TAG = re.compile("<[^<>]*>")
 TAIL = 32  # bytes, enough for the last event of a stream
 MOST_SAID = 1000  # bytes of a page that an error quotes
@@ -138,10 +135,7 @@ class Relay:
         if not self._has_begun:
             raise error
         self._note(error)
-        if self._path.startswith(MESSAGES):
-            await self._write(b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n")
-            return
-        await self._write(b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + (DONE if self._is_chat else b""))
+        await self._write(closing(error, self._path))
 
     def _note(self, error: RequestError) -> None:
         """Note a failure that the client's status does not show."""
