@@ -2,6 +2,7 @@
 # make serve MODEL=smollm2          with a small real chat model, fetched once (93 MB)
 # make test                         the whole suite, in two processes (PROCESSES=0: in one)
 # make client-test                  the clients of others (anthropic, langchain, llama-index, litellm) against a server
+# make scale-test                   two replicas on Ray Serve: placement, conversations, a replica that is killed
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
 # make lint                         ruff and pyright
 # make prose                        the rate of indefinite words in docstrings, comments and documents
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 AXE := axe-core@4.14.1
 ENGINE := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test client-test page-test lint prose fuzz install clean
+.PHONY: serve test client-test scale-test page-test lint prose fuzz install clean
 
 serve: $(VENV)/.installed
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
@@ -40,6 +41,19 @@ $(VENV)/.clients: $(VENV)/.developing
 		print(*extras["clients"], sep="\n")' > $(VENV)/clients/requirements.txt
 	$(VENV)/clients/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/clients/bin/pip install --quiet --requirement $(VENV)/clients/requirements.txt
+	@touch $@
+
+scale-test: $(VENV)/.ray
+	$(VENV)/ray/bin/python -m pytest -W ignore tests/scale $(ARGS)
+
+# As for the clients.
+$(VENV)/.ray: $(VENV)/.developing
+	$(PYTHON) -m venv $(VENV)/ray
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+		> "$$($(VENV)/ray/bin/python -c 'import site; print(site.getsitepackages()[0])')/server.pth"
+	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+		print(*extras["ray"], sep="\n")' > $(VENV)/ray/requirements.txt
+	$(VENV)/ray/bin/pip install --quiet --requirement $(VENV)/ray/requirements.txt
 	@touch $@
 
 page-test: $(VENV)/.page

@@ -53,6 +53,7 @@ _ALL = (
     Scenario(".scenarios.soak", "mixed load on all routes for hours"),
     Scenario(".scenarios.history", "a history that grows by a document each turn"),
     Scenario(".scenarios.cached", "a prompt that is cached whole"),
+    Scenario(".scenarios.replicas", "replicas on Ray Serve, with one router or another"),
     Scenario(".scenarios.facts", "answers about files that an agent has read"),
     Scenario(".scenarios.quality", "answer quality of the embedded model"),
     Scenario(".offline.arrange", "time to choose an order and write the prompt"),

@@ -6,6 +6,7 @@ A module is named by its path from the root, with dots. A prefix stands for a mo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("slots", "ordering", "retrieval", "models", "server", "front", "bench")
 COMMAND_LINE = "server.cli"
+RAY = ("front.ray_app", "front.ray_router")  # the modules that need Ray: nothing imports them
 MOST_MODULES, MOST_SERVER_MODULES = 24, 14  # of a folder; of server/ without its folders
 
 
@@ -23,15 +25,18 @@ MOST_MODULES, MOST_SERVER_MODULES = 24, 14  # of a folder; of server/ without it
 class Rule:
     """What the modules of a room may import: only these, and never those. Imports within the room are always allowed.
 
-    flat: the rule holds for the modules of the folder itself, and not for those of its folders.
+    flat: the rule holds for the modules of the folder itself, and not for those of its folders. apart: nor for these.
     """
 
     room: str
     only: tuple[str, ...] | None = None
     never: tuple[str, ...] = ()
     flat: bool = False
+    apart: tuple[str, ...] = ()
 
     def holds_for(self, module: str) -> bool:
+        if module in self.apart:
+            return False
         return module.rpartition(".")[0] == self.room if self.flat else is_in(module, self.room)
 
     def allows(self, target: str) -> bool:
@@ -48,7 +53,14 @@ RULES = (
     Rule("models", only=("slots",)),
     Rule("server", only=("slots", "ordering", "retrieval", "models")),
     Rule("bench", only=("slots", "ordering", "retrieval", "models")),
-    Rule("front", only=("ordering", "server.edge", "server.errors", "server.flags", "server.log", "server.settings")),
+    Rule(
+        "front",
+        only=("ordering", "server.edge", "server.errors", "server.flags", "server.log", "server.settings"),
+        never=RAY,
+        apart=RAY,
+    ),
+    Rule("front.ray_router", only=("front.replicas",)),
+    Rule("front.ray_app", only=("front", "server")),
     Rule(
         "server.routes",
         only=(
@@ -203,6 +215,12 @@ def test_the_folders_are_small_enough_to_look_through():
     sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
     assert {name: size for name, size in sizes.items() if size > MOST_MODULES} == {}
     assert sizes["server"] <= MOST_SERVER_MODULES
+
+
+def test_ray_is_only_known_in_two_modules():
+    needy = {name for name, path in modules().items() if re.search(r"^(from|import) ray\b", path.read_text("utf-8"), re.M)}
+    assert needy == set(RAY)
+    assert not [str(found) for found in imports() if found.target in RAY]
 
 
 def test_llama_cpp_is_only_known_in_models():

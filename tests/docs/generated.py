@@ -11,12 +11,14 @@ ROOT = Path(__file__).parents[2]
 CHART, RESULTS = ROOT / "docs/ttft.svg", ROOT / "docs/benchmarks/ttft.json"
 SETTINGS, SCALE = ROOT / "docs/settings.md", ROOT / "docs/scale.md"
 TABLE = re.compile(r"^\| flag \| environment \|.*?(?=^$|\Z)", re.M | re.S)
+ARGUMENTS = re.compile(r"^\| argument \| environment \|.*?(?=^$|\Z)", re.M | re.S)
 FOREIGN = re.compile(r"^\| llama-server's flag \|.*?(?=^$|\Z)", re.M | re.S)
 
 
 def generated() -> dict[Path, str]:
     """Each file with generated parts, as it should be."""
     from slotcache.bench.chart import svg
+    from slotcache.front.replicas import settings as replicas
     from slotcache.front.settings import HOSTING, OWN
     from slotcache.server.flags import llama
     from slotcache.server.settings import as_markdown
@@ -24,6 +26,7 @@ def generated() -> dict[Path, str]:
     settings = TABLE.sub(lambda _: as_markdown() + "\n", SETTINGS.read_text("utf-8"), count=1)
     settings = FOREIGN.sub(lambda _: llama.as_markdown() + "\n", settings, count=1)
     scale = TABLE.sub(lambda _: as_markdown((*OWN, *HOSTING)) + "\n", SCALE.read_text("utf-8"), count=1)
+    scale = ARGUMENTS.sub(lambda _: replicas.as_markdown() + "\n", scale, count=1)
     return {CHART: svg(json.loads(RESULTS.read_text("utf-8"))), SETTINGS: settings, SCALE: scale}
 
 

@@ -1,0 +1,252 @@
+"""slotcache in several replicas on Ray Serve: `serve run slotcache.front.ray_app:app`.
+
+    Ray's proxy -> Ingress -> CacheRouter -> Engine, one of several: the server as it is, without a port
+
+The ingress reads a request, because no router of Ray sees bodies by itself. Ray starts, checks, replaces and adds replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from ray import cluster_resources, is_initialized, serve  # pyright: ignore[reportMissingImports]
+from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
+from ray.serve import Application  # pyright: ignore[reportMissingImports]
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig  # pyright: ignore[reportMissingImports]
+from ray.serve.handle import DeploymentHandle  # pyright: ignore[reportMissingImports]
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from ..server import loading
+from ..server.app import Host, fail, let_go, make_app, refuse
+from ..server.edge.bodies import Bodies
+from ..server.edge.keys import Keys
+from ..server.errors import RequestError
+from ..server.log.setup import configure
+from ..server.serve import prepare, start
+from ..server.settings import Settings
+from .events import closing
+from .replicas.answer import Answer
+from .replicas.forward import Answering, Forward, lost
+from .replicas.placing import STORED, Asked, Fleets, Needs
+from .replicas.settings import Replicas, read_settings
+
+logger = logging.getLogger("slotcache")
+REPLICA, PLACED = "x-slotcache-replica", "x-slotcache-placed"
+EVERYWHERE = {
+    ("DELETE", "/v1/cache"),
+    ("DELETE", "/v1/speculate"),
+    ("POST", "/v1/sources/refresh"),
+    ("POST", "/lora-adapters"),
+}
+"""Requests that all replicas get, beside those that delete a conversation or an answer."""
+BESIDE = 100  # requests that a replica takes beside those that run or wait: its own queue refuses, and orders by cache
+MOST = 100_000  # requests of an ingress at a time
+SOON = 30.0  # seconds for a question to all replicas
+
+
+class Engine:
+    """A replica: the server with its engine."""
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # in the loop that the requests run in
+        configure(settings.log_format, settings.log_file, settings.verbose)
+        context = serve.get_replica_context()
+        self._name = context.replica_id.unique_id
+        settings, path = await asyncio.to_thread(prepare, at_rank(settings, context.rank.rank))
+        self._host = Host(settings, Bodies.up_to(settings.max_body << 20))
+        start(self._host, await asyncio.to_thread(loading.load_all, settings, path))
+        self._app = make_app(self._host)
+
+    async def answer(self, forward: Forward) -> AsyncIterator[list[Message]]:
+        """Answer a request, some ASGI messages at a time."""
+        async for messages in Answering(self._app, forward).messages():
+            yield messages
+
+    async def whole(self, forward: Forward) -> Answer:
+        """Answer a request, all at once."""
+        answer = Answer()
+        async for messages in Answering(self._app, forward).messages():
+            for message in messages:
+                answer.read(message)
+        return answer
+
+    def holds(self, session: str) -> str:
+        """Return the replica's name if it has stored this conversation or answer; else nothing."""
+        kind, scope, id = session.split("\0")
+        if self._host.service is None:
+            return ""
+        conversations = self._host.service.conversations
+        found = conversations.find(scope, id) if kind == "conversation" else conversations.find_answer(scope, id)
+        return self._name if found else ""
+
+    def check_health(self) -> None:
+        """Raise RuntimeError once the engine has ended: Ray puts another replica in this one's place."""
+        if self._host.failure:
+            raise RuntimeError(self._host.failure)
+
+    def __del__(self) -> None:
+        if (host := getattr(self, "_host", None)) is not None:
+            host.stop()
+            host.close()
+
+
+@serve.ingress()
+class Ingress:
+    """Reads requests, sends each one to a replica, and passes its answer on."""
+
+    def __init__(self, engines: DeploymentHandle, settings: Settings) -> None:
+        configure(settings.log_format, settings.log_file, settings.verbose)
+        self._engines, self._streams = engines, engines.options(method_name="answer", stream=True)
+        self._fleets, self._keys = Fleets(settings.tool_documents), Keys.of(settings)
+        self._bodies = Bodies.up_to(settings.max_body << 20)
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        handlers = {RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail}
+        return Starlette(routes=[Route("/{path:path}", _Entrance(self))], exception_handlers=handlers)  # type: ignore[arg-type]
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises RequestError."""
+        headers = Headers(scope=scope)
+        forward = Forward.of(scope, await self._bodies.read(Request(scope, receive)))
+        if not self._keys.admit(headers):
+            await self._pass_on(Asked(forward, Needs(), self._fleets), send)  # the replica refuses it: it is not read here
+            return
+        only = headers.get(REPLICA, "")
+        if only and self._fleets.names and only not in self._fleets.names:
+            expected = ", ".join(sorted(self._fleets.names))
+            raise RequestError(f"{REPLICA}: no replica {only[:80]!r}: expected one of {expected}", status=404)
+        asked = Asked(forward, await asyncio.to_thread(Needs.of, forward, self._fleets.tool_documents), self._fleets, only)
+        if not only and _is_for_all(forward):
+            await self._tell_all(forward, scope, send)
+            return
+        if asked.is_unknown:
+            await self._look_for(asked)
+        await self._pass_on(asked, send)
+
+    async def _look_for(self, asked: Asked) -> None:
+        """Find out which replica holds what a request continues: one that came back, or one that another ingress knows."""
+        found = await self._ask_all("holds", asked.needs.stored)
+        for name in found:
+            if isinstance(name, str) and name:
+                asked.found_at(name)
+
+    async def _tell_all(self, forward: Forward, scope: Scope, send: Send) -> None:
+        """Have all replicas answer. The answer is an error of one, else the sum; 404 if that is what all say."""
+        answers = [answer for answer in await self._ask_all("whole", forward) if isinstance(answer, Answer)]
+        refused = [answer for answer in answers if answer.status >= 400]
+        said = next((answer for answer in refused if answer.status != 404 or len(refused) == len(answers)), None)
+        if said is None and not answers:
+            raise RequestError("no replica answered: send the request again", status=503, retry_after=1)
+        told = _sum([said] if said else [answer for answer in answers if answer not in refused])
+        await JSONResponse(told, status_code=said.status if said else 200)(scope, _nothing, send)
+
+    async def _ask_all(self, method: str, argument: object) -> list[object]:
+        """Call a method of all replicas. Return the results, with an exception of one that has just ended."""
+        asking = self._engines.broadcast(method, argument)
+        return await asking.results_async(timeout_s=SOON, return_exceptions=True)
+
+    async def _pass_on(self, asked: Asked, send: Send) -> None:
+        """Send a request to a replica and its answer to the client. Raises RequestError, if nothing was sent yet."""
+        answer, is_over = Answer(), False
+        try:
+            async for messages in self._streams.remote(asked):
+                for message in messages:
+                    answer.read(message)
+                    if message["type"] == "http.response.start":
+                        head = MutableHeaders(scope=message)
+                        head[REPLICA], head[PLACED] = asked.replica, asked.why
+                    is_over = message["type"] == "http.response.body" and not message.get("more_body")
+                    await send(message)
+        except RayActorError:
+            if is_over:
+                return
+            error = lost(asked.replica)
+            logger.warning("%s: %s", asked.forward.path, error.message)
+            if not answer.status:
+                raise error from None
+            if not answer.is_stream:
+                raise
+            await send({"type": "http.response.body", "body": closing(error, asked.forward.path), "more_body": False})
+        finally:
+            asked.answered(answer)
+
+
+class _Entrance:
+    """The ingress as an ASGI application: Starlette takes an object of a class for one, and methods for handlers."""
+
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._ingress.serve(scope, receive, send)
+
+
+def _is_for_all(forward: Forward) -> bool:
+    """Return whether all replicas get a request: those that forget, and those that change settings."""
+    forgets = forward.method == "DELETE" and STORED.fullmatch(forward.path)
+    return bool(forgets) or (forward.method, forward.path) in EVERYWHERE
+
+
+def _sum(answers: Sequence[Answer]) -> dict[str, object]:
+    """Return answers as one, with the sum of the tokens that they tell."""
+    told = [msgspec.json.decode(answer.body, type=dict[str, object]) for answer in answers]
+    tokens = [one["tokens"] for one in told if isinstance(one.get("tokens"), int)]
+    return told[0] | ({"tokens": sum(tokens)} if tokens else {})  # type: ignore[arg-type]
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def app(arguments: Mapping[str, object]) -> Application:
+    """Return the application. arguments: settings by name; the environment has the others. Raises SettingsError."""
+    own, settings = read_settings(arguments)
+    gpus = (own.replica_gpus if own.replica_gpus >= 0 else _has_gpus()) if settings.gpu_layers else 0
+    threads = settings.threads or max(len(os.sched_getaffinity(0)) // (1 if gpus else own.most), 1)
+    settings = replace(settings, threads=threads)
+    engines = serve.deployment(Engine).options(
+        **_number(own, settings),
+        ray_actor_options={"num_cpus": 0 if gpus else threads, "num_gpus": gpus},
+        max_ongoing_requests=settings.parallel + settings.max_queue + BESIDE,
+        health_check_period_s=2,
+        health_check_timeout_s=30,
+        graceful_shutdown_timeout_s=20,
+        request_router_config=RequestRouterConfig(request_router_class=own.router),
+    )
+    ingress = serve.deployment(Ingress).options(ray_actor_options={"num_cpus": 0}, max_ongoing_requests=MOST)
+    return ingress.bind(engines.bind(settings), settings)
+
+
+def _number(own: Replicas, settings: Settings) -> dict[str, object]:
+    """Return Ray's options for the number of replicas."""
+    if own.most == own.replicas:
+        return {"num_replicas": own.replicas}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=own.replicas,
+            max_replicas=own.most,
+            target_ongoing_requests=settings.parallel,
+            upscale_delay_s=own.upscale_delay,
+            downscale_delay_s=own.downscale_delay,
+        )
+    }
+
+
+def _has_gpus() -> int:
+    return int(bool(is_initialized() and cluster_resources().get("GPU")) or Path("/dev/nvidia0").exists())
+
+
+def at_rank(settings: Settings, rank: int) -> Settings:
+    """Return the settings of one replica, with a cache folder of its own: the next replica of this rank finds it."""
+    return replace(settings, cache_dir=str(Path(settings.cache_dir) / f"replica-{rank}")) if settings.cache_dir else settings

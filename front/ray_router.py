@@ -1,0 +1,58 @@
+"""The place of `Fleet` in Ray Serve: each request brings its own ranking of the replicas, and Ray does all else."""
+
+from __future__ import annotations
+
+from ray.serve.request_router import (  # pyright: ignore[reportMissingImports]
+    PendingRequest,
+    ReplicaID,
+    RequestRouter,
+    RunningReplica,
+)
+
+from .replicas.placing import Asked
+
+
+class CacheRouter(RequestRouter):
+    """Chooses by what the replicas have cached. Calls without an `Asked` go to any replica.
+
+    Ray pickles this module by value, so what is known of the replicas stands in the requests: see `Asked.fleets`.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return ranks, the best replica first; Ray goes on to the next one where a replica takes no more requests."""
+        if pending_request is None or not candidate_replicas:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True
+        asked = asked_in(pending_request)
+        if asked is None:
+            return [candidate_replicas]
+        if not asked.is_ranked:
+            self._take_for_free(candidate_replicas)
+        by_name = {name_of(replica.replica_id): replica for replica in candidate_replicas}
+        return [[by_name[name]] for name in asked.rank(by_name)]
+
+    def _take_for_free(self, replicas: list[RunningReplica]) -> None:
+        """Count replicas as free whose queue Ray has not seen lately.
+
+        Ray would ask them first, and pass by the best one if its answer took 0.1 s. One that is full refuses the request.
+        """
+        for replica in replicas:
+            if self.replica_queue_len_cache.get(replica.replica_id) is None:
+                self.replica_queue_len_cache.update(replica.replica_id, 0)
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
+        """Note the replica that has accepted a request."""
+        if (asked := asked_in(pending_request)) is not None:
+            asked.accepted_by(name_of(replica_id))
+
+
+def asked_in(pending: PendingRequest) -> Asked | None:
+    """Return what a call of `Engine.answer` is about."""
+    first = pending.args[0] if pending.args else None
+    return first if isinstance(first, Asked) else None
+
+
+def name_of(replica_id: ReplicaID) -> str:
+    return replica_id.unique_id

@@ -1,0 +1,220 @@
+"""Which of several replicas of slotcache a request goes to, by what their answers told of their caches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from threading import Lock
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from ...ordering.document import Document
+from ...ordering.fleet import GONE, Fleet, Placement
+from ...ordering.prompt import document_text
+from ...server.errors import RequestError
+from ..chat import Chat, Fields, messages_of, read_chat
+from ..lengths import CHARS_A_TOKEN, Lengths
+from ..orders import Part
+from .answer import Answer
+from .forward import Forward
+
+STORED = re.compile("/(?:v1/)?(conversations|responses)/([^/]+)(?:/.*)?")  # paths of state that one replica holds
+KINDS = {"conversations": "conversation", "responses": "answer"}
+ANSWERING = 400.0  # work of an answer, in tokens of prefill: about a hundred tokens
+MOST_COUNTED = 40_000  # documents whose tokens are remembered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a request would reuse, and where it is.
+
+    documents: of the first message that has some, and `at` its index. front: the key of the text before them; prompts of two
+    scopes share none.
+    stored: the session of the conversation or the answer that it continues, whose state one replica holds; empty: none.
+    history: sessions of its earlier messages, the newest first. own: the session that it begins. tokens: of its prompt
+    without these documents, about.
+    """
+
+    scope: str = ""
+    documents: tuple[Document, ...] = ()
+    at: int = 0
+    front: str = ""
+    stored: str = ""
+    history: tuple[str, ...] = ()
+    own: str = ""
+    tokens: float = 0.0
+
+    @classmethod
+    def of(cls, forward: Forward, tool_documents: str) -> Needs:
+        """Read a request. One that is no chat and not about stored state needs nothing: its replica says what is wrong."""
+        if found := STORED.fullmatch(forward.path):
+            scope = parse_qs(forward.query.decode("latin-1")).get("scope", [""])[-1]
+            return cls(scope=scope, stored=session(KINDS[found[1]], scope, unquote(found[2])))
+        if forward.method != "POST" or not forward.body:
+            return cls()
+        try:
+            return cls._of_chat(read_chat(forward.body, tool_documents))
+        except RequestError:
+            return cls()
+
+    @classmethod
+    def _of_chat(cls, chat: Chat) -> Needs:
+        scope, continued = _text(chat.fields, "cache_scope"), _text(chat.fields, "previous_response_id")
+        conversation = chat.options.conversation_id
+        stored = session("conversation", scope, conversation) if conversation else ""
+        stored = session("answer", scope, continued) if continued else stored
+        names = [session("history", scope, name) for name in chat.names]
+        first = chat.turns[0] if chat.turns else None
+        chars = chat.chars + sum(turn.before.chars for turn in chat.turns)
+        return cls(
+            scope=scope,
+            documents=first.documents if first else (),
+            at=first.at if first else 0,
+            front=first.before.key if first else "",
+            stored=stored,
+            history=tuple(names[-2::-1]),
+            own=stored or (names[-1] if names else ""),
+            tokens=chars / CHARS_A_TOKEN,
+        )
+
+
+class Fleets:
+    """What is known of the replicas, for all requests. Thread-safe. tool_documents: the default of that field."""
+
+    def __init__(self, tool_documents: str = "off") -> None:
+        self.tool_documents = tool_documents
+        self.fleet, self.lengths = Fleet(), Lengths(MOST_COUNTED)
+        self.names: frozenset[str] = frozenset()
+        self._ahead: dict[str, float] = {}
+        self._lock = Lock()
+
+    def keep(self, names: Collection[str]) -> None:
+        """Keep these replicas. The others have left."""
+        if self.names != frozenset(names):
+            self.names = frozenset(names)
+            self.fleet.replicas(self.names)
+
+    def ahead(self, name: str) -> float:
+        """Return the work in flight at a replica, in tokens of prefill."""
+        return self._ahead.get(name, 0.0)
+
+    def add(self, name: str, work: float) -> None:
+        """Count work at a replica. work: less than 0 when it is done."""
+        with self._lock:
+            self._ahead[name] = max(self.ahead(name) + work, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request on its way to a replica. Only the request itself goes there: a pickled one is a `Forward`.
+
+    only: the replica that the request names. replica: where it was accepted.
+    """
+
+    forward: Forward
+    needs: Needs
+    fleets: Fleets
+    only: str = ""
+    replica: str = ""
+    begins_anew: bool = False
+    _placements: dict[str, Placement] = field(default_factory=dict)
+    _work: float = 0.0
+
+    def __reduce__(self) -> tuple[type[Forward], tuple[object, ...]]:
+        forward = self.forward
+        return Forward, (forward.method, forward.path, forward.query, forward.headers, forward.body)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether replicas have been ranked for it before: none has taken it then."""
+        return bool(self._placements)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a replica that is up holds what the request continues."""
+        return self.fleets.fleet.home(self.needs.stored) in self.fleets.names
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the request continues something of which no replica is known to hold it."""
+        return bool(self.needs.stored) and self.fleets.fleet.home(self.needs.stored) is None
+
+    def found_at(self, name: str) -> None:
+        """Note that a replica holds what the request continues."""
+        self.fleets.fleet.served(name, (), self.needs.stored)
+
+    def rank(self, names: Collection[str]) -> list[str]:
+        """Return the replicas that may take the request, the best first."""
+        self.fleets.keep(names)
+        if self.only in names:
+            return [self.only]
+        needs, fleet = self.needs, self.fleets.fleet
+        self.begins_anew = fleet.home(needs.stored) == GONE
+        sessions = (needs.stored, *needs.history)
+        known = next((one for one in sessions if fleet.home(one) in self.fleets.names), None)
+        documents = [(self._key(document), self._tokens(document)) for document in needs.documents]
+        ranked = fleet.rank(documents, names, self.fleets.ahead, known)
+        self._placements = {placement.replica: placement for placement in ranked}
+        return [placement.replica for placement in ranked[: 1 if self.is_bound else None]]
+
+    def accepted_by(self, name: str) -> None:
+        """Note that a replica has taken the request."""
+        self.replica, placement, needs = name, self._placements.get(name), self.needs
+        if placement is None:
+            return
+        shown = [needs.documents[at] for at in placement.arrangement.order]
+        order = [(self._key(document), self._tokens(document)) for document in shown]
+        self.fleets.fleet.served(name, order, needs.own or None)
+        new = sum(tokens for _, tokens in order) - placement.arrangement.reused_tokens
+        self._work = new + ANSWERING + (0.0 if placement.stays else needs.tokens)
+        self.fleets.add(name, self._work)
+
+    def answered(self, answer: Answer) -> None:
+        """Learn from its answer, which has ended or broken off."""
+        fleet, documents = self.fleets.fleet, {document.id: document for document in self.needs.documents}
+        self.fleets.add(self.replica, -self._work)
+        told = [(documents[one.id], one) for one in answer.documents if one.id in documents]
+        for document, one in told:
+            self.fleets.lengths.count(document.key, one.tokens)
+        if told:
+            order = [(self._key(document), one.tokens) for document, one in told]
+            fleet.report(self.replica, order, sum(one.cached_tokens for _, one in told))
+        for kind, id in answer.remembered:
+            fleet.served(self.replica, (), session(kind, self.needs.scope, id))
+
+    @property
+    def why(self) -> str:
+        """The reason for its place, in one line."""
+        if self.only:
+            return "the request names it"
+        if self.begins_anew:
+            return "its replica has left: what the request continues begins anew"
+        placement = self._placements.get(self.replica)
+        return placement.why if placement else "any replica"
+
+    @property
+    def prompt(self) -> str:
+        """Its text as it was sent, for routers of Ray that compare characters. Never empty."""
+        fields = msgspec.json.decode(self.forward.body or b"{}", type=Fields)
+        said = [bytes(message.get("content", b"")).decode() for message in messages_of(fields)]
+        said[self.needs.at : self.needs.at] = map(document_text, self.needs.documents)
+        return "".join(said) or self.forward.path
+
+    def _key(self, document: Document) -> str:
+        return f"{self.needs.front}:{document.key}"
+
+    def _tokens(self, document: Document) -> int:
+        return self.fleets.lengths.tokens(Part.of(document))
+
+
+def session(kind: str, scope: str, id: str) -> str:
+    """Return the name of a session: a conversation's, an answer's or a history's, of a scope."""
+    return "\0".join((kind, scope, id))
+
+
+def _text(fields: Fields, name: str) -> str:
+    """Return a field that is a text; empty for another one."""
+    value: object = msgspec.json.decode(fields.get(name, b"null"))
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,63 @@
+"""The settings of replicas on Ray Serve: those of a server, and how many replicas there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...server.flags.parser import from_environment
+from ...server.settings import SETTINGS, Setting, Settings, SettingsError, Value, row, table_of, written
+
+ROUTER = "slotcache.front.ray_router:CacheRouter"
+OF_RAY = ("host", "port")  # Ray's proxy has the port: `http_options` of Serve's YAML
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """The settings that only a deployment has."""
+
+    replicas: int = row(2, (), "replicas that are up from the start, and at least", least=1)
+    max_replicas: int = row(0, (), "most replicas, which come as requests wait; 0: always as many as at the start")
+    upscale_delay: int = row(30, (), "seconds of much work before a replica comes")
+    downscale_delay: int = row(600, (), "seconds of little work before a replica leaves, and takes its cache along")
+    replica_gpus: int = row(-1, (), "GPUs of a replica; -1: one where this machine has GPUs, else none", least=-1)
+    router: str = row(ROUTER, (), "the class that chooses a replica for each request, such as one of Ray's own")
+    # fmt: on
+
+    @property
+    def most(self) -> int:
+        """The most replicas that may be up."""
+        return max(self.replicas, self.max_replicas)
+
+
+OWN = table_of(Replicas())
+
+
+def read_settings(arguments: Mapping[str, object]) -> tuple[Replicas, Settings]:
+    """Return the settings in Serve's arguments, then in the environment. Raises SettingsError."""
+    known = {setting.name: setting for setting in (*OWN, *SETTINGS)}
+    for name in arguments:
+        if name in OF_RAY:
+            raise SettingsError(f"{name}: Ray's proxy listens; `http_options` of Serve's YAML says where")
+        if name not in known:
+            raise SettingsError(f"{name}: no such setting; expected one of {', '.join(known)}")
+    values = {name: _value(setting, arguments) for name, setting in known.items() if name not in OF_RAY}
+    own = Replicas(**{setting.name: values.pop(setting.name) for setting in OWN})  # type: ignore[arg-type]
+    return own, Settings(**values)  # type: ignore[arg-type]
+
+
+def _value(setting: Setting, arguments: Mapping[str, object]) -> Value:
+    if setting.name not in arguments:
+        return from_environment(setting)
+    given = arguments[setting.name]
+    try:
+        return setting.parse(("off", "on")[given] if isinstance(given, bool) else str(given))
+    except ValueError as error:
+        raise SettingsError(f"{setting.name}={given!r}: {error}") from None
+
+
+def as_markdown() -> str:
+    """Return the table of the settings that only a deployment has."""
+    rows = [f"| `{one.name}` | `{one.variable}` | {written(one.default)} | {one.help} |" for one in OWN]
+    return "\n".join(["| argument | environment | default | what it does |", "|---|---|---|---|", *rows])

@@ -1,0 +1,194 @@
+"""Where requests go among replicas of slotcache, and what answers teach; without Ray."""
+
+import asyncio
+import json
+import pickle
+
+import pytest
+from slotcache.front.replicas.answer import Answer, Told
+from slotcache.front.replicas.forward import Answering, Forward
+from slotcache.front.replicas.placing import Asked, Fleets, Needs
+from slotcache.front.replicas.settings import Replicas, read_settings
+from slotcache.server.app import make_app
+from slotcache.server.settings import SettingsError
+
+NAMES = ["r0", "r1"]
+DOCUMENTS = [{"id": name, "text": f"The {name} house is red. " * 20} for name in "abcd"]
+
+
+def asked(fleets, path="/v1/chat/completions", *, method="POST", query=b"", only="", **fields):
+    body = json.dumps({"messages": [{"role": "user", "content": "Which?"}]} | fields).encode() if method == "POST" else b""
+    forward = Forward(method, path, query, [(b"content-type", b"application/json")], body)
+    return Asked(forward, Needs.of(forward, "off"), fleets, only)
+
+
+def send(fleets, names=NAMES, answers=None, **fields):
+    """Send a request to its best replica, which answers at once; return its name."""
+    one = asked(fleets, **fields)
+    one.accepted_by(one.rank(names)[0])
+    answer = Answer(status=200)
+    if answers:
+        answer.id, answer.told = answers.pop("id", "a1"), Told(**answers)
+    one.answered(answer)
+    return one.replica
+
+
+def test_documents_find_their_replica_and_new_ones_the_emptier():
+    fleets = Fleets()
+    assert send(fleets, documents=DOCUMENTS[:2]) == "r0"
+    assert send(fleets, documents=DOCUMENTS[2:]) == "r1"
+    assert send(fleets, documents=[DOCUMENTS[3], DOCUMENTS[2]]) == "r1"
+    one = asked(fleets, documents=[DOCUMENTS[1], DOCUMENTS[0]])
+    assert one.rank(NAMES) == ["r0", "r1"]
+    one.accepted_by("r0")
+    assert "2 documents" in one.why
+
+
+@pytest.mark.parametrize(
+    "changed", [{"cache_scope": "mine"}, {"lora": [{"id": 0}]}, {"messages": [{"role": "user", "content": "x"}]}]
+)
+def test_documents_count_as_cached_in_one_scope_behind_one_text(changed):
+    fleets = Fleets()
+    assert (
+        send(fleets, documents=DOCUMENTS, messages=[{"role": "system", "content": "A"}, {"role": "user", "content": "?"}])
+        == "r0"
+    )
+    one = asked(fleets, documents=DOCUMENTS, **changed)
+    assert one.rank(NAMES)[0] == "r1", "the emptier one"
+    one.accepted_by("r1")
+    assert "0 documents (0 tokens)" in one.why
+
+
+def test_work_in_flight_drives_requests_away_until_it_is_done():
+    fleets = Fleets()
+    send(fleets, documents=DOCUMENTS[:1])
+    busy = [asked(fleets, documents=DOCUMENTS[:1]) for _ in range(5)]
+    for one in busy:
+        one.accepted_by(one.rank(NAMES)[0])
+    assert {one.replica for one in busy} == {"r0", "r1"}
+    for one in busy:
+        one.answered(Answer())
+    assert (fleets.ahead("r0"), fleets.ahead("r1")) == (0.0, 0.0)
+
+
+def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_has_left():
+    fleets = Fleets()
+    assert asked(fleets, conversation="c").is_unknown
+    home = send(fleets, conversation="c", documents=DOCUMENTS)
+    for one in (
+        asked(fleets, conversation={"id": "c", "history": "new"}),
+        asked(fleets, path="/v1/responses", conversation={"id": "c"}, input="More", messages=None),
+        asked(fleets, path="/v1/conversations/c", method="GET"),
+        asked(fleets, path="/v1/conversations/c", method="DELETE"),
+    ):
+        assert one.is_bound and one.rank(NAMES) == [home], "no other one knows it"
+    others = [name for name in NAMES if name != home]
+    assert not asked(fleets, conversation="c", cache_scope="other").is_bound, "a name in another scope is another one"
+    one = asked(fleets, conversation="c")
+    one.accepted_by(one.rank(others)[0])
+    assert one.replica == others[0] and "begins anew" in one.why
+    again = asked(fleets, conversation="c")
+    assert again.rank(others) == others and not again.begins_anew
+
+
+def test_stored_answers_are_found_by_their_ids():
+    fleets = Fleets()
+    told = {"conversation": {"id": "conv-1", "remembered": True}}
+    answer = Answer()
+    answer.read({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    event = {"type": "response.completed", "response": {"id": "resp_7", "slotcache": {"documents": [], **told}}}
+    answer.read({"type": "http.response.body", "body": b"event: x\ndata: " + json.dumps(event).encode() + b"\n\n"})
+    one = asked(fleets, path="/v1/responses", input="Hello", cache_scope="mine")
+    one.rank(NAMES)
+    one.accepted_by("r1")
+    one.answered(answer)
+    assert asked(fleets, path="/v1/responses", input="More", previous_response_id="resp_7", cache_scope="mine").rank(
+        NAMES
+    ) == ["r1"]
+    assert asked(fleets, path="/v1/responses/resp_7", method="GET", query=b"scope=mine").rank(NAMES) == ["r1"]
+    assert asked(fleets, path="/v1/conversations/conv-1", method="DELETE", query=b"scope=mine").rank(NAMES) == ["r1"]
+    assert asked(fleets, path="/v1/responses/resp_7/input_items", method="GET").is_unknown
+
+
+def test_a_history_that_is_sent_whole_stays_where_it_is():
+    fleets = Fleets()
+    first = [{"role": "user", "content": "Which?"}]
+    send(fleets)
+    assert send(fleets, messages=first, documents=DOCUMENTS) == "r0"
+    later = [*first, {"role": "assistant", "content": "a"}, {"role": "user", "content": "Why?"}]
+    one = asked(fleets, messages=later)
+    for _ in range(3):
+        fleets.add("r0", 1000)
+    assert one.rank(NAMES) == ["r0", "r1"], "but it may go elsewhere: it is whole"
+    assert asked(fleets, messages=later, cache_scope="mine").rank(NAMES)[0] == "r1"
+
+
+def test_an_answer_corrects_what_was_expected():
+    fleets = Fleets()
+    reuse = [{"id": one["id"], "tokens": 90, "cached_tokens": 0} for one in DOCUMENTS[1::-1]]
+    body = json.dumps({"id": "chatcmpl-1", "slotcache": {"documents": reuse}}).encode()
+    for _ in range(2):
+        one = asked(fleets, documents=DOCUMENTS[:2])
+        one.accepted_by(one.rank(NAMES)[0])
+        answer = Answer()
+        answer.read({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        answer.read({"type": "http.response.body", "body": body})
+        one.answered(answer)
+    best = asked(fleets, documents=DOCUMENTS[:2])
+    best.accepted_by(best.rank(NAMES)[0])
+    assert "2 documents (180 tokens)" in best.why, "counted by the replica, in its order"
+
+
+def test_a_replica_gets_the_request_alone():
+    one = asked(Fleets(), documents=DOCUMENTS)
+    assert pickle.loads(pickle.dumps(one)) == one.forward
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b'{"messages": 5}', b'{"messages": [{}], "documents": 7}', b'{"input": [1]}']
+)
+def test_requests_that_cannot_be_read_go_anywhere(body):
+    forward = Forward("POST", "/v1/chat/completions", body=body)
+    assert Needs.of(forward, "auto") == Needs()
+
+
+def test_a_named_replica_takes_the_request():
+    one = asked(Fleets(), only="r1")
+    assert one.rank(NAMES) == ["r1"]
+
+
+def test_settings_come_from_arguments_then_from_the_environment(monkeypatch):
+    monkeypatch.setenv("SLOTCACHE_PARALLEL", "3")
+    monkeypatch.setenv("SLOTCACHE_REPLICAS", "5")
+    own, settings = read_settings({"replicas": 4, "ui": False, "ctx_size": "2048"})
+    assert own == Replicas(replicas=4) and own.most == 4
+    assert (settings.parallel, settings.ui, settings.ctx_size) == (3, False, 2048)
+    assert read_settings({"max_replicas": 8})[0].most == 8
+    for wrong in ({"port": 80}, {"replica": 2}, {"replicas": 0}, {"parallel": "many"}):
+        with pytest.raises(SettingsError, match=next(iter(wrong))):
+            read_settings(wrong)
+
+
+def test_an_application_answers_without_a_port_and_notices_that_its_client_leaves(engine):
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": "Go"}], "stream": True, "max_tokens": 5000, "ignore_eos": True}
+    )
+    head = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+
+    async def run():
+        forward = Forward("POST", "/v1/chat/completions", headers=head, body=body.encode())
+        answering = Answering(make_app(engine.host), forward).messages()
+        messages = await anext(answering)
+        assert messages[0]["status"] == 200
+        while not any(b"content" in message.get("body", b"") for message in messages):
+            messages = await anext(answering)
+        await answering.aclose()
+        health = Answering(make_app(engine.host), Forward("GET", "/health"))
+        assert [message["type"] async for some in health.messages() for message in some] == [
+            "http.response.start",
+            "http.response.body",
+        ]
+
+    before = engine.metric("slotcache_requests_total", end="cancelled")
+    asyncio.run_coroutine_threadsafe(run(), engine.service.engine.outbox.loop).result(30)
+    assert engine.metric("slotcache_requests_total", end="cancelled") == before + 1
