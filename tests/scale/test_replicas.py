@@ -79,8 +79,9 @@ def test_responses_continue_and_are_shown_and_deleted(replicas):
         events = client.responses.create(
             model="any", input="More", previous_response_id=first.id, max_output_tokens=4, stream=True
         )
-        *_, last = events
-        second = last.response
+        created, *_ = events
+        assert created.type == "response.created"
+        second = created.response
         assert client.responses.retrieve(second.id).previous_response_id == first.id
         assert len(client.responses.input_items.list(second.id).data) == 3
         client.responses.delete(second.id)
