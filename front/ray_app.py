@@ -44,6 +44,7 @@ from .replicas.settings import Replicas, read_settings
 
 logger = logging.getLogger("slotcache")
 REPLICA, PLACED = "x-slotcache-replica", "x-slotcache-placed"
+LIST = ("GET", "/v1/replicas")
 EVERYWHERE = {
     ("DELETE", "/v1/cache"),
     ("DELETE", "/v1/speculate"),
@@ -71,6 +72,9 @@ class Engine:
     async def answer(self, forward: Forward) -> AsyncIterator[list[Message]]:
         """Answer a request, some ASGI messages at a time."""
         async for messages in Answering(self._app, forward).messages():
+            for message in messages:
+                if message["type"] == "http.response.start":
+                    MutableHeaders(scope=message)[REPLICA] = self._name
             yield messages
 
     async def whole(self, forward: Forward) -> Answer:
@@ -80,6 +84,10 @@ class Engine:
             for message in messages:
                 answer.read(message)
         return answer
+
+    def name(self) -> str:
+        """Return the replica's name."""
+        return self._name
 
     def holds(self, session: str) -> str:
         """Return the replica's name if it has stored this conversation or answer; else nothing."""
@@ -122,10 +130,13 @@ class Ingress:
         if not self._keys.admit(headers):
             await self._pass_on(Asked(forward, Needs(), self._fleets), send)  # the replica refuses it: it is not read here
             return
+        if (forward.method, forward.path) == LIST:
+            names = [{"id": name, "object": "replica"} for name in await self._names()]
+            await JSONResponse({"object": "list", "data": names})(scope, _nothing, send)
+            return
         only = headers.get(REPLICA, "")
-        if only and self._fleets.names and only not in self._fleets.names:
-            expected = ", ".join(sorted(self._fleets.names))
-            raise RequestError(f"{REPLICA}: no replica {only[:80]!r}: expected one of {expected}", status=404)
+        if only and only not in self._fleets.names and only not in (names := await self._names()):
+            raise RequestError(f"{REPLICA}: no replica {only[:80]!r}: expected one of {', '.join(names)}", status=404)
         asked = Asked(forward, await asyncio.to_thread(Needs.of, forward, self._fleets.tool_documents), self._fleets, only)
         if not only and _is_for_all(forward):
             await self._tell_all(forward, scope, send)
@@ -135,7 +146,7 @@ class Ingress:
         await self._pass_on(asked, send)
 
     async def _look_for(self, asked: Asked) -> None:
-        """Find out which replica holds what a request continues: one that came back, or one that another ingress knows."""
+        """Find out which replica holds what a request continues: one that found it in its folder, say."""
         found = await self._ask_all("holds", asked.needs.stored)
         for name in found:
             if isinstance(name, str) and name:
@@ -151,9 +162,13 @@ class Ingress:
         told = _sum([said] if said else [answer for answer in answers if answer not in refused])
         await JSONResponse(told, status_code=said.status if said else 200)(scope, _nothing, send)
 
-    async def _ask_all(self, method: str, argument: object) -> list[object]:
+    async def _names(self) -> list[str]:
+        """Return the names of the replicas that are up."""
+        return sorted(name for name in await self._ask_all("name") if isinstance(name, str))
+
+    async def _ask_all(self, method: str, *arguments: object) -> list[object]:
         """Call a method of all replicas. Return the results, with an exception of one that has just ended."""
-        asking = self._engines.broadcast(method, argument)
+        asking = self._engines.broadcast(method, *arguments)
         return await asking.results_async(timeout_s=SOON, return_exceptions=True)
 
     async def _pass_on(self, asked: Asked, send: Send) -> None:
@@ -164,8 +179,7 @@ class Ingress:
                 for message in messages:
                     answer.read(message)
                     if message["type"] == "http.response.start":
-                        head = MutableHeaders(scope=message)
-                        head[REPLICA], head[PLACED] = asked.replica, asked.why
+                        MutableHeaders(scope=message)[PLACED] = asked.why
                     is_over = message["type"] == "http.response.body" and not message.get("more_body")
                     await send(message)
         except RayActorError:

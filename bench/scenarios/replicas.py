@@ -1,6 +1,7 @@
 """Two replicas on Ray Serve with one router or another in front: placement by documents, at random, by characters."""
 
 import argparse
+import asyncio
 import json
 import os
 import sys
@@ -12,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from ..arms import Arm
-from ..comparison import Outcome, compare, problems, table
+from ..client import Client, Result
+from ..comparison import Outcome, problems, table
 from ..dialect import ChatDialect
-from ..drive import Run
+from ..drive import Run, drive
 from ..error import BenchError
-from ..options import bench_model
+from ..options import bench_model, sampling
+from ..progress import Progress
 from ..report import Bar, Report, Table
 from ..server import HOST
 from ..stats import mean
-from ..trace import burst
+from ..trace import Query, burst
 
 APP = "slotcache.front.ray_app:app"
 DOCUMENTS, RANDOM, CHARACTERS = "by documents", "at random", "by characters"
@@ -51,30 +54,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=5, help="traces, each driven in all arms (default: %(default)s)")
     add("--routers", default=",".join(ROUTERS), help="some of the arms (default: %(default)s)")
     add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
-    parser.set_defaults(rounds=1, pause=0.0)
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Drive each trace in all arms: the same engines, which order documents by themselves; only the router differs."""
+    """Drive each trace in all arms: the same engines, which order documents by themselves; only the router differs.
+
+    The traces of an arm follow each other at the same replicas, since Ray takes long to start. They share no document.
+    """
     if find_spec("ray") is None:
         raise BenchError("replicas needs ray: pip install 'slotcache[ray]'")
     unknown = [name for name in args.routers.split(",") if name not in ROUTERS]
     if unknown:
         raise BenchError(f"--routers {unknown[0]}: expected some of {', '.join(ROUTERS)}")
-    runs: dict[str, list[Run]] = {name: [] for name in args.routers.split(",")}
+    traces = [burst(args.queries, args.regions, burst=args.burst, seed=seed) for seed in range(args.seeds)]
     with tempfile.TemporaryDirectory(prefix="slotcache-ray-") as folder:
-        arms = [Arm(name, ChatDialect(documents_field=True), partial(_command, args, name, Path(folder))) for name in runs]
-        for seed in range(args.seeds):
-            queries = burst(args.queries, args.regions, burst=args.burst, seed=seed)
-            for outcome in compare(arms, queries, args):
-                runs[outcome.arm.name] += outcome.runs
-    outcomes = [Outcome(arm, tuple(runs[arm.name])) for arm in arms]
+        names, dialect = args.routers.split(","), ChatDialect(documents_field=True)
+        arms = [Arm(name, dialect, partial(_command, args, name, Path(folder))) for name in names]
+        outcomes = [Outcome(arm, arm.measure(sampling(args), partial(_drive, traces, args, arm.name))) for arm in arms]
     title = f"{args.replicas} replicas, {args.concurrency} clients, {args.queries} queries, {args.burst} in a row on one of "
     title += f"{args.regions} regions, {args.seeds} seeds"
     tables = [table(title, outcomes), _each(outcomes)]
     data = {"arms": [outcome.data() for outcome in outcomes]}
     failed = problems(outcomes)
     return Report("replicas", tables, bars=_bars(outcomes), notes=failed, data=data, has_failed=bool(failed))
+
+
+async def _drive(traces: Sequence[Sequence[Query]], args: argparse.Namespace, name: str, client: Client) -> tuple[Run, ...]:
+    """Drive one trace after the other, once all replicas are up."""
+    while await _number(client) < args.replicas:
+        await asyncio.sleep(0.5)
+    runs: list[Run] = []
+    with Progress(name, sum(map(len, traces))) as progress:
+
+        def show(_: int, result: Result) -> None:
+            progress.step(result.error or f"TTFT {1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
+
+        for queries in traces:
+            runs.append(await drive(client, queries, args.concurrency, show))
+    return tuple(runs)
+
+
+async def _number(client: Client) -> int:
+    """Return the number of replicas that serve."""
+    async with client.http.get("/v1/replicas") as answer:
+        return len((await answer.json())["data"]) if answer.status == 200 else 0
 
 
 def _each(outcomes: Sequence[Outcome]) -> Table:

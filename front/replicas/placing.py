@@ -138,8 +138,8 @@ class Asked:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the request continues something of which no replica is known to hold it."""
-        return bool(self.needs.stored) and self.fleets.fleet.home(self.needs.stored) is None
+        """Whether the request continues something that no replica which is up is known to hold."""
+        return bool(self.needs.stored) and not self.is_bound
 
     def found_at(self, name: str) -> None:
         """Note that a replica holds what the request continues."""

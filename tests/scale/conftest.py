@@ -20,6 +20,7 @@ REPLICA = "x-slotcache-replica"
 # `serve run` with a Ray of its own, whatever else runs on this machine, and without the ten processes of a dashboard.
 ALONE = "import ray; ray.init('local', include_dashboard=False); from ray.serve.scripts import cli; cli()"
 VARIABLES = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+KEY = "the-key"
 USUAL = {"max_tokens": 4, "temperature": 0, "cache_prompt": True, "ignore_eos": True}
 
 
@@ -41,11 +42,13 @@ class Replicas:
         """The process of each replica, by its name: the file that it logs to has it."""
         return {name: pid for pid in below(self.process.pid) for name in logged_by(pid)}
 
-    def serves(self, name: str) -> bool:
+    def names(self) -> set[str]:
+        """The replicas that serve."""
         try:
-            return self.http.get("/health", headers={REPLICA: name}).status_code == 200
+            answer = self.http.get("/v1/replicas")
         except httpx.HTTPError:
-            return False
+            return set()
+        return {one["id"] for one in answer.json()["data"]} if answer.status_code == 200 else set()
 
     def kill(self, name: str) -> None:
         os.kill(self.engines()[name], signal.SIGKILL)
@@ -86,25 +89,29 @@ def logged_by(pid: int) -> set[str]:
     return names
 
 
+def client(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {KEY}"})
+
+
 @contextmanager
 def running(folder: Path, **settings):
     """Replicas with some settings changed."""
     (folder / "path").mkdir()
     (folder / "path" / "slotcache").symlink_to(ROOT)  # Ray's workers import the package, too
     port, log = free_port(), folder / "serve.log"
-    usual = {"ctx_size": 4096, "cache_ram": 256, "flash_attn": "off", "idle_prefill": False}
+    usual = {"ctx_size": 4096, "cache_ram": 256, "flash_attn": "off", "idle_prefill": False, "api_key": KEY}
     app = {"name": "slotcache", "route_prefix": "/", "import_path": "slotcache.front.ray_app:app", "args": usual | settings}
     file = folder / "serve.json"  # JSON is YAML
     file.write_text(json.dumps({"http_options": {"host": "127.0.0.1", "port": port}, "applications": [app]}))
     environment = os.environ | VARIABLES | {"PYTHONPATH": str(folder / "path")}
-    with log.open("wb") as said, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+    with log.open("wb") as said, client(f"http://127.0.0.1:{port}") as http:
         process = subprocess.Popen(
             [sys.executable, "-c", ALONE, "run", str(file)], env=environment, stdout=said, stderr=said
         )
         up = Replicas(str(http.base_url), http, log, process)
 
         try:
-            up.until(lambda: len(engines := up.engines()) == settings["replicas"] and all(map(up.serves, engines)))
+            up.until(lambda: len(up.names()) == settings["replicas"])
             yield up
         finally:
             started = below(process.pid)
@@ -118,5 +125,6 @@ def running(folder: Path, **settings):
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("replicas"), replicas=2) as up:
+    folder = tmp_path_factory.mktemp("replicas")
+    with running(folder, replicas=2, cache_dir=str(folder / "cache")) as up:
         yield up

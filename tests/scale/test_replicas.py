@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from scale.conftest import REPLICA
+from scale.conftest import KEY, REPLICA, USUAL, client
 
 pytest.importorskip("ray")
 PLACED = "x-slotcache-placed"
@@ -39,7 +39,7 @@ def test_scopes_share_no_kv_on_any_replica(replicas):
     shown = documents("tower")
     for scope in ("one", "two"):
         assert cached(replicas.chat(documents=shown, cache_scope=scope)) == 0, "another scope's is not reused"
-    for name in replicas.engines():
+    for name in replicas.names():
         alone = replicas.http.post(
             "/v1/chat/completions",
             json={
@@ -73,20 +73,20 @@ def test_conversations_stay_where_they_are_and_are_shown_and_deleted(replicas):
 
 
 def test_responses_continue_and_are_shown_and_deleted(replicas):
-    client = openai.OpenAI(base_url=f"{replicas.url}/v1", api_key="none")
+    api = openai.OpenAI(base_url=f"{replicas.url}/v1", api_key=KEY)
     for _ in range(3):
-        first = client.responses.create(model="any", input="Hello", max_output_tokens=4)
-        events = client.responses.create(
+        first = api.responses.create(model="any", input="Hello", max_output_tokens=4)
+        events = api.responses.create(
             model="any", input="More", previous_response_id=first.id, max_output_tokens=4, stream=True
         )
         created, *_ = events
         assert created.type == "response.created"
         second = created.response
-        assert client.responses.retrieve(second.id).previous_response_id == first.id
-        assert len(client.responses.input_items.list(second.id).data) == 3
-        client.responses.delete(second.id)
+        assert api.responses.retrieve(second.id).previous_response_id == first.id
+        assert len(api.responses.input_items.list(second.id).data) == 3
+        api.responses.delete(second.id)
         with pytest.raises(openai.NotFoundError):
-            client.responses.retrieve(second.id)
+            api.responses.retrieve(second.id)
 
 
 def test_streams_come_as_they_are_made_and_end_with_their_client(replicas):
@@ -109,21 +109,35 @@ def test_errors_are_the_servers_own(replicas):
         assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"
     unknown = replicas.http.get("/health", headers={REPLICA: "nobody"})
     assert unknown.status_code == 404 and "no replica" in unknown.json()["error"]["message"]
+    keyless = replicas.http.post("/v1/chat/completions", json={}, headers={"Authorization": ""})
+    assert keyless.status_code == 401
     lost = replicas.chat(previous_response_id="resp_unknown")
     assert lost.status_code == 404 and lost.json()["error"]["code"] == "previous_response_not_found"
+
+
+def test_the_number_of_replicas_may_follow_the_load():
+    from slotcache.front.ray_app import app
+
+    (engines,) = app({"replicas": 1, "max_replicas": 3, "parallel": 2, "threads": 1})._bound_deployment.init_args[:1]
+    config = engines._bound_deployment._deployment_config.autoscaling_config
+    assert (config.min_replicas, config.max_replicas, config.target_ongoing_requests) == (1, 3, 2)
+    assert config.downscale_delay_s == 600
 
 
 def test_a_killed_replica_costs_what_it_was_computing_and_no_more(replicas):
     """kill -9 under load: what was in flight there fails with one error, all else is answered, and another one comes."""
     conversation = "lost"
     victim = replicas.chat("One", conversation=conversation).headers[REPLICA]
-    before = set(replicas.engines())
+    for id in ("kept", "seen"):
+        body = USUAL | {"messages": [{"role": "user", "content": "One"}], "conversation": id}
+        replicas.http.post("/v1/chat/completions", json=body, headers={REPLICA: victim}).raise_for_status()
+    before = replicas.names()
     flying = {"messages": [{"role": "user", "content": "Go"}], "stream": True, "max_tokens": 3500, "ignore_eos": True}
     end = threading.Event()
     outcomes: list[tuple[str, float, str]] = []
 
     def ask(number):
-        with httpx.Client(base_url=replicas.url, timeout=60) as http:
+        with client(replicas.url) as http:
             while not end.is_set():
                 began = time.monotonic()
                 try:
@@ -137,7 +151,7 @@ def test_a_killed_replica_costs_what_it_was_computing_and_no_more(replicas):
     def hold(number):
         """A long stream at the victim, cut off by its end."""
         with (
-            httpx.Client(base_url=replicas.url, timeout=60) as http,
+            client(replicas.url) as http,
             http.stream("POST", "/v1/chat/completions", json=flying, headers={REPLICA: victim}) as stream,
         ):
             lines = [line for line in stream.iter_lines() if line]
@@ -154,10 +168,8 @@ def test_a_killed_replica_costs_what_it_was_computing_and_no_more(replicas):
     for thread in holders:
         thread.join(60)
     after = replicas.chat("More", conversation={"id": conversation, "history": "new"})
-    new = replicas.until(lambda: set(replicas.engines()) - before, BACK)
-    (name,) = new
-
-    replicas.until(lambda: replicas.serves(name), BACK)
+    (name,) = replicas.until(lambda: replicas.names() - before, BACK)
+    assert replicas.http.get("/v1/models", headers={REPLICA: name}).status_code == 200
     back = time.monotonic() - at
     end.set()
     for thread in askers:
@@ -172,3 +184,10 @@ def test_a_killed_replica_costs_what_it_was_computing_and_no_more(replicas):
     assert after.status_code == 200 and after.headers[REPLICA] != victim
     assert "begins anew" in after.headers[PLACED] and after.json()["slotcache"]["conversation"]["turns"] == 1
     assert replicas.http.get(f"/v1/conversations/{conversation}").json()["turns"] == 1
+    kept = replicas.chat("More", conversation={"id": "kept", "history": "new"})
+    assert kept.json()["slotcache"]["conversation"]["turns"] == 2, "its folder is that of the replica that was killed"
+    assert kept.headers[REPLICA] == name and "begins anew" not in kept.headers[PLACED]
+    assert replicas.http.get("/v1/conversations/seen").headers[REPLICA] == name
+    replicas.http.delete(f"/v1/conversations/{conversation}").raise_for_status()
+    for one in replicas.names():
+        assert replicas.http.get(f"/v1/conversations/{conversation}", headers={REPLICA: one}).status_code == 404
