@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from ray import cluster_resources, is_initialized, serve  # pyright: ignore[reportMissingImports]
+from ray import serve  # pyright: ignore[reportMissingImports]
 from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
 from ray.serve import Application  # pyright: ignore[reportMissingImports]
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig  # pyright: ignore[reportMissingImports]
@@ -28,6 +28,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from ..models.device import devices
 from ..server import loading
 from ..server.app import Host, fail, let_go, make_app, refuse
 from ..server.edge.bodies import Bodies
@@ -226,7 +227,7 @@ async def _nothing() -> Message:
 def app(arguments: Mapping[str, object]) -> Application:
     """Return the application. arguments: settings by name; the environment has the others. Raises SettingsError."""
     own, settings = read_settings(arguments)
-    gpus = (own.replica_gpus if own.replica_gpus >= 0 else _has_gpus()) if settings.gpu_layers else 0
+    gpus = own.replica_gpus if own.replica_gpus >= 0 else int(any(one.is_gpu for one in devices()))
     threads = settings.threads or max(len(os.sched_getaffinity(0)) // (1 if gpus else own.most), 1)
     settings = replace(settings, threads=threads)
     engines = serve.deployment(Engine).options(
@@ -235,7 +236,7 @@ def app(arguments: Mapping[str, object]) -> Application:
         max_ongoing_requests=settings.parallel + settings.max_queue + BESIDE,
         health_check_period_s=2,
         health_check_timeout_s=30,
-        graceful_shutdown_timeout_s=20,
+        graceful_shutdown_timeout_s=120,
         request_router_config=RequestRouterConfig(request_router_class=own.router),
     )
     ingress = serve.deployment(Ingress).options(ray_actor_options={"num_cpus": 0}, max_ongoing_requests=MOST)
@@ -255,10 +256,6 @@ def _number(own: Replicas, settings: Settings) -> dict[str, object]:
             downscale_delay_s=own.downscale_delay,
         )
     }
-
-
-def _has_gpus() -> int:
-    return int(bool(is_initialized() and cluster_resources().get("GPU")) or Path("/dev/nvidia0").exists())
 
 
 def at_rank(settings: Settings, rank: int) -> Settings:

@@ -95,6 +95,8 @@ class Fleets:
         if self.names != frozenset(names):
             self.names = frozenset(names)
             self.fleet.replicas(self.names)
+            with self._lock:
+                self._ahead = {name: self.ahead(name) for name in self.names}
 
     def ahead(self, name: str) -> float:
         """Return the work in flight at a replica, in tokens of prefill."""
@@ -103,7 +105,8 @@ class Fleets:
     def add(self, name: str, work: float) -> None:
         """Count work at a replica. work: less than 0 when it is done."""
         with self._lock:
-            self._ahead[name] = max(self.ahead(name) + work, 0.0)
+            if name in self._ahead:
+                self._ahead[name] = max(self._ahead[name] + work, 0.0)
 
 
 @dataclass(slots=True, eq=False)

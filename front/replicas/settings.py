@@ -21,7 +21,7 @@ class Replicas:
     max_replicas: int = row(0, (), "most replicas, which come as requests wait; 0: always as many as at the start")
     upscale_delay: int = row(30, (), "seconds of much work before a replica comes")
     downscale_delay: int = row(600, (), "seconds of little work before a replica leaves, and takes its cache along")
-    replica_gpus: int = row(-1, (), "GPUs of a replica; -1: one where this machine has GPUs, else none", least=-1)
+    replica_gpus: int = row(-1, (), "GPUs of a replica; -1: one, if llama.cpp finds a GPU where the application is started, else none", least=-1)
     router: str = row(ROUTER, (), "the class that chooses a replica for each request, such as one of Ray's own")
     # fmt: on
 
