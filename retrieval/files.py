@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -13,6 +14,8 @@ from unicodedata import category
 MAX_BYTES = 64 << 20  # of a file
 CONTROLS = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories: control characters, bytes that are no text, line ends
 LINK = "it is a link: links are not followed"
+DATABASE = re.compile(r".*\.(db|sqlite3?)(-wal|-shm|-journal)?", re.IGNORECASE)
+"""Names of databases. They change all the time; one may be the index itself, which changes as its files are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,10 @@ def _reason(entry: os.DirEntry[str]) -> str:
         return "its name has control characters or is not UTF-8"
     if entry.name.startswith("."):
         return "its name begins with a dot"
-    return LINK if entry.is_symlink() else ""
+    if entry.is_symlink():
+        return LINK
+    is_database = DATABASE.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)
+    return "it is a database: only text, HTML, PDF and DOCX are read" if is_database else ""
 
 
 def _file(folder: Folder, parts: tuple[str, ...], about: os.stat_result) -> FoundFile | SkippedFile:

@@ -1,6 +1,7 @@
 """Folders of documents inside the server, over a real port: how they are read, and what the routes show of them."""
 
 import os
+import time
 from typing import Any
 
 import pytest
@@ -106,6 +107,19 @@ def test_after_a_refresh_ready_means_that_its_changes_are_in(tiny, tmp_path):
                 up.http.post("/v1/sources/refresh", json={})
             until(lambda: is_ready(up))
             assert {f"{number}.md", f"{number} more.md" if number % 2 else f"{number}.md"} <= set(files(up))
+
+
+def test_an_index_in_its_own_folder_is_no_document_of_it(tiny, tmp_path):
+    folder = write(tmp_path / "notes", NOTES)
+    with running(tiny, docs=str(folder), docs_db=str(folder / "db")) as up:
+        until(lambda: "tides.md" in files(up) and is_ready(up))
+        assert all(file["state"] == "skipped" for path, file in files(up).items() if path.startswith("db/"))
+        scans, scan = [], up.library.index.scan
+        up.library.index.scan = lambda: scans.append(1) or scan()
+        write(folder, {"new.md": "# New\n\nA river of stone."})
+        until(lambda: "new.md" in files(up))
+        time.sleep(1.5)
+        assert len(scans) <= 3, "what the index writes is no change"
 
 
 def test_several_folders_are_several_collections(tiny, tmp_path):
