@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import msgspec
 
+from ...ordering.given import TOOLS
 from ...retrieval import Hit, Query
 from ..errors import RequestError
 from ..wire.requests import ChatRequest, Json
@@ -15,10 +16,15 @@ from ..wire.searching import SearchRequest
 from .library import Library
 
 
-def query_of(asked: ChatRequest, library: Library) -> Query:
-    """Return the query of a chat: its own, or the last question. Raises RequestError where there is none."""
+def query_of(asked: ChatRequest, library: Library) -> Query | None:
+    """Return the query of a chat: its own, or the last question. Raises RequestError where there is none.
+
+    None: the chat goes on with results of tools alone, behind a question whose documents it has.
+    """
     wish = asked.retrieval if isinstance(asked.retrieval, Retrieval) else Retrieval()
     text = _last_question(asked) if wish.query is None else wish.query
+    if text is None:
+        return None
     top_k, paths = wish.top_k or library.top_k, tuple(wish.paths)
     return Query(text=text, top_k=top_k, paths=paths, min_score=wish.min_score)
 
@@ -28,8 +34,10 @@ def query_of_search(asked: SearchRequest, library: Library) -> Query:
     return Query(text=asked.query, top_k=top_k, paths=paths, min_score=asked.min_score)
 
 
-def _last_question(asked: ChatRequest) -> str:
-    at = _last_user(asked)
+def _last_question(asked: ChatRequest) -> str | None:
+    at = _last(asked, "user")
+    if at is None and _last(asked, *TOOLS) is not None:
+        return None
     if at is None:
         raise RequestError("retrieval: expected a message of a user, or a query of its own", param="retrieval")
     content = asked.messages[at].get("content")
@@ -38,9 +46,9 @@ def _last_question(asked: ChatRequest) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _last_user(asked: ChatRequest) -> int | None:
-    users = (at for at, message in enumerate(asked.messages) if message.get("role") == "user")
-    return max(users, default=None)
+def _last(asked: ChatRequest, *roles: str) -> int | None:
+    """Return the index of the last message of some roles."""
+    return max((at for at, message in enumerate(asked.messages) if message.get("role") in roles), default=None)
 
 
 def fitting(hits: Sequence[Hit], room: int) -> list[Hit]:
@@ -50,13 +58,19 @@ def fitting(hits: Sequence[Hit], room: int) -> list[Hit]:
 
 
 def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:
-    """Return a chat whose last question has more documents, behind those that the client sent."""
+    """Return a chat whose last question has more documents, behind those that the client sent.
+
+    Without a question they belong to the last result of a tool.
+    """
     chunks = [hit.chunk for hit in hits]
     found: list[Json] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
-    asked, at = msgspec.structs.replace(asked, retrieval=True), _last_user(asked)
+    asked, question = msgspec.structs.replace(asked, retrieval=True), _last(asked, "user")
+    at = _last(asked, *TOOLS) if question is None else question
     if not found or at is None:
         return asked
     given = asked.messages[at].get("documents")
+    if given is None and question is None:
+        given = []
     if not isinstance(given, list):
         return msgspec.structs.replace(asked, documents=[*(asked.documents or []), *found])
     messages = [*asked.messages]

@@ -62,9 +62,12 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     async def prefill(hits: Sequence[Hit]) -> None:
         await read_ahead(service, key, with_documents(asked, hits), num_bytes, open_turn=True)
 
-    ahead, hits, index = Ahead(prefill, delay=STAGE), (), index_state(library)
+    query, index = query_of(asked, library), index_state(library)
+    if query is None:
+        return with_documents(asked, ()), Findings((), index)
+    ahead, hits = Ahead(prefill, delay=STAGE), ()
     try:
-        async for stage in library.search().stages(query_of(asked, library)):
+        async for stage in library.search().stages(query):
             hits = stage.hits
             if not stage.is_last:
                 ahead.show(hits)

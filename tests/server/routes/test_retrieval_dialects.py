@@ -152,10 +152,17 @@ def test_wrong_wishes_are_refused_in_the_shape_of_each(library, server):
     assert post_message(server, MAYOR).status_code == 400
 
 
-def test_results_of_tools_alone_ask_no_question(library):
-    """A response that continues a stored one with results only needs a query of its own."""
-    first = respond(library, MAYOR)
-    result = {"type": "function_call_output", "call_id": "c", "output": "Rain."}
-    with pytest.raises(openai.BadRequestError) as refused:
-        respond(library, [result], previous_response_id=first.id)
-    assert refused.value.param == "retrieval"
+def test_results_of_tools_go_on_without_a_question(library):
+    call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "Nothing to see."}
+    extra = {"cache_scope": "", "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}]}
+    asked = respond(library, MAYOR, extra=extra)
+    later = respond(library, [call, result], previous_response_id=asked.id, extra=extra).model_dump()["slotcache"]
+    assert later["retrieved"] == [] and later["documents"], "those of the question, which stand in the prompt"
+    queried = respond(library, [call, result], previous_response_id=asked.id, extra=extra | {"retrieval": {"query": MARKET}})
+    report = queried.model_dump()["slotcache"]
+    found = {one["id"] for one in report["retrieved"]}
+    assert found and found <= {one["id"] for one in report["documents"]} | set(report["repeated"])
+    body = {"messages": [{"role": "system", "content": "No question."}], "retrieval": True}
+    refused = library.http.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "retrieval")
