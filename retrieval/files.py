@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from posixpath import normpath
 from unicodedata import category
 
 MAX_BYTES = 64 << 20  # of a file
@@ -81,6 +82,20 @@ def _names(root: Path) -> Iterator[str]:
     yield root.name
     for number in range(2, 1_000_000):
         yield f"{root.name}-{number}"
+
+
+def path_in(folders: Sequence[Folder], asked: str) -> str:
+    """Return the path of a file or folder as the index has it; empty for all that it has.
+
+    asked: such a path, or one on this machine, also with dots, slashes at its ends, or both.
+    """
+    path = normpath(asked)
+    for folder in folders:
+        root = str(folder.root)
+        if path == root or path.startswith(f"{root}/"):
+            parts = tuple(path[len(root) + 1 :].split("/")) if path != root else ()
+            return folder.shown(parts or (() if folder.root.is_dir() else (folder.root.name,)))
+    return "" if path == "." else path.strip("/")
 
 
 def walk(folder: Folder) -> Iterator[FoundFile | SkippedFile]:

@@ -101,7 +101,7 @@ class Index:
 
     def search(self, embed: EmbedQuery | None = None, rerank: Rerank | None = None) -> Search:
         """Return a search of this index. embed: of the same model as the index's vectors."""
-        return Search(self.store, self.vectors, embed=embed, rerank=rerank)
+        return Search(self.store, self.vectors, folders=self.folders, embed=embed, rerank=rerank)
 
     def expand(self, id: str, before: int = 1, after: int = 1) -> list[StoredChunk]:
         """Return a chunk between its neighbours in the first file that has it, in order; empty for an unknown id."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..ordering import Document
 from .chunks import embedded_text
+from .files import Folder, path_in
 from .fuse import fuse
 from .lexical import numbers_within, search_words
 from .records import StoredChunk
@@ -87,9 +88,15 @@ class Search:
     """Searches an index. Any number of searches may run at once, while the index grows."""
 
     def __init__(
-        self, store: Store, vectors: VectorIndex, *, embed: EmbedQuery | None = None, rerank: Rerank | None = None
+        self,
+        store: Store,
+        vectors: VectorIndex,
+        *,
+        folders: Sequence[Folder] = (),
+        embed: EmbedQuery | None = None,
+        rerank: Rerank | None = None,
     ) -> None:
-        self._store, self._vectors = store, vectors
+        self._store, self._vectors, self._folders = store, vectors, folders
         self._embed, self._rerank = embed, rerank
 
     async def stages(self, query: Query) -> AsyncIterator[Stage]:
@@ -120,12 +127,12 @@ class Search:
         return hits
 
     def _by_words(self, query: Query) -> _Found:
-        scored = search_words(self._store, query.text, max(DEPTH, query.top_k), query.paths)
+        scored = search_words(self._store, query.text, max(DEPTH, query.top_k), self._paths(query))
         by_words = _ranks(scored)
         return self._found(scored, query, by_words, {})
 
     def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> _Found:
-        near = self._vectors.search(vector, max(DEPTH, query.top_k), self._only(query.paths))
+        near = self._vectors.search(vector, max(DEPTH, query.top_k), self._only(self._paths(query)))
         by_vectors = _ranks(near)
         scored = fuse([(list(by_words), LEXICAL_WEIGHT), (list(by_vectors), VECTOR_WEIGHT)])
         return self._found(scored, query, by_words, by_vectors)
@@ -142,6 +149,11 @@ class Search:
                 chunk = chunks[number]
                 hits.append(Hit(chunk=chunk, score=score, lexical_rank=lexical_rank, vector_rank=rank, similarity=cosine))
         return _Found(tuple(hits), by_words)
+
+    def _paths(self, query: Query) -> Sequence[str]:
+        """Return the paths to search in as the index has them; none: all."""
+        paths = [path_in(self._folders, path) for path in query.paths]
+        return paths if all(paths) else ()
 
     def _only(self, paths: Sequence[str]) -> np.ndarray | None:
         """Return the chunks in the paths; None: all."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from random import Random
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -108,6 +109,38 @@ def test_an_error_of_the_embedder_comes_after_the_words(index):
     with pytest.raises(OSError, match="no embedder"):
         asyncio.run(collect())
     assert seen == [LEXICAL]
+
+
+@pytest.mark.parametrize("asked", ["./sea", "sea/", "/sea", "land/../sea", "{root}/sea", "{root}/sea/../sea/"])
+def test_a_path_may_be_written_in_any_way(index, asked):
+    root = str(index.folders[0].root)
+    (stage,) = stages(index.search(), text="moon water port month", paths=(asked.format(root=root),))
+    assert sorted(paths(stage.hits)) == ["sea/ports.md", "sea/tides.md"]
+    for whole in (".", "/", "", root, root + "/"):
+        (stage,) = stages(index.search(), text="moon water port month", paths=("nowhere", whole))
+        assert len(stage.hits) == 4
+    for outside in ("..", root + "x", "/etc", "sea2"):
+        assert not stages(index.search(), text="moon water port month", paths=(outside,))[0].hits
+
+
+def test_a_search_in_a_folder_takes_no_longer_than_one_in_all(tmp_path):
+    for number in range(2):
+        sections = (f"# {number} {at}\n\n" + "The moon raises two tides a day. " * 20 for at in range(250))
+        (tmp_path / "notes").mkdir(exist_ok=True)
+        (tmp_path / f"notes/{number}.md").write_text("\n\n".join(sections))
+    index = Index([tmp_path / "notes", tmp_path / "notes/0.md"], tmp_path / "index.db")
+    try:
+        index.refresh()
+        assert index.progress.chunks > 400
+
+        def seconds(paths):
+            began = perf_counter()
+            assert len(search_words(index.store, "moon tides", 50, paths)) == 50
+            return perf_counter() - began
+
+        assert seconds(["notes"]) < 10 * seconds([]) + 0.1
+    finally:
+        index.close()
 
 
 @pytest.mark.parametrize("search_paths, expected", [(("sea",), 2), (("sea/", "land/moon.md"), 3), (("se", "%", "*"), 0)])
