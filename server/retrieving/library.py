@@ -25,6 +25,7 @@ OPENING, READING, EMBEDDING, READY, FAILED = "opening", "reading", "embedding", 
 NICENESS = 10  # the engine's threads come first where both want a core
 POLL = 0.02  # seconds between two looks whether the engine is idle
 EVERY = 10.0  # seconds between two lines of progress in the log
+REST, LONGEST_REST = 4.0, 10.0  # times as long as a look at the folders took, and seconds, until the next one
 RETRY_AFTER = 30.0  # seconds until work that failed is tried again
 
 
@@ -93,6 +94,7 @@ class Keeper:
         self.state, self.error = OPENING, ""
         self._wanted, self._stopping, self._settling = Event(), Event(), Lock()
         self._threads: list[Thread] = []
+        self._rest = 0.0  # seconds until the next look
         self._told = monotonic()
         self._on_ready: Callable[[], None] = lambda: None
 
@@ -139,6 +141,7 @@ class Keeper:
         wait = None
         while not self._stopping.is_set():
             self._wanted.wait(wait)
+            self._stopping.wait(self._rest)  # one file that changes all the time must not cost a core in a large folder
             self._wanted.clear()
             wait = None if self._refresh() else RETRY_AFTER
 
@@ -172,6 +175,7 @@ class Keeper:
         index, began = self._index, monotonic()
         self.state = READING
         scan = index.scan()
+        self._rest = min(REST * (monotonic() - began), LONGEST_REST)
         index.forget(scan)
         for file in scan.changed:
             if not self._may_go_on() or not index.read(file, self._may_go_on):

@@ -122,6 +122,25 @@ def test_an_index_in_its_own_folder_is_no_document_of_it(tiny, tmp_path):
         assert len(scans) <= 3, "what the index writes is no change"
 
 
+def test_a_folder_that_changes_all_the_time_is_looked_at_now_and_then(tiny, tmp_path):
+    folder = write(tmp_path / "notes", NOTES)
+    with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), docs_watch=False) as up:
+        until(lambda: is_ready(up))
+        scans, scan = [], up.library.index.scan
+
+        def slow_scan():
+            time.sleep(0.1)
+            scans.append(time.monotonic())
+            return scan()
+
+        up.library.index.scan = slow_scan
+        while len(scans) < 4:
+            up.library.keeper.refresh()
+            time.sleep(0.01)
+        assert scans[-1] - scans[0] > 3 * 0.4
+        until(lambda: is_ready(up))
+
+
 def test_several_folders_are_several_collections(tiny, tmp_path):
     first, second = (write(tmp_path / name / "notes", NOTES) for name in "ab")
     with running(tiny, docs=f"{first}\n{second}", docs_db=str(tmp_path / "db")) as up:
