@@ -17,6 +17,9 @@ MAX_TOKENS = 4096
 HEAD = 3
 """First tokens of an answer. They decide whether the documents hold the answer, and which sentence is copied."""
 
+FOUND = 12
+"""First tokens of an answer in freer wording at which its sentence is looked for: `It was built` may begin several ones."""
+
 VERB = " is"
 """The word between the subject of a sentence and the fact that it tells."""
 
@@ -61,7 +64,8 @@ class Sample:
         sentences, sought = np.zeros(len(self.tokens), np.uint8), np.zeros(len(self.tokens), np.uint8)
         sentences[0], last = NOWHERE, NOWHERE
         for answer in self.answers:
-            writing = slice(answer.start - 1, answer.start - 1 + HEAD)
+            head = min(FOUND, answer.stop - answer.start) if answer.sort == "free" else HEAD
+            writing = slice(answer.start - 1, answer.start - 1 + head)
             if answer.sort == "unknown":
                 sought[writing] = NOWHERE
                 continue
@@ -96,7 +100,8 @@ def encode(conversation: Conversation, encoder: Encoder) -> Sample | None:
         if piece.source is Source.ANSWER:
             if len(tokens) >= MAX_TOKENS:
                 break
-            answers.append(Answer(start, len(tokens) + 1, piece.sort, ids.index(verb) if verb in ids[1:-1] else 1))
+            plain = piece.sort != "free" and verb in ids[1:-1]
+            answers.append(Answer(start, len(tokens) + 1, piece.sort, ids.index(verb) if plain else 1))
     if not answers:
         return None
     stop = answers[-1].stop

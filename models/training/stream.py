@@ -17,7 +17,7 @@ import numpy as np
 
 from .encoder import Encoder
 from .sample import encode
-from .world.conversation import Author
+from .world.author import AnyAuthor
 from .world.curriculum import CURRICULA
 from .world.words import Words
 
@@ -165,7 +165,7 @@ def _work(connection: Connection, seed: int, size: str, level: int) -> None:
     """Write samples until the connection closes."""
     os.nice(5)
     rng, words, encoder = Random(seed), Words.load(), Encoder.load()
-    author = Author(rng, words, frozenset(words["reserved"]))
+    author = AnyAuthor(rng, words, frozenset(words["reserved"]))
     try:
         while True:
             while connection.poll():

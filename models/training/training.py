@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from . import checkpoint
+from . import beginning, checkpoint
 from .encoder import Encoder
 from .loss import BatchLoss, LossWeights
 from .muon import Muon
 from .network import Network, NetworkShape
 from .stream import Batch, Stream
 from .watch import exact_match, samples_of
-from .world.curriculum import CURRICULA, held_out
+from .world.curriculum import CURRICULA, FREER_HELD_OUT, held_out
 
 SHAPES = {
     "large": NetworkShape(),
@@ -55,6 +55,9 @@ class Trainer:
         self.first_step = 0
         torch.manual_seed(args.seed)
         saved = checkpoint.load(args.resume, "state") if args.resume else None
+        if args.start and not saved:
+            saved = beginning.read(args.start, SHAPES[args.size])
+            saved["progress"] = asdict(Progress(level=len(CURRICULA[args.size].levels) - 1))
         if saved:
             self.progress = Progress(**saved["progress"])
             self.first_step = self.progress.step
@@ -73,7 +76,7 @@ class Trainer:
         weights = LossWeights(text=args.text_weight, finders=args.finder_weight, scored=args.scored)
         self.loss = BatchLoss(self.network, self.dtype, weights)
         self.curriculum = CURRICULA[args.size]
-        self.sets = samples_of(held_out(args.size), args.watch_count, self.encoder)
+        self.sets = samples_of(held_out(args.size) | FREER_HELD_OUT, args.watch_count, self.encoder)
         levels = {str(number): level for number, level in enumerate(self.curriculum.levels)}
         self.level_sets = samples_of(levels, args.watch_count, self.encoder)
         self.good: dict[str, torch.Tensor] = {}
@@ -229,7 +232,7 @@ class Trainer:
 
     def _restore(self, saved: checkpoint.Checkpoint) -> None:
         self.network.load_state_dict({name: tensor.float() for name, tensor in saved["weights"].items()})
-        for optimizer, state in zip(self.optimizers, saved.get("optimizers", []), strict=True):
+        for optimizer, state in zip(self.optimizers, saved.get("optimizers", []), strict="optimizers" in saved):
             optimizer.load_state_dict(state)
         print(f"goes on from step {self.progress.step}, level {self.progress.level}", flush=True)
 
@@ -245,6 +248,7 @@ def main() -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for checkpoints")
     add("--resume", type=Path, help="folder with a state-*.bin to go on from")
+    add("--start", type=Path, help="GGUF of `export` to begin with instead of random weights")
     add("--seconds", type=float, default=540, help="of this call, start and end included, pauses not (default: %(default)s)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes that write samples")

@@ -14,7 +14,8 @@ import torch  # pyright: ignore[reportMissingImports]
 from .encoder import Encoder
 from .network import Network
 from .sample import Sample, encode
-from .world.conversation import Author, Recipe
+from .world.author import AnyAuthor
+from .world.conversation import Recipe
 from .world.words import Words
 
 SEED = 987_654_321  # far from those of the workers
@@ -25,7 +26,7 @@ def samples_of(recipes: Mapping[str, Recipe], count: int, encoder: Encoder) -> d
     """Return `count` samples of each recipe. Only chance repeats a name of another sample."""
     words, sets = Words.load(), {}
     for number, (name, recipe) in enumerate(recipes.items()):
-        author = Author(Random(SEED + number), words, frozenset(words["reserved"]))
+        author = AnyAuthor(Random(SEED + number), words, frozenset(words["reserved"]))
         samples: list[Sample] = []
         while len(samples) < count:
             sample = encode(author.write(recipe), encoder)

@@ -52,6 +52,8 @@ class Recipe:
     """Share of conversations with small talk."""
     system: float = 0.15
     """Share of conversations with a system message."""
+    freer: bool = False
+    """Documents in freer wording, see freer.py; kinds, told and the like do not count then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

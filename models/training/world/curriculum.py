@@ -21,10 +21,14 @@ class Curriculum:
     """Share of samples of the next level."""
     long: float = 0.0
     """Share of very long conversations at the last level."""
+    freer: float = 0.0
+    """Share of conversations about documents in freer wording at the last level."""
 
     def recipe(self, rng: Random, level: int) -> Recipe:
         """Return a recipe for a learner at this level: mostly of this level, sometimes of an easier or the next one."""
         way, last = rng.random(), len(self.levels) - 1
+        if level == last and rng.random() < self.freer:
+            return FREER if rng.random() < 0.35 else FREER_SHORT
         if level and way < self.easier:
             return self.levels[rng.randrange(level)]
         if level < last and way > 1 - self.harder:
@@ -35,6 +39,8 @@ class Curriculum:
 
 
 _PLAIN = Recipe(plain=True, plain_questions=True, unknown=0, later=0, follow=0, hinted=0, aside=0, system=0)
+FREER = Recipe(freer=True, documents=(2, 5), turns=(6, 12), unknown=0.05, later=0.3, hinted=0.15, system=0.05, noise=0.3)
+FREER_SHORT = replace(FREER, documents=(1, 2), turns=(5, 10))
 _LARGE = (
     replace(_PLAIN, documents=(1, 2), turns=(2, 5)),
     Recipe(documents=(1, 3), turns=(2, 7), unknown=0.08, later=0.2, follow=0.25, hinted=0.1),
@@ -55,7 +61,7 @@ _SMALL = (
 
 CURRICULA = {
     "large": Curriculum(_LARGE, goal=0.7, due=(0.0, 0.07, 0.14, 0.22), long=0.12),
-    "small": Curriculum(_SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.35, harder=0.1, long=0.05),
+    "small": Curriculum(_SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.35, harder=0.1, long=0.05, freer=0.7),
 }
 
 SHIPPED = "small"
@@ -77,6 +83,7 @@ _HELD_OUT = {
     "long": replace(_TWO, documents=(5, 8), turns=(3, 4)),
     "unknown": replace(_ONE, documents=(3, 6), unknown=1.0),
 }
+FREER_HELD_OUT = {"freer": replace(FREER, documents=(5, 5), turns=(1, 1), unknown=0, hinted=0, system=0, later=0)}
 
 
 def held_out(size: str) -> dict[str, Recipe]:

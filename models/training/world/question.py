@@ -137,6 +137,10 @@ class Asker:
             return thing.bare
         return thing.name
 
+    def typed(self, text: str) -> str:
+        """Return a question as people type it."""
+        return self._as_typed(text)
+
     def _as_typed(self, text: str, wrap: float = 0.1) -> str:
         rng, noise = self._rng, self._style.noise
         if rng.random() < 0.05 * noise and (match := _INDIRECT.fullmatch(text)) and "called" not in text:
