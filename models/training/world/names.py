@@ -65,6 +65,10 @@ class Names:
         left, right = (self._words.pick(self._rng, self._rng.choice(sorts)).split()[0].lower() for _ in range(2))
         return (left[: (len(left) + 1) // 2] + right[len(right) // 2 :]).capitalize()
 
+    def unknown_word(self) -> str:
+        """Return a word that no list has, in small letters: a reader can only copy it."""
+        return (self._blend() if self._rng.random() < 0.6 else self._word()).lower()
+
     def _place(self, noun: str = "") -> str:
         rng = self._rng
         way = rng.random()

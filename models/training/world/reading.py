@@ -9,7 +9,6 @@ from .freer import FreerWriter, Told
 from .page import page_ids
 from .question import Asker
 from .telling import Fact, Teller, load
-from .values import Values
 from .wording import UNKNOWN, Style
 from .words import Words
 from .world import Sentence, Thing, World
@@ -22,7 +21,7 @@ class Reader:
         self._rng, self._words = rng, words
         self._asked: set[int] = set()  # facts of the conversation by identity
         self._world = World(rng, words, reserved)
-        self._teller = Teller(rng, words, Values(rng, words, self._world.names))
+        self._teller = Teller(rng, words, self._world.names)
         self._writer = FreerWriter(self._world, self._teller)
 
     def write(self, recipe: Recipe) -> Conversation:
@@ -41,7 +40,8 @@ class Reader:
 
     def _pages(self, count: int) -> list[Told]:
         rng = self._rng
-        nouns = [self._words.pick(rng, "noun") for _ in range(rng.randint(6, 16))]
+        nouns = [self._words.pick(rng, "noun") for _ in range(rng.randint(5, 13))]
+        nouns += [self._world.names.unknown_word() for _ in range(3)]
         main, same = self._writer.kind(), rng.choice((1.0, 0.6, 0.2, 0.0))
         things: list[tuple[Thing, str]] = []
         while len(things) < count:

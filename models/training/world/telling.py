@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+from .names import Names
 from .values import MONTHS, Values
 from .wording import Attribute, Kind
 from .words import Words
@@ -32,6 +33,24 @@ UNITS = {
     "number": ("",),
     "count": ("",),
 }
+COPIED = frozenset(
+    (
+        "product",
+        "material",
+        "object",
+        "food",
+        "drink",
+        "plant",
+        "colour",
+        "instrument",
+        "animal",
+        "noun",
+        "adjective",
+        "people",
+        "firm",
+    )
+)
+"""Sorts of everyday words whose places take words that no list has, too: the model must copy, not guess."""
 _SMALL = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen")
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _PARTICIPLES = {
@@ -130,8 +149,9 @@ _PLAIN = frozenset(_PLAIN_WORDS.split())
 class Teller:
     """Draws facts about things."""
 
-    def __init__(self, rng: Random, words: Words, values: Values) -> None:
-        self._rng, self._words, self._values = rng, words, values
+    def __init__(self, rng: Random, words: Words, names: Names) -> None:
+        self._rng, self._words, self._names = rng, words, names
+        self._values = Values(rng, words, names)
 
     def facts(self, tables: tuple[str, ...], count: int, nouns: list[str]) -> list[Fact]:
         """Return about `count` different facts for a thing of these tables. nouns: parts that the conversation uses."""
@@ -195,9 +215,17 @@ class Teller:
             return rng.choice(_SMALL)
         if sort == "area":
             return f"{self._number(40)} square {rng.choice(('miles', 'kilometres'))}"
+        if sort in COPIED and rng.random() < 0.3:
+            return self._copied(self._words.pick(rng, sort))
         if sort in UNITS and rng.random() < 0.45:
             return f"{self._number(900 if sort in ('number', 'count') else 99)} {rng.choice(UNITS[sort])}".strip()
         return self._values.draw(sort)
+
+    def _copied(self, text: str) -> str:
+        """Return the text with a word that no list has in place of its last word, or in front."""
+        word = self._names.unknown_word()
+        first, _, last = text.rpartition(" ")
+        return f"{word} {last}" if self._rng.random() < 0.3 else f"{first} {word}".strip()
 
     def _number(self, most: int) -> str:
         rng = self._rng
@@ -224,4 +252,7 @@ class Teller:
             return self._verb()[("base", "past", "part").index(sort)]
         if sort == "month":
             return rng.choice(MONTHS)
-        return self._words.pick(rng, sort) if sort in self._words else self.value(sort)
+        if sort not in self._words:
+            return self.value(sort)
+        text = self._words.pick(rng, sort)
+        return self._copied(text) if sort in COPIED and rng.random() < 0.15 else text
