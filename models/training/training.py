@@ -60,7 +60,7 @@ class Trainer:
             saved["progress"] = asdict(Progress(level=len(CURRICULA[args.size].levels) - 1))
         if saved:
             self.progress = Progress(**saved["progress"])
-            self.first_step = self.progress.step
+            self.first_step = self.progress.step - (WARM_UP if "optimizers" in saved else 0)  # they are warm
         # The workers start first: a process that has initialised CUDA must not be forked.
         seed = args.seed + self.progress.step  # a different seed for each call
         self.stream = Stream(args.workers, args.tokens, seed, size=args.size, level=self.progress.level)
