@@ -69,12 +69,12 @@ class Service:
     # ---- a request comes -------------------------------------------------------------------------------------------
 
     async def accept_chat(
-        self, asked: ChatRequest, size: int, open_turn: bool = False, *, kind: str = "chatcmpl-", found: Found | None = None
+        self, asked: ChatRequest, num_bytes: int, open_turn: bool = False, *, kind: str = "chatcmpl-", found: Found = None
     ) -> Submission:
         """Check a chat, find the answer that it continues, and build its prompt in a thread. Raises RequestError.
 
-        size: of its body, bytes. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with. found: what
-        the server found for it; None without a search.
+        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with. found: what
+        the server found for it.
         """
         self.engine.sleep.rouse()
         asked.check()
@@ -89,10 +89,10 @@ class Service:
             return Submission(id, (turn.chat.prompt,), asked, sampling, turn=turn, wanted=form.wanted, account=account)
 
         with self.idle.giving_way():
-            return await self._constrained(await self.builder.threads.run(size, build))
+            return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Submission:
-        """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: the size of the body."""
+        """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
         self.engine.sleep.rouse()
         asked.check()
         id = f"cmpl-{_secret()}"

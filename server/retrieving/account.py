@@ -15,17 +15,21 @@ from .sources import Fields, results
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Findings:
     """The hits of a chat's search. index: a field that says how far the index was, if it was not up to date."""
 
     hits: Sequence[Hit]
     index: Fields
 
 
+Found = Findings | None
+"""What was found for a chat; None for a chat that asks for no search."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Account:
     """found: the ids of the documents that were found, in rank. retrieved: the same for the client. sources: all of the
-    prompt. reader: makes readers of an answer. index: as in `Found`.
+    prompt. reader: makes readers of an answer. index: as in `Findings`.
     """
 
     found: Sequence[str]
@@ -35,7 +39,7 @@ class Account:
     index: Fields
 
     @classmethod
-    def of(cls, found: Found, chat: Chat) -> Self:
+    def of(cls, found: Findings, chat: Chat) -> Self:
         """Make the account of a chat, in a thread: it takes time as the documents are long."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         sources = Sources(document for one in sets for document in one.documents)

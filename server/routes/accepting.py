@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from starlette.requests import Request
 
 from ..errors import RequestError
-from ..retrieving.account import Found
+from ..retrieving.account import Findings, Found
 from ..retrieving.library import Hit
 from ..retrieving.pipelining import Ahead
 from ..retrieving.question import fitting, query_of, with_documents
@@ -23,7 +23,7 @@ STAGE = 0.03  # s that a stage of a chat's search has to last before its documen
 async def accept(request: Request, asked: ChatRequest, open_turn: bool = False, *, kind: str = "chatcmpl-") -> Submission:
     """Find the documents of a chat with `retrieval`, and accept it: see `Service.accept_chat`. Raises RequestError."""
     service = service_of(request)
-    found: Found | None = None
+    found: Found = None
     if asked.retrieves:
         asked, found = await _retrieve(request, asked)
     return await service.accept_chat(asked, request.state.num_bytes, open_turn, kind=kind, found=found)
@@ -47,7 +47,7 @@ async def start_ahead(service: Service, key: Hashable, submission: Submission) -
     return started
 
 
-async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, Found]:
+async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, Findings]:
     """Return the chat with the documents that were found for it, and these.
 
     While a later stage of the search runs, the documents that lead so far are computed ahead.
@@ -76,5 +76,5 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
         raise
     finally:
         ahead.stop()
-    found = Found(fitting(hits, library.room), index)
+    found = Findings(fitting(hits, library.room), index)
     return with_documents(asked, found.hits), found
