@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from ..models.device import devices
+from ..models.hardware.cores import fast_cores
+from ..models.hardware.device import devices
 from ..server import loading
 from ..server.app import Host, fail, let_go, make_app, refuse
 from ..server.edge.bodies import Bodies
@@ -228,7 +228,7 @@ def app(arguments: Mapping[str, object]) -> Application:
     """Return the application. arguments: settings by name; the environment has the others. Raises SettingsError."""
     own, settings = read_settings(arguments)
     gpus = own.replica_gpus if own.replica_gpus >= 0 else int(any(one.is_gpu for one in devices()))
-    threads = settings.threads or max(len(os.sched_getaffinity(0)) // (1 if gpus else own.most), 1)
+    threads = settings.threads or max(fast_cores() // (1 if gpus else own.most), 1)
     settings = replace(settings, threads=threads)
     engines = serve.deployment(Engine).options(
         **_number(own, settings),

@@ -60,7 +60,7 @@ RULES = (
         apart=RAY,
     ),
     Rule("front.ray_router", only=("front.replicas",)),
-    Rule("front.ray_app", only=("front", "server", "models.device")),
+    Rule("front.ray_app", only=("front", "server", "models.hardware")),
     Rule(
         "server.routes",
         only=(
