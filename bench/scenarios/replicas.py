@@ -71,10 +71,10 @@ def run(args: argparse.Namespace) -> Report:
         names, dialect = args.routers.split(","), ChatDialect(documents_field=True)
         arms = [Arm(name, dialect, partial(_command, args, name, Path(folder))) for name in names]
         outcomes = [Outcome(arm, arm.measure(sampling(args), partial(_drive, traces, args, arm.name))) for arm in arms]
+        data = {"arms": [outcome.data() for outcome in outcomes]}
     title = f"{args.replicas} replicas, {args.concurrency} clients, {args.queries} queries, {args.burst} in a row on one of "
     title += f"{args.regions} regions, {args.seeds} seeds"
     tables = [table(title, outcomes), _each(outcomes)]
-    data = {"arms": [outcome.data() for outcome in outcomes]}
     failed = problems(outcomes)
     return Report("replicas", tables, bars=_bars(outcomes), notes=failed, data=data, has_failed=bool(failed))
 
