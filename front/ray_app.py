@@ -18,6 +18,7 @@ from ray import serve  # pyright: ignore[reportMissingImports]
 from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
 from ray.serve import Application  # pyright: ignore[reportMissingImports]
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig  # pyright: ignore[reportMissingImports]
+from ray.serve.exceptions import DeploymentUnavailableError  # pyright: ignore[reportMissingImports]
 from ray.serve.handle import DeploymentHandle  # pyright: ignore[reportMissingImports]
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -92,7 +93,7 @@ class Engine:
 
     def holds(self, session: str) -> str:
         """Return the replica's name if it has stored this conversation or answer; else nothing."""
-        kind, scope, id = session.split("\0")
+        kind, scope, id = msgspec.json.decode(session)
         if self._host.service is None:
             return ""
         conversations = self._host.service.conversations
@@ -155,7 +156,11 @@ class Ingress:
 
     async def _tell_all(self, forward: Forward, scope: Scope, send: Send) -> None:
         """Have all replicas answer. The answer is an error of one, else the sum; 404 if that is what all say."""
-        answers = [answer for answer in await self._ask_all("whole", forward) if isinstance(answer, Answer)]
+        results = await self._ask_all("whole", forward)
+        failed = next((one for one in results if isinstance(one, Exception) and not isinstance(one, RayActorError)), None)
+        if failed:
+            raise failed
+        answers = [answer for answer in results if isinstance(answer, Answer)]
         refused = [answer for answer in answers if answer.status >= 400]
         said = next((answer for answer in refused if answer.status != 404 or len(refused) == len(answers)), None)
         if said is None and not answers:
@@ -170,7 +175,12 @@ class Ingress:
     async def _ask_all(self, method: str, *arguments: object) -> list[object]:
         """Call a method of all replicas. Return the results, with an exception of one that has just ended."""
         asking = self._engines.broadcast(method, *arguments)
-        return await asking.results_async(timeout_s=SOON, return_exceptions=True)
+        try:
+            return await asking.results_async(timeout_s=SOON, return_exceptions=True)
+        except DeploymentUnavailableError:
+            raise RequestError("no replica is up: try again", status=503, retry_after=1) from None
+        except TimeoutError:
+            raise RequestError(f"a replica was silent for {SOON:g} s", status=504, code="replica_timeout") from None
 
     async def _pass_on(self, asked: Asked, send: Send) -> None:
         """Send a request to a replica and its answer to the client. Raises RequestError, if nothing was sent yet."""

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--replicas", type=int, default=2, help="default: %(default)s")
     add("--queries", type=int, default=72, help="default: %(default)s")
     add("--regions", type=int, default=8, help="regions of documents (default: %(default)s)")
-    add("--burst", type=int, default=4, help="queries on one region in a row (default: %(default)s)")
+    add("--burst", type=int, default=10, help="queries on one region in a row (default: %(default)s)")
     add("--concurrency", type=int, default=4, help="clients at a time (default: %(default)s)")
     add("-c", "--ctx-size", type=int, default=16384, help="cells of each replica (default: %(default)s)")
     add("-np", "--parallel", type=int, default=4, help="lanes of each replica (default: %(default)s)")

@@ -214,7 +214,7 @@ class Asked:
 
 def session(kind: str, scope: str, id: str) -> str:
     """Return the name of a session: a conversation's, an answer's or a history's, of a scope."""
-    return "\0".join((kind, scope, id))
+    return msgspec.json.encode((kind, scope, id)).decode()
 
 
 def _text(fields: Fields, name: str) -> str:
