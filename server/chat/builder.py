@@ -214,6 +214,10 @@ class PromptBuilder:
         assert piece.message is not None
         return Fixed(self.tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, message))
 
+    def length(self, scope: str, document: Document) -> int:
+        """Return the tokens of a document in a prompt."""
+        return len(self.tokens(scope, document_text(document)))
+
     def _document_sets(self, history: History, options: Options) -> dict[int, DocumentSet]:
         """Return the documents of each message that has some: of kept messages as they stood, of new ones made here."""
         sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, takewhile
 
 import msgspec
 
+from ...ordering.document import Document
 from ...ordering.given import TOOLS
 from ...retrieval import Hit, Query
 from ..errors import RequestError
@@ -51,10 +52,13 @@ def _last(asked: ChatRequest, *roles: str) -> int | None:
     return max((at for at, message in enumerate(asked.messages) if message.get("role") in roles), default=None)
 
 
-def fitting(hits: Sequence[Hit], room: int) -> list[Hit]:
-    """Return the first hits, at least one, that have no more tokens together than there is room for."""
-    tokens = accumulate(hit.chunk.tokens for hit in hits)
-    return list(hits[: max(sum(total <= room for total in tokens), 1)])
+def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
+    """Return the first hits, at least one, that have no more tokens together than there is room for.
+
+    length: returns the tokens of a document in the prompt. The index only estimates them.
+    """
+    totals = accumulate(length(hit.document) for hit in hits)
+    return list(hits[: max(sum(1 for _ in takewhile(lambda total: total <= room, totals)), 1)])
 
 
 def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 from starlette.requests import Request
 
@@ -76,5 +77,7 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
         raise
     finally:
         ahead.stop()
-    found = Findings(fitting(hits, library.room), index)
+    builder = service.builder
+    fit = partial(fitting, hits, library.room, partial(builder.length, asked.cache_scope))
+    found = Findings(await builder.threads.run(0, fit), index)
     return with_documents(asked, found.hits), found

@@ -334,3 +334,15 @@ def test_a_client_may_leave_during_a_search(staged):
         lambda: not staged.service.open and not staged.vectors.embedding.num_open and not staged.vectors.reranking.num_open
     )
     assert len(stages(staged, "two tides")) == 3
+
+
+def test_documents_take_half_of_the_context_in_any_language(tmp_path):
+    """The index takes four bytes for a token; in this vocabulary such a sign is three or four tokens."""
+    signs = [chr(0x4E00 + 37 * at % 20000) for at in range(400)]
+    notes = {f"{at}.md": f"# Zebra {at}\n\n" + " ".join("".join(signs[at : at + 300])) for at in range(8)}
+    folder = write(tmp_path / "notes", notes)
+    with running(FILE, docs=str(folder), docs_db=str(tmp_path / "db"), ctx_size=4096, flash_attn="auto") as up:
+        until(lambda: is_ready(up))
+        report = answer_of(up, "Zebra?", max_tokens=2, retrieval={"top_k": 8})["slotcache"]
+        tokens = [one["tokens"] for one in report["documents"]]
+        assert len(tokens) == len(report["retrieved"]) > 0 and sum(tokens) <= 2048 < sum(tokens) + 2 * max(tokens)

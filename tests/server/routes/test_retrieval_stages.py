@@ -80,7 +80,8 @@ def test_the_documents_that_lead_are_computed_while_the_reranker_runs(staged):
         assert is_searching(staged)
     documents = answer.result()["slotcache"]["documents"]
     reused = {one["id"] for one in documents if one["cached_tokens"] == one["tokens"]}
-    assert reused == leaders(staged, SUGGESTED[0]) and len(documents) == READ
+    shown = {one["id"] for one in documents}  # those that half of the context has room for
+    assert reused == leaders(staged, SUGGESTED[0]) & shown and 1 < len(reused) < len(shown)
 
 
 def test_what_was_computed_ahead_never_reaches_the_answer(staged):
