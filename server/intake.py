@@ -155,11 +155,14 @@ class Intake:
 
     def idle_prefill(self, prompt: ChatPrompt, scope: Scope, guess: bool = False, follows: int | None = None) -> Generation:
         """Return a generation that only computes a prompt, in idle time. guess, follows: as in `Request`."""
+        number, can_cut = next(self._ids), self._model.can_trim
         request = Request(
-            id=next(self._ids),
+            id=number,
             prompt=prompt,
             limit=1,
-            scope=scope,
+            scope=scope if can_cut else Scope.private(number, scope.adapters),
+            cache=can_cut,
+            snapshot_scope=None if can_cut else scope,
             background=True,
             guess=guess,
             follows=follows,

@@ -192,9 +192,9 @@ class Service:
             self.answers.remember(generation.scope, key, sampled)
         entries = turn.entries(request.layout, answer, sampled if is_content else None)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
-        if request.cache and generation.limit:
+        if request.index_scope.is_shared and generation.limit:
             found = account.found if account else None
-            answered = AnsweredChat(request.id, request.scope, turn.options, entries, found=found)
+            answered = AnsweredChat(request.id, request.index_scope, turn.options, entries, found=found)
             self.idle.add(answered, turn.chat.prompt)
         return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
 

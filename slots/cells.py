@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from .radix import PromptTree
 from .request import Prompt, Request
 from .scope import Scope
 from .swap import Moves, runs_on_device, swap_out
@@ -23,10 +24,12 @@ from .tree import PrefixTree
 class Cells:
     """Tells whether a prompt fits, and frees cells for it.
 
-    running: the scheduler's list of running requests. idle_cells: most cells of idle KV while requests run.
+    index: the tree that prompts are compared with. running: the scheduler's list of running requests. idle_cells: most cells
+    of idle KV while requests run.
     """
 
-    def __init__(self, tree: PrefixTree, running: Collection[Request], idle_cells: int) -> None:
+    def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Request], idle_cells: int) -> None:
+        self._index = index
         self._tree, self._running, self._idle_cells, self._costs = tree, running, idle_cells, tree.costs
         self.num_swapped = 0  # tokens whose KV left the device for the time of a step, ever
         self._in_front: list[int] = []  # requests to which the last swap gave the first cells
@@ -52,9 +55,9 @@ class Cells:
 
     def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
         """Return how many tokens a background request would compute, and whether the cells for them are free."""
-        tokens = prompt.arrange(self._tree, scope).tokens
-        match = self._tree.match(scope, tokens)
-        return len(tokens) - match.length, len(tokens) - match.ready <= self.num_free
+        tokens = prompt.arrange(self._index, scope).tokens
+        ready = self._tree.match(scope, tokens).ready
+        return len(tokens) - self._index.reusable(scope, tokens), len(tokens) - ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
         """Return whether a guess may be computed: cells, a sequence and host memory are free for it.
@@ -72,7 +75,7 @@ class Cells:
         while not (tree.ledger.num_free_ids and self.forecast(prompt, scope)[1]):
             if not tree.evict(unused=True):
                 return False
-        return tree.host.has_room(missing)
+        return self._index.has_room_for(missing)
 
     def reserve(self, num_cells: int) -> bool:
         """Evict idle KV until `num_cells` cells are free; return False if there is too little of it."""

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .node import Node
-from .radix import path
+from .radix import PromptTree, path
 from .scope import Scope
-from .tree import PrefixTree
 
 
 class Pins:
@@ -22,7 +21,7 @@ class Pins:
     clock: seconds, as `time.monotonic` counts them.
     """
 
-    def __init__(self, tree: PrefixTree, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tree: PromptTree, clock: Callable[[], float] = time.monotonic) -> None:
         self._tree, self._clock = tree, clock
         self._ends: list[tuple[float, int, Node]] = []  # when the pin on the path to a node ends
         self._count = itertools.count()

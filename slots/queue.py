@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from .radix import PromptTree
 from .request import Layout, Request
-from .tree import PrefixTree
 
 LOOK_AHEAD = 16  # requests at the head of the queue that are compared, so that an admission takes bounded time
 
@@ -37,7 +37,7 @@ class Queue:
     """
 
     def __init__(
-        self, tree: PrefixTree, window: int = 32, may_start: Callable[[Request], bool] = lambda request: True
+        self, tree: PromptTree, window: int = 32, may_start: Callable[[Request], bool] = lambda request: True
     ) -> None:
         self._tree, self._may_start = tree, may_start
         self._window = window
@@ -122,9 +122,9 @@ class Queue:
         self._waiting.remove(request)
 
     def _lay_out(self, request: Request, waiting: list[Request]) -> Layout:
-        rivals = [other.prompt for other in waiting if other is not request and other.scope == request.scope]
+        rivals = [other.prompt for other in waiting if other is not request and other.index_scope == request.index_scope]
         try:
-            return request.prompt.arrange(self._tree, request.scope, rivals)
+            return request.prompt.arrange(self._tree, request.index_scope, rivals)
         except Exception as error:
             self._waiting.remove(request)
             raise Rejected(request, error) from error
@@ -135,5 +135,5 @@ class Queue:
 
         A known token is added, so that of two requests with nothing cached the shorter comes first.
         """
-        known = self._tree.match(request.scope, tokens).length
+        known = self._tree.reusable(request.index_scope, tokens)
         return (1 + request.num_overtaken) * (1 + known) / max(len(tokens) - known, 1)

@@ -5,12 +5,14 @@ A radix tree, as in SGLang's radix attention: a child is found by its first toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from .costs import Costs
 from .node import Node
 from .scope import Scope
 
@@ -138,6 +140,40 @@ class RadixTree:
         for origin, key in node.document_of:
             del origin.documents[key]
         node.document_of.clear()
+
+
+class PromptTree(RadixTree):
+    """The tree that prompts are compared with: that of KV, or that of snapshots for models whose memory cannot be cut.
+
+    has_room_for: whether that many new tokens of a prompt fit into host memory with nothing leaving for them.
+    """
+
+    def __init__(self, costs: Costs, has_room_for: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.costs, self.has_room_for = costs, has_room_for
+        self.pinned: set[Node] = set()  # runs that a client asked to keep
+
+    def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
+        """Return how many leading tokens of a prompt need not be computed, but for its `rest`."""
+        return self.match(scope, tokens).length
+
+    def continued(self, origin: Node, match: Match) -> int:
+        """Return how many tokens behind `origin` need not be computed, of those that `match` has found there."""
+        return match.length
+
+    def may_continue(self, node: Node) -> bool:
+        """Return whether a prompt can continue from the end of a cached run."""
+        return True
+
+    @abstractmethod
+    def price(self, node: Node) -> None:
+        """Set the priority of a run that is used, pinned or unpinned now."""
+
+    def _split(self, lower: Node, at: int) -> Node:
+        upper = super()._split(lower, at)
+        if lower.pinned_until:
+            self.pinned.add(upper)
+        return upper
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

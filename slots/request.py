@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from .node import Sequence
-from .radix import common_prefix
+from .radix import PromptTree, common_prefix
 from .scope import Scope
 from .tree import Claim, PrefixTree
 
@@ -62,7 +62,7 @@ class Prompt(Protocol):
 
     num_tokens: int
 
-    def arrange(self, tree: PrefixTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+    def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Order the documents by their KV in the tree now. waiting: the next prompts of this scope."""
         ...
 
@@ -130,13 +130,21 @@ class Request:
     def waits_for(self, leader: Request, min_shared: int) -> bool:
         """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start.
 
-        Only tokens in the tree count: a tail is private, even where two requests generate the same one.
+        Only tokens in the tree count: a tail is private, even where two requests generate the same one. With snapshots,
+        only those count that stand in front of one.
         """
-        if leader.scope != self.scope or leader.computed != self.computed:
+        if leader.index_scope != self.index_scope or leader.computed != self.computed:
             return False
         shared = common_prefix(leader.tokens[: leader.claimed], self.tokens[: self.claimed])
         shared = min(shared, self.num_tokens - self.rest)
+        if self.snapshot_scope is not None:
+            shared = max((stop for stop in leader.stops if stop <= shared), default=0)
         return shared > self.computed and shared - self.started_at >= min_shared
+
+    @property
+    def index_scope(self) -> Scope:
+        """The scope of what it reads from the cache and leaves there."""
+        return self.snapshot_scope or self.scope
 
     @property
     def source(self) -> str:

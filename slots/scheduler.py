@@ -19,6 +19,7 @@ from .lanes import Lanes
 from .pins import Pins
 from .plan import Plan
 from .queue import Queue
+from .radix import PromptTree
 from .request import Request
 from .step import Step, in_turn
 from .tree import PrefixTree
@@ -28,8 +29,8 @@ class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
     batch_size: most tokens of a step. prefill_budget, max_stall: as in `PrefillBudget`. idle_cells: most cells of idle KV,
-    if a host tier can take the rest: every step attends over the whole pool, so idle KV slows running requests. window: how
-    many later requests may be admitted before a waiting one. snapshots: for models whose memory cannot be cut.
+    if a host tier takes the rest: every step attends over the whole pool. window: how many later requests may be admitted
+    before a waiting one. snapshots: for models whose memory cannot be cut.
     """
 
     def __init__(
@@ -44,15 +45,15 @@ class Scheduler:
         window: int = 32,
         snapshots: Snapshots | None = None,
     ) -> None:
-        self.tree = tree
-        self.lanes = Lanes(num_lanes)
+        self.tree, self.lanes = tree, Lanes(num_lanes)
         self.batch_size = batch_size
         self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
-        self.waiting = Queue(tree, window, self.lanes.may_take)
-        self.pins = Pins(tree)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
+        self.index: PromptTree = self.snapshots if self.snapshots.max_bytes else tree  # what prompts are compared with
+        self.waiting = Queue(self.index, window, self.lanes.may_take)
+        self.pins = Pins(self.index)
         self.running: list[Request] = []  # in order of admission
-        self.cells = Cells(tree, self.running, idle_cells)
+        self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.counters = Counters(tree)
         self.step = Step(tree, self.cells, self.snapshots, self.counters)  # of the last plan
 

@@ -79,8 +79,13 @@ class Step:
     def _catch_up(self, request: Request) -> None:
         """Share KV of this request's prompt that other requests have computed since its last span."""
         assert request.sequence is not None
-        if gained := self._tree.ledger.catch_up(request.sequence):
-            self._counters.count_cached(request, "fork", gained)
+        if request.snapshot_scope is not None:
+            has_room = self._cells.reserve(self._num_cells + request.num_tokens - request.computed)
+            source, gained = "snapshot", self._snapshots.load(request) if has_room else 0
+        else:
+            source, gained = "fork", self._tree.ledger.catch_up(request.sequence)
+        if gained:
+            self._counters.count_cached(request, source, gained)
             request.computed += gained
 
     def _follows_a_leader(self, request: Request) -> bool:

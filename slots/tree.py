@@ -18,7 +18,7 @@ from .eviction import EvictionPolicy, count_use
 from .ledger import Ledger
 from .node import Claim, Node, Sequence
 from .profile import Profile
-from .radix import NO_TOKENS, RadixTree, descendants, path
+from .radix import NO_TOKENS, PromptTree, descendants, path
 from .scope import Scope
 from .tiers.copies import Copies
 from .tiers.host import HostTier
@@ -28,7 +28,7 @@ class OutOfSequences(RuntimeError):
     """Every sequence id is in use by a running request: a programmer's error (more lanes than the tree was made for)."""
 
 
-class PrefixTree(RadixTree):
+class PrefixTree(PromptTree):
     """Finds, claims, releases and evicts runs. Acts decide memory operations, which the ledger hands to the next plan.
 
     ledger: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * lanes
@@ -45,13 +45,11 @@ class PrefixTree(RadixTree):
         profile: Profile | None = None,
         costs: Costs = UNMEASURED,
     ) -> None:
-        super().__init__()
-        self.host = host or HostTier()
-        self.costs, self.rest = costs, costs.rest
+        self.host, self.rest = host or HostTier(), costs.rest
+        super().__init__(costs, self.host.has_room)
         self.ledger = Ledger(num_cells, num_sequences, self.host, policy=policy or EvictionPolicy(), rest=self.rest)
         self.copies = Copies(self.ledger, self.host, self.rest, self._remove)
         self.profile = profile or Profile(costs.chunk)
-        self.pinned: set[Node] = set()  # runs that a client asked to keep
         self.num_evicted = 0  # tokens that left the device, ever
 
     def clear(self) -> None:
@@ -126,7 +124,6 @@ class PrefixTree(RadixTree):
         return freed
 
     def price(self, node: Node) -> None:
-        """Set the priorities of a run that is used, pinned or unpinned now, on both tiers."""
         self.ledger.touch(node)
         self.host.touch(node)
 
@@ -199,8 +196,6 @@ class PrefixTree(RadixTree):
         upper = super()._split(lower, at)
         self.host.split(upper, lower)
         self.ledger.split(upper, lower)
-        if lower.pinned_until:
-            self.pinned.add(upper)
         return upper
 
     def _prune(self, sequence: Sequence) -> None:

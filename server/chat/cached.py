@@ -19,18 +19,21 @@ from ...ordering.arrangement import Arrangement, arrange
 from ...ordering.index import Step
 from ...ordering.policy import cached_ranks, walk
 from ...slots.node import Node
-from ...slots.radix import NO_TOKENS
-from ...slots.tree import PrefixTree
+from ...slots.radix import NO_TOKENS, PromptTree
 from .parts import DocumentSet, Fixed, Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """The end of placed documents of a set: `node` ends the one of this rank, and the places before it lead there."""
+    """The end of placed documents of a set: `node` ends the one of this rank, and the places before it lead there.
+
+    gap: the last tokens before it that a prompt reuses only if it is cached further; 0 if a prompt may continue here.
+    """
 
     node: Node
     rank: int = -1
     before: Place | None = None
+    gap: int = 0
 
     def order(self) -> list[int]:
         """Return the ranks of the documents that lead here, in order."""
@@ -45,8 +48,8 @@ class Place:
 class CachedPrompt:
     """One prompt's parts against the tree. Valid for as long as the tree does not change: one arrangement."""
 
-    def __init__(self, tree: PrefixTree, parts: Sequence[Part]) -> None:
-        self._tree, self._parts = tree, parts
+    def __init__(self, tree: PromptTree, parts: Sequence[Part]) -> None:
+        self.tree, self._parts = tree, parts
         self.restore_share = tree.costs.restore_share
         sets = [at for at, part in enumerate(parts) if isinstance(part, DocumentSet)]
         self._next_set = dict(pairwise([*sets, None]))  # by the index of a set
@@ -69,20 +72,23 @@ class CachedPrompt:
         return self._arrange(index, node, waiting).order
 
     def beyond(self, index: int, place: Place) -> int:
-        """Count the tokens that are cached behind a set which is placed as a whole; its hint is the first of them."""
+        """Count the reusable tokens behind a set which is placed as a whole, with its gap; its hint is the first of them."""
         (node, length), following = self._end(index, place), self._next_set[index]
-        return length if node is None or following is None else length + self._worth.get((following, node), 0)
+        worth = 0 if node is None or following is None else self._worth.get((following, node), 0)
+        if node is not None and worth:
+            return place.gap + node.end - place.node.end + worth
+        return place.gap + length if length else 0
 
     def end(self, index: int, node: Node, order: Sequence[int]) -> tuple[Node | None, int]:
-        """Return the node in front of the next set, None if that is not cached, and how many tokens behind `node` are.
+        """Return the node in front of the next set, None if that is not cached, and the reusable tokens behind `node`.
 
-        The tokens are the hint of the set at `index`, which is placed as a whole and ends with `node`, and the text behind
-        the set.
+        They belong to the hint of the set at `index`, which is placed as a whole and ends with `node`, and to the text
+        behind the set.
         """
         if (end := self._ends.get((index, node))) is None:
             run = np.concatenate([self._set(index).hint_tokens(order), self._text(index)])
-            match = self._tree.match_from(node, run)
-            end = self._ends[index, node] = (match.exact_end, match.length)
+            match = self.tree.match_from(node, run)
+            end = self._ends[index, node] = (match.exact_end, self.tree.continued(node, match))
         return end
 
     def _end(self, index: int, place: Place) -> tuple[Node | None, int]:
@@ -173,10 +179,12 @@ class CachedDocuments:
         end = position.node.documents.get(key)
         if end is None:
             return None
-        tokens = end.end - position.node.end
+        tokens, gap = position.gap + end.end - position.node.end, 0
+        if not self._prompt.tree.may_continue(end):
+            tokens, gap = 0, tokens
         in_host_memory_only = end.blob is not None and not end.ready
         saved = tokens * (1 - self._prompt.restore_share) if in_host_memory_only else float(tokens)
-        return Step(Place(end, self._ranks[key], position), tokens, saved, ahead=inf if end.children else 0.0)
+        return Step(Place(end, self._ranks[key], position, gap), tokens, saved, ahead=inf if end.children else 0.0)
 
     def beyond(self, position: Place) -> float:
         return float(self._prompt.beyond(self._index, position))

@@ -12,9 +12,9 @@ import numpy as np
 
 from ...ordering.document import Document
 from ...slots.node import Node
+from ...slots.radix import PromptTree
 from ...slots.request import Layout, PlacedDocument, Prompt
 from ...slots.scope import Scope
-from ...slots.tree import PrefixTree
 from .cached import CachedPrompt
 from .parts import DocumentSet, Fixed, Part
 
@@ -27,7 +27,7 @@ class ChatPrompt:
         self.num_tokens = sum(part.num_tokens for part in parts)
         self._first_set = next((at for at, part in enumerate(parts) if isinstance(part, DocumentSet)), len(parts))
 
-    def arrange(self, tree: PrefixTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+    def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
         layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
         node = tree.roots.get(scope)
@@ -67,7 +67,7 @@ class ChatPrompt:
         return [part.key_set for part in same if isinstance(part, DocumentSet)]
 
 
-def _follow(tree: PrefixTree, node: Node, runs: Sequence[np.ndarray]) -> Node | None:
+def _follow(tree: PromptTree, node: Node, runs: Sequence[np.ndarray]) -> Node | None:
     """Return the node that ends exactly where `runs` end behind `node`, if one does."""
     if not runs:
         return node

@@ -79,7 +79,7 @@ class Holdings:
     @classmethod
     def of(cls, scheduler: Scheduler, scope: str) -> Holdings:
         """scope: by the clients' name."""
-        scopes, roots, snapshots = scopes_of(scheduler, scope), scheduler.tree.roots, scheduler.snapshots
+        scopes, roots, snapshots = scopes_of(scheduler, scope), scheduler.index.roots, scheduler.snapshots
         found = [(node, one.adapters) for one in scopes if one in roots for node in descendants(roots[one])]
         nodes = [node for node, _ in found]
         device = sum(node.ready for node in nodes)
@@ -102,7 +102,7 @@ class Holdings:
 
 def scopes_of(scheduler: Scheduler, name: str) -> list[Scope]:
     """Return the scopes with KV that clients know by a name: one for each set of LoRA adapters."""
-    known = {*scheduler.tree.roots, *scheduler.snapshots.roots}
+    known = scheduler.index.roots
     return sorted((scope for scope in known if scope.is_shared and scope.name == name), key=lambda scope: scope.adapters)
 
 
@@ -116,12 +116,12 @@ class Prediction:
 
     @classmethod
     def of(cls, scheduler: Scheduler, prompt: Prompt, scope: Scope) -> Prediction:
-        tree = scheduler.tree
-        layout = prompt.arrange(tree, scope)
+        tree, index = scheduler.tree, scheduler.index
+        layout = prompt.arrange(index, scope)
         match = tree.match(scope, layout.tokens)
         nodes = [node for node in path(match.node) if node.start < match.length]
         on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
-        reused = min(match.length, tree.ledger.most_cached(len(layout.tokens)))
+        reused = min(index.reusable(scope, layout.tokens), tree.ledger.most_cached(len(layout.tokens)))
         return cls(layout, reused, min(on_device, reused))
 
 

@@ -110,13 +110,13 @@ class View:
         """Keep the prompt of a finished generation in the cache for `seconds`; return the tokens that are pinned now."""
         request = generation.request
         prompt = request.tokens[: request.num_prompt]
-        return await self._ask(lambda: self._scheduler.pins.pin(request.scope, prompt, seconds))
+        return await self._ask(lambda: self._scheduler.pins.pin(request.index_scope, prompt, seconds))
 
     async def unpin(self, generation: Generation) -> None:
         """End the pin of a finished generation's prompt."""
         request = generation.request
         prompt = request.tokens[: request.num_prompt]
-        await self._ask(lambda: self._scheduler.pins.unpin(request.scope, prompt))
+        await self._ask(lambda: self._scheduler.pins.unpin(request.index_scope, prompt))
 
     async def drop(self, scope: str) -> int:
         """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""

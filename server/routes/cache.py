@@ -24,8 +24,6 @@ async def warm(request: Request) -> Response:
     """
     service = service_of(request)
     asked = await read_body(request, WarmRequest)
-    if asked.pin is not None and not service.model.can_trim:
-        raise RequestError("this model's state cannot be cut, and snapshots cannot be pinned: leave pin out", param="pin")
     if not (service.model.can_trim or service.view.keeps_snapshots):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()

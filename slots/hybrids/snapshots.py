@@ -39,7 +39,7 @@ class Snapshots(StateTree):
         policy: EvictionPolicy | None = None,
         cut: Cut = lambda run, start, stop: run,
     ) -> None:
-        super().__init__(max_bytes, tree.profile, policy=policy, cut=cut)
+        super().__init__(max_bytes, costs=tree.costs, profile=tree.profile, policy=policy, cut=cut)
         self.num_taken = 0  # states, ever
         self.num_loaded = 0  # states, ever
         self._tree, self._spacing = tree, spacing
@@ -97,12 +97,12 @@ class Snapshots(StateTree):
         node = nodes[len(tokens)]
         for run in [*path(node)][::-1]:
             if run.blob is None:
-                self.keep_run(run, Blob(run.start, run.end))
-                self._tree.ledger.perform(Save(request.sequence.id, run.blob))
+                self.keep_run(run, blob := Blob(run.start, run.end))
+                self._tree.ledger.perform(Save(request.sequence.id, blob))
         if node.state is None:
-            self.keep_state(node, Blob(0, node.end))
+            self.keep_state(node, state := Blob(0, node.end))
             self.num_taken += 1
-            self._tree.ledger.perform(Snap(request.sequence.id, node.state))
+            self._tree.ledger.perform(Snap(request.sequence.id, state))
             node.frequency += not request.guess
         self.make_room(node)
 

@@ -16,25 +16,28 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..archive import Record
+from ..costs import Costs
 from ..eviction import Candidates, EvictionPolicy
 from ..node import Blob, Node, Sizes
 from ..profile import Profile
-from ..radix import RadixTree, descendants, path, scope_of
+from ..radix import Match, PromptTree, descendants, path, scope_of
 from ..scope import Scope
 
 Cut = Callable[[np.ndarray, int, int], np.ndarray]
 """Returns the part of a run (uint8) at positions [start, stop)."""
 
 
-class StateTree(RadixTree):
+class StateTree(PromptTree):
     """The tier protocol, with nodes for keys: a node is a run, and may have a state at its end.
 
-    max_bytes: of all runs and states; 0: none is kept. profile: the time that tokens take. policy: the order in which states
-    leave. cut: takes a part out of a run.
+    max_bytes: of all runs and states; 0: none is kept. costs: of this device. profile: the time that tokens take.
+    policy: the order in which states leave. cut: takes a part out of a run.
     """
 
-    def __init__(self, max_bytes: int, profile: Profile, *, policy: EvictionPolicy | None = None, cut: Cut) -> None:
-        super().__init__()
+    def __init__(
+        self, max_bytes: int, *, costs: Costs, profile: Profile, policy: EvictionPolicy | None = None, cut: Cut
+    ) -> None:
+        super().__init__(costs, self._has_room_for)
         self.max_bytes = max_bytes
         self.sizes = Sizes()
         self.num_bytes = 0
@@ -51,6 +54,22 @@ class StateTree(RadixTree):
     def size_of(self, num_tokens: int) -> int:
         """Return the bytes of a state behind `num_tokens` tokens."""
         return self.sizes.state + num_tokens * self.sizes.state_token
+
+    def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
+        node = self.longest(scope, tokens)
+        return node.end if node is not None else 0
+
+    def may_continue(self, node: Node) -> bool:
+        return node.state is not None
+
+    def continued(self, origin: Node, match: Match) -> int:
+        stop = origin.end + match.length
+        ends = (node.end for node in path(match.node) if node.state is not None and origin.end < node.end <= stop)
+        return max(ends, default=origin.end) - origin.end
+
+    def _has_room_for(self, num_tokens: int) -> bool:
+        size = self.size_of(num_tokens) + num_tokens * self.sizes.run_token
+        return self.num_bytes + size <= self.max_bytes
 
     def has_room(self, record: Record) -> bool:
         """Return whether a record fits with nothing leaving for it."""
@@ -154,6 +173,7 @@ class StateTree(RadixTree):
             self.num_bytes -= 0 if node.blob.users else len(node.blob) * self.sizes.run_token
             self.num_runs -= 1
             self.num_tokens -= len(node.tokens)
+            self.pinned.discard(node)
             node.blob = None  # as of a node that was forgotten before
             self._unlink(node)
             node = parent

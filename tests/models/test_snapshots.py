@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from slotcache.models.model import Model
-from slotcache.slots.hybrids.snapshots import Snapshots
 from slotcache.slots.radix import path
 from slotcache.slots.scope import Scope
 from support import architectures
@@ -22,11 +21,7 @@ def model(request, tmp_path_factory):
 
 
 def lab_of(model, budget=BUDGET, num_cells=1024, spacing=50):
-    lab = Lab(model, num_cells=num_cells, batch=128, budget=64, sequences=16)
-    snapshots = Snapshots(lab.scheduler.tree, budget, spacing=spacing, cut=lab.runner.states.cut)
-    snapshots.sizes = lab.runner.measure_states()
-    lab.scheduler.snapshots = snapshots
-    return lab
+    return Lab(model, num_cells=num_cells, batch=128, budget=64, sequences=16, states=budget, spacing=spacing)
 
 
 def fresh(model, tokens, limit):
@@ -61,6 +56,20 @@ def kept(lab, scope=S):
     return sorted(node.end for node in lab.scheduler.snapshots.of(scope))
 
 
+def deepest(lab, tokens):
+    """Return the node with the deepest state that tokens begin with."""
+    node = lab.scheduler.snapshots.longest(S, tokens)
+    assert node is not None
+    return node
+
+
+def copies(node):
+    """Return a run, and the state at its end."""
+    assert node.blob is not None and node.blob.data is not None
+    assert node.state is not None and node.state.data is not None
+    return node.blob.data, node.state.data
+
+
 def copy(lab):
     """Copy the states that are still to be copied to host memory."""
     plan = lab.scheduler.plan_idle_work()
@@ -75,8 +84,8 @@ def test_the_state_cannot_be_cut_and_its_size_is_known(model, prompt):
     snapshots = lab.scheduler.snapshots
     assert kept(lab) == [100, 300, 404]
     copy(lab)
-    runs = {node.blob for node in path(snapshots.longest(S, lab.answers[1].request.tokens[:404]))}
-    copied = sum(len(node.state.data) for node in snapshots.of(S)) + sum(len(blob.data) for blob in runs)
+    found = [copies(node) for node in path(deepest(lab, lab.answers[1].request.tokens[:404]))]
+    copied = sum(len(run) + len(state) for run, state in found)
     assert snapshots.num_bytes <= copied < 1.1 * snapshots.num_bytes + 4096, "runs have a frame, too"
     lab.close()
 
@@ -124,6 +133,17 @@ def test_requests_beside_each_other(model, prompt):
         lab.finish()
     for answer, one in zip(answers, prompts, strict=True):
         assert answer.request.cached == 90
+        equal(answer, fresh(model, one, 4), rounding(model))
+    lab.close()
+
+
+def test_a_request_waits_for_the_snapshots_that_another_one_takes(model, prompt):
+    lab = lab_of(model)
+    prompts = [np.concatenate([prompt[:300], prompt[at : at + 50]]) for at in (0, 100)]
+    first, second = [lab.submit(one, limit=4, stops=(100, 220), cache=False, snapshots=S) for one in prompts]
+    lab.finish()
+    assert first.request.cached == 0 and second.request.sources == {"none": 0, "snapshot": 220}
+    for answer, one in zip((first, second), prompts, strict=True):
         equal(answer, fresh(model, one, 4), rounding(model))
     lab.close()
 
@@ -182,8 +202,8 @@ def test_a_forged_run_or_state_is_not_accepted(model, prompt):
     states = lab.runner.states
     lab.run(prompt, limit=1, stops=(100,), cache=False, snapshots=S)
     copy(lab)
-    *_, node = path(lab.scheduler.snapshots.longest(S, prompt))
-    run, state, length = node.blob.data, node.state.data, node.end
+    *_, node = path(deepest(lab, prompt))
+    (run, state), length = copies(node), node.end
     assert states.accepts(run, 0, length) and states.accepts_recurrent(state, length)
     assert not states.accepts(run, 0, length - 1) or not lab.scheduler.snapshots.sizes.run_token
     assert not states.accepts_recurrent(state, length - 1) and not states.accepts_recurrent(run, length)

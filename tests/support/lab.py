@@ -10,6 +10,7 @@ from slotcache.models.model import Model
 from slotcache.models.runner import Runner
 from slotcache.models.sampling import Sampler, Sampling
 from slotcache.slots.check import check
+from slotcache.slots.hybrids.snapshots import Snapshots
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
@@ -44,8 +45,10 @@ class Lab:
         aside=math.inf,
         kernel=None,
         adapters: Adapters | None = None,
+        states=0,
+        spacing=64,
     ):
-        """kernel: tokens that a kernel computes; the whole batch if it is not said."""
+        """kernel: tokens that a kernel computes; the whole batch if it is not said. states: bytes of snapshots."""
         self.adapters = adapters or Adapters(model)
         settings = ContextSettings(
             num_cells=num_cells,
@@ -58,10 +61,13 @@ class Lab:
         self.context = Context(model, settings)
         costs = replace(self.context.costs, apart_from_cells=apart, swap_from_tokens=aside)
         tree = PrefixTree(num_cells, sequences - 1, HostTier(host), costs=costs)
-        self.scheduler = Scheduler(tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget)
+        self.runner = Runner(self.context, self.adapters)
+        snapshots = Snapshots(tree, states, spacing=spacing, cut=self.runner.states.cut)
+        if states:
+            snapshots.sizes = self.runner.measure_states()
+        self.scheduler = Scheduler(tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget, snapshots=snapshots)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}
-        self.runner = Runner(self.context, self.adapters)
         self.answers: dict[int, Answer] = {}
         self.number = 0
 

@@ -89,7 +89,7 @@ class Life(RuleBasedStateMachine):
         self.snapshots = Snapshots(self.tree, states or 0, spacing=8, policy=EvictionPolicy(self.policy), cut=cut)
         self.snapshots.sizes = Sizes(run_token=1, state=3)
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, **self.shape)
-        self.scheduler.pins = Pins(self.tree, lambda: self.now)
+        self.scheduler.pins = Pins(self.scheduler.index, lambda: self.now)
 
     @rule(asks=st.lists(ASKS, min_size=1, max_size=3), steps=st.integers(0, 6))
     def submit(self, asks, steps):

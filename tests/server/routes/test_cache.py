@@ -90,11 +90,15 @@ def test_a_ttl_without_a_pin_is_refused(server):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "ttl"
 
 
-def test_snapshots_cannot_be_pinned_and_the_answer_says_so(tmp_path):
+def test_snapshots_are_pinned_too(tmp_path):
     with running(hybrid(tmp_path / "hybrid.gguf")) as up:
-        answer = up.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": True})
-        assert answer.status_code == 400 and answer.json()["error"]["param"] == "pin"
-        assert up.http.post("/v1/cache/warm", json={"messages": MESSAGES}).status_code == 200
+        warmed = up.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": True}).json()
+        assert warmed["pinned_tokens"] == warmed["prompt_tokens"] > 0
+        held = up.http.get("/v1/cache").json()
+        assert held["snapshots"][-1]["tokens"] == held["tokens"]["host"] == warmed["prompt_tokens"]
+        assert all(run["pinned"] and run["host"] for run in held["runs"])
+        warmed = up.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": False}).json()
+        assert warmed["slotcache"]["source"] == "snapshot" and warmed["pinned_tokens"] == 0
 
 
 def test_the_kv_of_those_who_answer_is_set_aside_while_a_prompt_is_computed(tiny):
