@@ -1,10 +1,19 @@
 """Arranging a whole conversation: what it costs in questions to the tree, and that no order is guessed."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 from slotcache.ordering import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import ChatPrompt
+from slotcache.slots.check import check
+from slotcache.slots.hybrids.snapshots import Snapshots
+from slotcache.slots.node import Sizes
+from slotcache.slots.request import Request
+from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.scope import Scope
+from slotcache.slots.tiers.host import HostTier
 from slotcache.slots.tree import PrefixTree
 from support.scopes import COMMON
 
@@ -91,3 +100,75 @@ def test_the_order_of_documents_that_read_alike_is_not_guessed(attempt):
     read(tree, asking("b", "both", policy="retrieval"))
     layout = asking("both", "b").arrange(tree, COMMON)
     assert [document.id for document in layout.documents] == [f"b{attempt}", f"both{attempt}"]
+
+
+# ---- models whose memory cannot be cut: what counts is the deepest snapshot --------------------------------------------
+
+
+def ask(scheduler, prompt):
+    """Have a prompt computed and answered by one token; return the request."""
+    cuts = scheduler.snapshots.max_bytes == 0
+    kept, number = (None if cuts else COMMON), next(NUMBERS)
+    request = Request(number, prompt, 1, COMMON if cuts else Scope.private(number), cuts, snapshot_scope=kept)
+    scheduler.submit(request)
+    while request.num_tokens == request.num_prompt:
+        plan = scheduler.plan()
+        scheduler.commit(plan, [1 for span in plan.spans if span.logits])
+        check(scheduler)
+    scheduler.finish(request)
+    return request
+
+
+def documents(*names, tokens=100):
+    """Some instructions, documents of that many tokens each, and a question that no other prompt has."""
+    texts = tuple(np.arange(tokens, dtype=np.int32) + 1000 * ord(name) for name in names)
+    found = DocumentSet(tuple(Document(name, name) for name in names), texts, "auto", None)
+    question = text(*[5_000_000 + next(NUMBERS)] * 30)
+    return ChatPrompt([Fixed(text(*range(80)), "system"), found, Fixed(question, "question")])
+
+
+NUMBERS = count(1)
+
+
+def hybrid(budget=10_000):
+    tree = PrefixTree(5000, 16)
+    snapshots = Snapshots(tree, budget)
+    snapshots.sizes = Sizes(run_token=1, state=20)
+    return Scheduler(tree, num_lanes=2, snapshots=snapshots)
+
+
+def placed(request):
+    return "".join(document.id for document in request.layout.documents)
+
+
+def test_documents_are_ordered_as_far_as_a_snapshot_goes():
+    scheduler = hybrid()
+    assert placed(ask(scheduler, documents(*"abc"))) == "abc"
+    again = ask(scheduler, documents(*"cdba"))
+    assert placed(again) == "abcd" and again.cached == 80 + 300 and again.source == "snapshot"
+    for node in scheduler.snapshots.of(COMMON):  # the runs of a, b and c stay: they stand in front of d
+        if node.end in (280, 380):
+            scheduler.snapshots.forget(node)
+    less = ask(scheduler, documents(*"cba"))
+    assert less.cached == 80 + 100 and placed(less) == "acb", "b and c would be computed anyway"
+
+
+def test_a_document_without_a_snapshot_counts_where_a_later_one_has_it():
+    scheduler = hybrid()
+    ask(scheduler, documents(*"ab"))
+    ask(scheduler, documents(*"c"))
+    (behind_a,) = (node for node in scheduler.snapshots.of(COMMON) if node.tokens[0] == 1000 * ord("a"))
+    scheduler.snapshots.forget(behind_a)
+    again = ask(scheduler, documents(*"cba"))
+    assert placed(again) == "abc" and again.cached == 280
+
+
+def test_a_burst_reuses_nearly_as_much_of_a_hybrid_as_of_a_dense_model():
+    rng = np.random.default_rng(0)
+    sets = [rng.permutation(10)[:5] for _ in range(40)]
+    reused: dict[str, int] = {}
+    dense = Scheduler(PrefixTree(5000, 16, HostTier(100_000)), num_lanes=2)
+    for name, scheduler in {"dense": dense, "hybrid": hybrid(100_000), "short": hybrid(4000)}.items():
+        requests = [ask(scheduler, documents(*("abcdefghij"[at] for at in chosen))) for chosen in sets]
+        reused[name] = sum(request.cached for request in requests)
+    assert reused["hybrid"] >= 0.95 * reused["dense"] > 0 and reused["short"] >= 0.6 * reused["dense"]
