@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from support.architectures import hybrid
 
 from server.conftest import REST, running, until
 
@@ -52,6 +53,18 @@ def test_the_next_turn_computes_less(tiny, templates, template, saved):
     less = plain["timings"]["prompt_n"] - ahead["timings"]["prompt_n"]
     assert less >= saved and done == max(less, REST)
     assert ahead["slotcache"]["miss"]["why"] == "document d2 is not cached here"
+
+
+def test_the_next_turn_of_a_hybrid_continues_from_the_snapshot_behind_it(templates, tmp_path):
+    first = {"documents": DOCUMENTS[:2], "max_tokens": 30}
+    with running(hybrid(tmp_path / "hybrid.gguf"), chat_template_file=templates["restated"], idle_prefill=True) as up:
+        done, ahead = turns(up, "", True, **first)
+        assert done > 0 and ahead["slotcache"]["source"] == "snapshot"
+        plain = up.chat(messages=[{"role": "user", "content": "What is it?"}], cache_scope="x", conversation="d", **first)
+        follow = {"messages": [{"role": "user", "content": "And then?"}], "documents": DOCUMENTS[1:], "max_tokens": 24}
+        fresh = up.chat(**follow, conversation="d", cache_scope="x", cache_prompt=False)
+        assert plain["timings"]["cache_n"] == fresh["timings"]["cache_n"] == 0
+        assert fresh["choices"] == ahead["choices"]
 
 
 @pytest.fixture(scope="module")
