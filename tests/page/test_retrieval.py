@@ -52,7 +52,7 @@ def test_a_source_names_its_page(library, open_page):
     page = open_page(library)
     say(page, "It lifts nine tons of granite.")
     turn = ask(page, "What does the crane lift?")
-    assert found["page"] > 1 and f"coast/report.pdf, page {found['page']}" in turn.locator(".sources").inner_text()
+    assert int(found["page"]) > 1 and f"coast/report.pdf, page {found['page']}" in turn.locator(".sources").inner_text()
     turn.locator(".cite").click()
     page.wait_for_selector("#drawer mark")
     assert page.locator("#drawer mark").inner_text() == "lifts nine tons of granite"
