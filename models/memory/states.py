@@ -11,7 +11,7 @@ import numpy as np
 from ...slots.node import Blob, Sizes
 from ..context import Context
 from ..errors import RunnerError
-from ..state import Layout, layout_of
+from ..state import Layout, cut, layout_of
 
 ALL = -1
 WHOLE, RECURRENT = llama_cpp.LLAMA_STATE_SEQ_FLAGS_NONE, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -67,7 +67,9 @@ class States:
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
         """Return the part of a run at positions [start, stop)."""
-        return run if self._layout is None else self._layout.cut(run, start, stop)
+        if self._layout is not None:
+            return self._layout.cut(run, start, stop)
+        return cut(run, start, stop) if len(run) else run
 
     def save(self, sequence: int, blob: Blob) -> None:
         """Copy the run at the blob's positions."""
