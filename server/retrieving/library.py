@@ -94,7 +94,7 @@ class Keeper:
         self.state, self.error = OPENING, ""
         self._wanted, self._stopping, self._settling = Event(), Event(), Lock()
         self._threads: list[Thread] = []
-        self._rest = 0.0  # seconds until the next look
+        self._pause = 0.0  # seconds until the next look
         self._told = monotonic()
         self._on_ready: Callable[[], None] = lambda: None
 
@@ -141,7 +141,7 @@ class Keeper:
         wait = None
         while not self._stopping.is_set():
             self._wanted.wait(wait)
-            self._stopping.wait(self._rest)  # one file that changes all the time must not cost a core in a large folder
+            self._stopping.wait(self._pause)  # one file that changes all the time must not cost a core in a large folder
             self._wanted.clear()
             wait = None if self._refresh() else RETRY_AFTER
 
@@ -175,7 +175,7 @@ class Keeper:
         index, began = self._index, monotonic()
         self.state = READING
         scan = index.scan()
-        self._rest = min(REST * (monotonic() - began), LONGEST_REST)
+        self._pause = min(REST * (monotonic() - began), LONGEST_REST)
         index.forget(scan)
         for file in scan.changed:
             if not self._may_go_on() or not index.read(file, self._may_go_on):

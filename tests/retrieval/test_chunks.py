@@ -103,7 +103,7 @@ def test_time_grows_with_the_size(unit):
         return process_time() - start
 
     seconds(1000)
-    assert seconds(80_000) < 0.1 + 16 * max(seconds(10_000), 0.004)
+    assert min(seconds(80_000) for _ in range(3)) < 0.1 + 16 * max(seconds(10_000), 0.004)
 
 
 def test_sizes_have_a_least():

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 from slotcache.models.errors import RunnerError
-from slotcache.models.runner import Runner
+from slotcache.models.memory.states import States
 from slotcache.models.sampling import Sampling
 from slotcache.ordering import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
@@ -189,7 +189,7 @@ def test_a_warm_up_that_fails_leaves_nothing_in_the_way_of_the_first_request(tin
     def fail(*_):
         raise RunnerError("no memory for a copy")
 
-    monkeypatch.setattr(Runner, "_write", fail)
+    monkeypatch.setattr(States, "_copy", fail)
     with running(tiny) as up:
         assert up.chat()["usage"]["completion_tokens"] == 4
         assert up.service.engine.scheduler.tree.host.max_tokens == 0
