@@ -36,7 +36,7 @@ ROUTERS: dict[str, str | None] = {
 }
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 START = "import ray; ray.init('local', include_dashboard=False); from ray.serve.scripts import cli; cli()"
-"""`serve run` with a Ray of its own, whatever else runs on this machine, and without the ten processes of a dashboard."""
+"""`serve run` with a Ray of its own, beside any other Ray on this machine, without the ten processes of a dashboard."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -107,7 +107,7 @@ class Snapshots(StateTree):
         self.make_room(node)
 
     def _count_use(self, node: Node, request: Request) -> None:
-        """Count a request that begins with a state. A conversation that goes on from its end does not count again."""
+        """Count a request that begins with a state. The next turn of a conversation does not count again."""
         self._clock += 1
         node.frequency += bool(node.children) and not request.guess
         self.price(node)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 
 import httpx
@@ -193,3 +194,9 @@ def test_a_warm_up_that_fails_leaves_nothing_in_the_way_of_the_first_request(tin
     with running(tiny) as up:
         assert up.chat()["usage"]["completion_tokens"] == 4
         assert up.service.engine.scheduler.tree.host.max_tokens == 0
+
+
+@pytest.mark.parametrize(("setting", "seconds"), [(200, 0.2), (0, math.inf)])
+def test_streams_wait_as_long_as_the_setting_says(tiny, setting, seconds):
+    with running(tiny, max_stall=setting) as server:
+        assert server.service.engine.scheduler.budget.max_stall == seconds

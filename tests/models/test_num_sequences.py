@@ -1,0 +1,27 @@
+"""The ids of sequences that a server needs: few, where idle KV moves to host memory."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from slotcache.models.context import num_sequences
+
+DENSE, WINDOWED, HYBRID = (
+    SimpleNamespace(can_trim=True, window=0),
+    SimpleNamespace(can_trim=True, window=512),
+    SimpleNamespace(can_trim=False, window=0),
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "lanes", "moves_idle", "expected"),
+    [
+        (DENSE, 4, True, 64),
+        (DENSE, 100, True, 202),  # one for each lane and one ahead
+        (DENSE, 4, False, 256),  # each idle history keeps one
+        (WINDOWED, 4, True, 256),  # its KV never moves
+        (HYBRID, 4, True, 10),
+    ],
+)
+def test_as_many_ids_as_may_be_in_use(model: Any, lanes: int, moves_idle: bool, expected: int) -> None:
+    assert num_sequences(model, lanes, moves_idle=moves_idle) == expected
