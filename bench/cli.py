@@ -108,8 +108,12 @@ def _parser(chosen: str | None, module: ModuleType | None) -> argparse.ArgumentP
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM like ctrl-C, so that the servers of the benchmark are stopped."""
-    raise KeyboardInterrupt
+    """Handle SIGTERM like ctrl-C, so that the servers of the benchmark are stopped.
+
+    An event loop has a handler of its own for ctrl-C, which cancels its tasks.
+    """
+    ctrl_c = signal.getsignal(signal.SIGINT)
+    (ctrl_c if callable(ctrl_c) else signal.default_int_handler)(signum, frame)
 
 
 if __name__ == "__main__":

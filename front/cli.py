@@ -12,7 +12,8 @@ from contextlib import suppress
 import uvicorn
 
 from ..server.edge.connection import Connection
-from ..server.settings import Settings, SettingsError
+from ..server.flags.setting import SettingsError
+from ..server.settings import Settings
 from .app import make_app
 from .host import Host
 from .settings import Front, settings_of

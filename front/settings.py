@@ -8,7 +8,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from ..server.flags.parser import add_settings
-from ..server.settings import SETTINGS, Order, Settings, SettingsError, row, table_of
+from ..server.flags.setting import SettingsError, row, table_of
+from ..server.settings import SETTINGS, Order, Settings
 
 PORT = 8090  # beside a server on its usual port
 ACCESS = ("host", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body")

@@ -46,6 +46,7 @@ from .engine.adapters import Lora
 from .engine.door import Door
 from .engine.engine import Engine
 from .engine.view import Generation, View
+from .flags.setting import SettingsError
 from .idle import IdlePrefill
 from .intake import Intake
 from .metrics import Metrics
@@ -54,7 +55,7 @@ from .retrieving.beginnings import Beginnings, Front
 from .retrieving.library import Library
 from .retrieving.loading import check_read_ahead, load_library
 from .service import Service
-from .settings import Settings, SettingsError
+from .settings import Settings
 from .vectors.loading import load_vectors
 from .vectors.vectors import Vectors
 from .wire.adapters import MOST_SCALE, Scale

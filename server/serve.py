@@ -29,9 +29,10 @@ from .app import Host, make_app
 from .edge.bodies import Bodies
 from .edge.connection import Connection
 from .engine.arrivals import Arrivals
+from .flags.setting import SettingsError
 from .retrieving.loading import bundled_folder
 from .service import Service
-from .settings import Settings, SettingsError
+from .settings import Settings
 
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step

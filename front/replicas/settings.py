@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...server.flags.parser import from_environment
-from ...server.settings import SETTINGS, Setting, Settings, SettingsError, Value, row, table_of, written
+from ...server.flags.setting import Setting, SettingsError, Value, row, table_of, written
+from ...server.settings import SETTINGS, Settings
 
 ROUTER = "slotcache.front.ray_router:CacheRouter"
 OF_RAY = ("host", "port")  # Ray's proxy has the port: `http_options` of Serve's YAML

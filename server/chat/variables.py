@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from ..errors import RequestError
-from ..settings import Settings, SettingsError
+from ..flags.setting import SettingsError
+from ..settings import Settings
 from ..wire.requests import ChatRequest
 
 OWN_FIELDS = ("messages", "tools", "add_generation_prompt")

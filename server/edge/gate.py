@@ -15,7 +15,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import RequestError
-from ..settings import Settings, listed
+from ..flags.setting import listed
+from ..settings import Settings
 from .keys import Keys
 from .origins import ANY, Origins
 from .refusal import refusal

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
-from ..settings import Settings, SettingsError, listed
+from ..flags.setting import SettingsError, listed
+from ..settings import Settings
 
 
 class Keys:

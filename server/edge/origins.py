@@ -9,7 +9,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..settings import Settings, listed
+from ..flags.setting import listed
+from ..settings import Settings
 
 ANY, LOCAL = "*", "localhost"
 METHODS = "GET, POST, DELETE, OPTIONS"

@@ -6,8 +6,9 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 
-from ..settings import SETTINGS, Setting, Settings, Value, written
+from ..settings import SETTINGS, Settings
 from .llama import FOREIGN, Foreign
+from .setting import Setting, Value, written
 
 PREFIX = "LLAMA_ARG_"  # of llama-server's variables
 

@@ -16,7 +16,8 @@ from ...models.demo.corpus import SUGGESTED
 from ...models.digest import cache_folder
 from ...models.model import Model
 from ...retrieval import Index
-from ..settings import Settings, SettingsError
+from ..flags.setting import SettingsError
+from ..settings import Settings
 from ..vectors.vectors import Vectors
 from .library import Keeper, Library
 from .models import Embedding, Reranking, can_search

@@ -11,7 +11,8 @@ import numpy as np
 
 from ...models.digest import digest, files_of
 from ...retrieval import Embedder, Prefixes, prefixes_of
-from ..settings import Settings, SettingsError
+from ..flags.setting import SettingsError
+from ..settings import Settings
 from ..vectors.vectors import Computer
 
 POOLED = ("mean", "cls", "last")  # ways in which a text becomes one vector

@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from ..engine.view import Fields
 from ..errors import RequestError
+from ..flags.setting import listed
 from ..service import Service
-from ..settings import listed
 from .http import Json, service_of, vectors_of
 
 

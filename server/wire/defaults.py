@@ -8,7 +8,8 @@ from typing import Self
 
 from ...models.samplers.parameters import NUMBERS, Sampling
 from ..errors import RequestError
-from ..settings import Settings, SettingsError
+from ..flags.setting import SettingsError
+from ..settings import Settings
 from .sampling import SamplingOptions, Vocabulary
 
 

@@ -21,9 +21,10 @@ def generated() -> dict[Path, str]:
     from slotcache.front.replicas import settings as replicas
     from slotcache.front.settings import HOSTING, OWN
     from slotcache.server.flags import llama
-    from slotcache.server.settings import as_markdown
+    from slotcache.server.flags.setting import as_markdown
+    from slotcache.server.settings import SETTINGS as ALL
 
-    settings = TABLE.sub(lambda _: as_markdown() + "\n", SETTINGS.read_text("utf-8"), count=1)
+    settings = TABLE.sub(lambda _: as_markdown(ALL) + "\n", SETTINGS.read_text("utf-8"), count=1)
     settings = FOREIGN.sub(lambda _: llama.as_markdown() + "\n", settings, count=1)
     scale = TABLE.sub(lambda _: as_markdown((*OWN, *HOSTING)) + "\n", SCALE.read_text("utf-8"), count=1)
     scale = ARGUMENTS.sub(lambda _: replicas.as_markdown() + "\n", scale, count=1)

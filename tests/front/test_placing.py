@@ -10,7 +10,7 @@ from slotcache.front.replicas.forward import Answering, Forward
 from slotcache.front.replicas.placing import Asked, Fleets, Needs
 from slotcache.front.replicas.settings import Replicas, read_settings
 from slotcache.server.app import make_app
-from slotcache.server.settings import SettingsError
+from slotcache.server.flags.setting import SettingsError
 
 NAMES = ["r0", "r1"]
 DOCUMENTS = [{"id": name, "text": f"The {name} house is red. " * 20} for name in "abcd"]

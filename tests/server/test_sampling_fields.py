@@ -5,7 +5,8 @@ import math
 
 import pytest
 from slotcache.models.model import Model
-from slotcache.server.settings import Settings, SettingsError
+from slotcache.server.flags.setting import SettingsError
+from slotcache.server.settings import Settings
 from slotcache.server.wire.decoding import decode
 from slotcache.server.wire.defaults import Defaults
 from slotcache.server.wire.requests import ChatRequest, CompletionRequest

@@ -8,7 +8,8 @@ import pytest
 from slotcache.server.flags import llama
 from slotcache.server.flags.llama import FOREIGN
 from slotcache.server.flags.parser import add_arguments, notes_of, settings_of, with_dashes
-from slotcache.server.settings import SETTINGS, as_markdown
+from slotcache.server.flags.setting import as_markdown
+from slotcache.server.settings import SETTINGS
 
 PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
@@ -24,7 +25,7 @@ def parse(*arguments):
 
 
 def test_the_documentation_has_the_tables():
-    assert as_markdown() in PAGE.read_text() and llama.as_markdown() in PAGE.read_text()
+    assert as_markdown(SETTINGS) in PAGE.read_text() and llama.as_markdown() in PAGE.read_text()
 
 
 def test_every_flag_is_parsed_into_its_kind():

@@ -2,8 +2,9 @@
 
 import httpx
 import pytest
+from slotcache.server.flags.setting import SettingsError
 from slotcache.server.serve import make_server
-from slotcache.server.settings import Settings, SettingsError
+from slotcache.server.settings import Settings
 
 from server.conftest import running
 
