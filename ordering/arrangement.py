@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from .index import Index, P
-from .policy import POLICIES, OrderRequest, walk
+from .policy import POLICIES, OrderRequest, auto, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,35 @@ def arrange(
     return Arrangement(order, reused.documents, reused.tokens)
 
 
+def arrange_better(request: OrderRequest, index: Index[P], floor: float) -> Arrangement:
+    """Return the order that reuses the most cached tokens, or retrieval rank if none reuses more than `floor` tokens.
+
+    Much faster than `arrange` if the floor is high or much is cached: no document saves more than its tokens, so the search
+    ends where the rest cannot win.
+    """
+    order = tuple(auto(request, index, floor))
+    reused = walk(index, index.start(), [request.keys[i] for i in order])
+    return Arrangement(order, reused.documents, reused.tokens)
+
+
+def request_of(documents: Sequence[tuple[str, int]]) -> OrderRequest:
+    """Return a request of documents, (key, tokens) in retrieval rank. Raises ValueError for a key given twice."""
+    keys = [key for key, _ in documents]
+    _check_once(keys)
+    return OrderRequest(keys, keys, first=0, last=len(keys), tokens=[tokens for _, tokens in documents])
+
+
+def _check_once(keys: Sequence[str]) -> None:
+    if len(set(keys)) != len(keys):
+        twice = next(key for key, count in Counter(keys).items() if count > 1)
+        raise ValueError(f"document {twice!r} is given twice: a request names each document once")
+
+
 def _order_request(
     keys: Sequence[str], names: Sequence[str], kept: tuple[int, int], waiting: Sequence[Collection[str]]
 ) -> OrderRequest:
     keep_first, keep_last = kept
-    if len(set(keys)) != len(keys):
-        twice = next(key for key, count in Counter(keys).items() if count > 1)
-        raise ValueError(f"document {twice!r} is given twice: a request names each document once")
+    _check_once(keys)
     if keep_first < 0 or keep_last < 0:
         raise ValueError(f"keep_first and keep_last count documents, 0 or more: got {keep_first} and {keep_last}")
     if len(names) != len(keys):

@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from .arrangement import Arrangement, arrange
+from .arrangement import Arrangement, arrange_better, request_of
+from .policy import OrderRequest
 from .tree import KnowledgeTree
 
 MAX_SESSIONS = 100_000
+ROUNDING = 1e-6  # tokens; more than sums of them are rounded by
 GONE = ""  # the home of a session whose replica has left
 DISPLACING = 3.0
 """What a token costs that is computed at a replica, in tokens: its prefill, and the KV of others that leaves for it.
@@ -40,6 +42,18 @@ class Placement:
             return "the session has its history here"
         reused = self.arrangement
         return f"{reused.reused_documents} documents ({reused.reused_tokens} tokens) cached, cost {self.cost:.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """A placement, and the documents that its replica has cached."""
+
+    placement: Placement
+    cached: int
+
+    def worth(self) -> tuple[bool, float, int, str]:
+        """Return a key: the best placement has the least one."""
+        return (not self.placement.stays, self.placement.cost, self.cached, self.placement.replica)
 
 
 class Fleet:
@@ -73,21 +87,56 @@ class Fleet:
     ) -> list[Placement]:
         """Return a placement for each replica of `names`, the best one first.
 
-        documents: (key, tokens) in retrieval rank. busy: the work that waits at a replica, in tokens of prefill; count its
-        answers, too, or requests that are cached whole pile up. The session's own replica comes first, then the least cost;
-        of equal ones the replica with the fewest documents cached, so that empty caches fill, then the first name. Raises
-        ValueError as `arrange` does.
+        documents: (key, tokens) in retrieval rank, with the tokens that were served. busy: the work that waits at a
+        replica, in tokens of prefill; count its answers, too, or requests that are cached whole pile up. The session's own
+        replica comes first, then the least cost; of equal ones the replica with the fewest documents cached, so that empty
+        caches fill, then the first name. Raises ValueError as `arrange` does.
         """
-        keys, tokens = [key for key, _ in documents], sum(tokens for _, tokens in documents)
-        home = None if session is None else self._homes.get(session)
-        ranked: list[tuple[bool, float, int, str, Arrangement]] = []
-        for name in names:
-            tree = self._tree(name)
-            arrangement = arrange(keys, tree)
-            cost = busy(name) + DISPLACING * (tokens - arrangement.reused_tokens)
-            ranked.append((name != home, cost, len(tree), name, arrangement))
-        ranked.sort(key=lambda one: one[:4])
-        return [Placement(name, arrangement, cost, stays=not moves) for moves, cost, _, name, arrangement in ranked]
+        request, home = request_of(documents), self._home(session)
+        ranked = sorted((self._weighed(request, name, home, busy(name)) for name in names), key=_Weighed.worth)
+        return [one.placement for one in ranked]
+
+    def choose(
+        self,
+        documents: Sequence[tuple[str, int]],
+        names: Iterable[str],
+        busy: Callable[[str], float] = lambda _: 0.0,
+        session: str | None = None,
+    ) -> Placement:
+        """Return the first placement of `rank`, much faster: it reads no tree further than that tree's replica may win.
+
+        Arguments as there; ValueError for no name, too.
+        """
+        request, home = request_of(documents), self._home(session)
+        work = {name: busy(name) for name in names}
+        if not work:
+            raise ValueError("no replica to choose from: `names` is empty")
+        if home in work:
+            return self._weighed(request, home, home, work[home]).placement
+        most = {name: self._most_reused(request, name) for name in work}
+        first, *others = sorted(work, key=lambda name: work[name] - DISPLACING * most[name])
+        best, whole = self._weighed(request, first, home, work[first]), sum(request.tokens)
+        for name in others:
+            # An equal cost may win by the size of the tree, so the floor is a little lower.
+            floor = whole - (best.placement.cost - work[name]) / DISPLACING - ROUNDING
+            if most[name] >= floor:
+                best = min(best, self._weighed(request, name, home, work[name], floor=max(floor, 0.0)), key=_Weighed.worth)
+        return best.placement
+
+    def _home(self, session: str | None) -> str | None:
+        return None if session is None else self._homes.get(session)
+
+    def _most_reused(self, request: OrderRequest, name: str) -> float:
+        """Return an upper bound on the tokens that a replica reuses, from the documents that its prompts begin with."""
+        begins = self._tree(name).start().children
+        steps = map(begins.get, request.keys)
+        return max((step.saved + step.ahead for step in steps if step), default=0.0)
+
+    def _weighed(self, request: OrderRequest, name: str, home: str | None, work: float, floor: float = 0.0) -> _Weighed:
+        tree = self._tree(name)
+        arrangement = arrange_better(request, tree, floor)
+        cost = work + DISPLACING * (sum(request.tokens) - arrangement.reused_tokens)
+        return _Weighed(Placement(name, arrangement, cost, stays=name == home), len(tree))
 
     def served(self, replica: str, order: Iterable[tuple[str, int]], session: str | None = None) -> None:
         """Note that a request was sent to a replica. order: (key, tokens) in the order of the prompt."""

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import permutations
+from math import inf
 from typing import Generic, Protocol
 
 from .index import Index, P, RecencyIndex
@@ -24,7 +25,8 @@ class OrderRequest:
     """The documents of one request, in retrieval rank.
 
     names: the sort keys of the `sorted` policy. Documents before rank `first`, and from rank `last` on, keep their place.
-    waiting: the documents of each request that comes next and can reuse this order.
+    waiting: the documents of each request that comes next and can reuse this order. tokens: the most that each document
+    saves; empty: unknown.
     """
 
     keys: Sequence[str]
@@ -32,6 +34,7 @@ class OrderRequest:
     first: int
     last: int
     waiting: Sequence[AbstractSet[str]] = ()
+    tokens: Sequence[float] = ()
 
     @property
     def movable(self) -> range:
@@ -74,13 +77,15 @@ def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list
     ranks: by key, ascending. The time is proportional to the smaller of `ranks` and the documents cached at `position`.
     """
     behind = index.behind(position)
-    if len(behind) < len(ranks):
+    if 4 * len(behind) < len(ranks):  # else the sort costs more than it saves
         return sorted(ranks[key] for key in tuple(behind) if key in ranks)
     return [rank for key, rank in ranks.items() if key in behind]
 
 
-def auto(request: OrderRequest, index: Index[P]) -> Sequence[int]:
+def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence[int]:
     """Return the order that saves the most tokens; of equal orders the lexicographically smallest, nearest to rank.
+
+    floor: tokens; an order that saves no more is not worth finding.
 
     Exact: a depth-first search visits every cached path that this request's documents can reach, and skips a branch
     whose bound (`Step.ahead`) cannot win. Documents that are not cached follow: first the documents that waiting
@@ -95,30 +100,35 @@ def auto(request: OrderRequest, index: Index[P]) -> Sequence[int]:
     placed: set[int] = set()
     best: list[int] = []
     same = 0  # length of the common beginning of `best` and `path`
-    most = 0.0
+    most = floor
+    tokens = request.tokens or [0.0] * len(keys)
     # The search visits orders in lexicographic order, so the first order with the greatest saving wins a tie.
-    stack = [(head.end, 0.0, iter(cached_ranks(index, head.end, ranks)))]
+    left = sum(tokens[request.first :]) if request.tokens else inf  # the most that is still to be saved
+    stack = [(head.end, 0.0, left, iter(cached_ranks(index, head.end, ranks)))]
     while stack:
-        position, saved, candidates = stack[-1]
-        rank = next((rank for rank in candidates if rank not in placed), None)
-        if rank is None:
+        position, saved, left, candidates = stack[-1]
+        for rank in candidates if saved + left > most else ():
+            if rank not in placed and (step := index.follow(position, keys[rank])) is not None:
+                break
+        else:
             stack.pop()
             if path:
                 placed.discard(path.pop())
                 same = min(same, len(path))
             continue
-        if (step := index.follow(position, keys[rank])) is None:
-            continue
         path.append(rank)
         placed.add(rank)
-        saved += step.saved
+        saved, left = saved + step.saved, left - tokens[rank]
         whole = saved
         if len(path) == len(movable):
             whole += walk_to_end(index, step.position, keys[request.last :])
         if whole > most:
             best[same:], most, same = path[same:], whole, len(path)
-        may_win = saved + step.ahead > most
-        stack.append((step.position, saved, iter(cached_ranks(index, step.position, ranks) if may_win else ())))
+        if saved + min(step.ahead, left) > most:
+            stack.append((step.position, saved, left, iter(cached_ranks(index, step.position, ranks))))
+        else:
+            placed.discard(path.pop())
+            same = min(same, len(path))
     return _shared_first(request, best)
 
 

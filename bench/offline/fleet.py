@@ -168,7 +168,7 @@ class _Fleet(_Way):
         self._ahead = dict.fromkeys(replicas, 0.0)  # work in flight, in tokens of prefill
 
     def choose(self, documents: Order, names: Sequence[str], user: str) -> Choice:
-        best = self._fleet.rank(documents, names, self._ahead.__getitem__)[0]
+        best = self._fleet.choose(documents, names, self._ahead.__getitem__)
         self._fleet.served(best.replica, [documents[at] for at in best.arrangement.order])
         self._ahead[best.replica] += _work(documents, best.arrangement.reused_tokens)
         return self._to(best.replica, None)

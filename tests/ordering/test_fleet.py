@@ -58,6 +58,14 @@ def test_the_first_placement_is_the_best_over_all_replicas_and_orders() -> None:
         assert [one.cost for one in placements] == sorted(one.cost for one in placements)
         first = placements[0]
         assert DISPLACING * (total - first.arrangement.reused_tokens) == first.cost - ahead[first.replica]
+        assert fleet.choose(documents, names, ahead.__getitem__) == first
+
+
+def test_a_choice_without_a_replica_is_refused() -> None:
+    with pytest.raises(ValueError, match="no replica"):
+        Fleet().choose(order_of("ab"), [])
+    with pytest.raises(ValueError, match="'a' is given twice"):
+        Fleet().choose(order_of("aa"), ["r0"])
 
 
 def test_equal_costs_fill_the_emptier_cache_and_then_go_by_name() -> None:
@@ -74,6 +82,7 @@ def test_a_session_stays_until_its_replica_leaves() -> None:
     fleet.served("r0", order_of("cd"))
     first = fleet.rank(order_of("cd"), ["r0", "r1"], session="s")[0]
     assert (first.replica, first.stays, first.why) == ("r1", True, "the session has its history here")
+    assert fleet.choose(order_of("cd"), ["r0", "r1"], session="s") == first
     assert fleet.rank(order_of("cd"), ["r0"], session="s")[0].replica == "r0"
     fleet.replicas(["r0"])
     again = fleet.rank(order_of("ab"), ["r0", "r1"], session="s")[0]
