@@ -22,7 +22,9 @@ from .forward import Forward
 
 STORED = re.compile("/(?:v1/)?(conversations|responses)/([^/]+)(?:/.*)?")  # paths of state that one replica holds
 KINDS = {"conversations": "conversation", "responses": "answer"}
-ANSWERING = 400.0  # work of an answer, in tokens of prefill: about a hundred tokens
+DECODING = 4.0  # tokens of prefill that take as long as a token of an answer
+ANSWER = 100  # tokens of an answer, if the request sets no limit
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 MOST_COUNTED = 40_000  # documents whose tokens are remembered
 
 
@@ -45,6 +47,7 @@ class Needs:
     history: tuple[str, ...] = ()
     own: str = ""
     tokens: float = 0.0
+    answer: int = ANSWER
 
     @classmethod
     def of(cls, forward: Forward, tool_documents: str) -> Needs:
@@ -77,6 +80,7 @@ class Needs:
             history=tuple(names[-2::-1]),
             own=stored or (names[-1] if names else ""),
             tokens=chars / CHARS_A_TOKEN,
+            answer=_answer(chat.fields),
         )
 
 
@@ -171,7 +175,7 @@ class Asked:
         order = [(self._key(document), self._tokens(document)) for document in shown]
         self.fleets.fleet.served(name, order, needs.own or None)
         new = sum(tokens for _, tokens in order) - placement.arrangement.reused_tokens
-        self._work = new + ANSWERING + (0.0 if placement.stays else needs.tokens)
+        self._work = new + DECODING * needs.answer + (0.0 if placement.stays else needs.tokens)
         self.fleets.add(name, self._work)
 
     def answered(self, answer: Answer) -> None:
@@ -219,5 +223,15 @@ def session(kind: str, scope: str, id: str) -> str:
 
 def _text(fields: Fields, name: str) -> str:
     """Return a field that is a text; empty for another one."""
-    value: object = msgspec.json.decode(fields.get(name, b"null"))
+    value = _value(fields, name)
     return value if isinstance(value, str) else ""
+
+
+def _answer(fields: Fields) -> int:
+    """Return the tokens that an answer has, about: as many as the request allows, if they are few."""
+    limits = [_value(fields, name) for name in LIMITS]
+    return min((limit for limit in limits if type(limit) is int and 0 <= limit < ANSWER), default=ANSWER)
+
+
+def _value(fields: Fields, name: str) -> object:
+    return msgspec.json.decode(fields.get(name, b"null"))

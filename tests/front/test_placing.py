@@ -7,7 +7,7 @@ import pickle
 import pytest
 from slotcache.front.replicas.answer import Answer, Told
 from slotcache.front.replicas.forward import Answering, Forward
-from slotcache.front.replicas.placing import Asked, Fleets, Needs
+from slotcache.front.replicas.placing import DECODING, Asked, Fleets, Needs
 from slotcache.front.replicas.settings import Replicas, read_settings
 from slotcache.server.app import make_app
 from slotcache.server.flags.setting import SettingsError
@@ -69,6 +69,25 @@ def test_work_in_flight_drives_requests_away_until_it_is_done():
     for one in busy:
         one.answered(Answer())
     assert (fleets.ahead("r0"), fleets.ahead("r1")) == (0.0, 0.0)
+
+
+def work_of(**fields):
+    fleets = Fleets()
+    one = asked(fleets, **fields)
+    one.accepted_by(one.rank(NAMES)[0])
+    return fleets.ahead(one.replica)
+
+
+def test_a_short_answer_is_less_work():
+    assert work_of(max_tokens=10) == work_of() - 90 * DECODING
+    for unknown in (True, -1, 5000, "10", None, [[]]):
+        assert work_of(max_tokens=unknown) == work_of()
+
+
+def test_fields_that_nest_deep_are_left_to_the_replica():
+    body = b'{"messages": [{"role": "user", "content": "x"}], "cache_scope": ' + b"[" * 9000 + b"]" * 9000 + b"}"
+    forward = Forward("POST", "/v1/chat/completions", b"", [(b"content-type", b"application/json")], body)
+    assert Needs.of(forward, "off").scope == ""
 
 
 def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_has_left():
