@@ -234,4 +234,8 @@ def _answer(fields: Fields) -> int:
 
 
 def _value(fields: Fields, name: str) -> object:
-    return msgspec.json.decode(fields.get(name, b"null"))
+    """Return a field; None for one that is missing, or that its replica will refuse, such as 1e999."""
+    try:
+        return msgspec.json.decode(fields.get(name, b"null"))
+    except msgspec.MsgspecError:
+        return None

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from slotcache.front.replicas.answer import Answer, Told
 from slotcache.front.replicas.forward import Answering, Forward
-from slotcache.front.replicas.placing import DECODING, Asked, Fleets, Needs
+from slotcache.front.replicas.placing import ANSWER, DECODING, Asked, Fleets, Needs
 from slotcache.front.replicas.settings import Replicas, read_settings
 from slotcache.server.app import make_app
 from slotcache.server.flags.setting import SettingsError
@@ -84,10 +84,13 @@ def test_a_short_answer_is_less_work():
         assert work_of(max_tokens=unknown) == work_of()
 
 
-def test_fields_that_nest_deep_are_left_to_the_replica():
-    body = b'{"messages": [{"role": "user", "content": "x"}], "cache_scope": ' + b"[" * 9000 + b"]" * 9000 + b"}"
+@pytest.mark.parametrize("value", [b"1e999", b"9" * 5000, b"[" * 9000 + b"]" * 9000])
+@pytest.mark.parametrize("name", [b"cache_scope", b"max_tokens"])
+def test_values_that_no_number_holds_are_left_to_the_replica(name, value):
+    body = b'{"messages": [{"role": "user", "content": "x"}], "%s": %s}' % (name, value)
     forward = Forward("POST", "/v1/chat/completions", b"", [(b"content-type", b"application/json")], body)
-    assert Needs.of(forward, "off").scope == ""
+    needs = Needs.of(forward, "off")
+    assert (needs.scope, needs.answer) == ("", ANSWER)
 
 
 def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_has_left():
