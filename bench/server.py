@@ -52,14 +52,15 @@ def llama_repack(repack: str) -> list[str]:
 
 
 def slotcache_command(options: ServerOptions, port: int) -> list[str]:
-    """Return the command of `slotcache serve` in this Python environment.
-
-    In a bare checkout it runs the module, which must then be importable.
-    """
-    script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
-    start = [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
+    """Return the command of `slotcache serve` in this Python environment."""
     repack = [] if options.repack == "default" else ["--repack", options.repack]
-    return [*start, "serve", *options.flags(port), *repack]
+    return [*own_command(), "serve", *options.flags(port), *repack]
+
+
+def own_command() -> list[str]:
+    """Return the beginning of slotcache's commands. In a bare checkout it runs the module, which must be importable."""
+    script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
+    return [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
 
 
 def free_port() -> int:

@@ -75,3 +75,12 @@ def test_placement_by_documents_waits_less_than_by_session(tmp_path: Path, capsy
     fleet, session = "fleet, ordered at the replica", "session, ordered at the replica"
     assert waits[fleet] < waits[session] and reused[fleet] > reused[session]
     assert "all restarted in turn" in capsys.readouterr().out
+
+
+def test_each_request_and_each_chunk_is_timed_with_a_front_and_without(tmp_path: Path) -> None:
+    written = tmp_path / "out.json"
+    few = ["--requests", "3", "--chunks", "7", "--gap", "1", "--rounds", "2"]
+    assert main(["relay", *few, "--json", str(written)]) == 0
+    arms = json.loads(written.read_text())["data"]["arms"]
+    assert [[len(values) for values in arm.values()] for arm in arms.values()] == [[6, 6, 14]] * 3
+    assert all(value > 0 for arm in arms.values() for values in arm.values() for value in values)
