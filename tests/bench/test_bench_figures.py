@@ -11,7 +11,7 @@ from slotcache.bench.reuse import differences
 from slotcache.bench.scenarios.cached import ttft_over_step
 from slotcache.bench.scenarios.conversations import Continuation, continuations
 from slotcache.bench.scenarios.decode import shared_speed
-from slotcache.bench.scenarios.stall import longest_gap
+from slotcache.bench.scenarios.stall import gaps_within
 from slotcache.bench.sizer import PromptSizer
 from slotcache.bench.trace import Query
 
@@ -92,9 +92,9 @@ def test_a_chunk_of_two_tokens_counts_as_two() -> None:
 
 def test_the_longest_gap_is_the_one_that_overlaps_the_prefill() -> None:
     arrivals = [0.0, 5.0, 5.1, 5.6, 5.7, 9.0]
-    assert longest_gap(arrivals, 5.2, 5.65) == pytest.approx(0.5)
-    assert longest_gap(arrivals, 5.65, 8.0) == pytest.approx(3.3), "a gap that outlasts the prefill counts"
-    assert longest_gap(arrivals, 10.0, 11.0) == 0.0
+    assert max(gaps_within(arrivals, 5.2, 5.65)) == pytest.approx(0.5)
+    assert max(gaps_within(arrivals, 5.65, 8.0)) == pytest.approx(3.3), "a gap that outlasts the prefill counts"
+    assert gaps_within(arrivals, 10.0, 11.0) == []
 
 
 def test_the_first_answer_fills_the_cache_and_is_not_counted() -> None:
