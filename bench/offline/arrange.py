@@ -13,6 +13,7 @@ from typing import Any
 
 from ...ordering.arrangement import arrange
 from ...ordering.document import Document, parse_documents
+from ...ordering.fleet import Fleet
 from ...ordering.prompt import document_text, order_hint
 from ...ordering.tree import KnowledgeTree
 from ..report import Bar, Report, Table
@@ -20,6 +21,8 @@ from ..stats import median
 
 POPULAR, SHARE = 0.03, 0.6  # RAGCache's skew (section 3.2): 3 % of the documents get 60 % of the retrievals
 TOKENS = 100  # a document
+REPLICAS = 8
+NAMES = [f"replica {number}" for number in range(REPLICAS)]
 TRIES = 3  # of each request; the fastest counts, because other processes use the machine, too
 
 
@@ -56,10 +59,15 @@ def run(args: argparse.Namespace) -> Report:
     middle = _served(some, args.paths)
     more = some.draw(args.requests)
     built_20 = measure("arrange and write the prompt, 20 documents", args.paths, more, lambda rank: _text(rank, middle))
+    fleet = _fleet(few, args.paths)
+    pairs = [[(key, TOKENS) for key in keys] for keys in _keys(requests)]
+    name = f"choose one of {REPLICAS} replicas and an order, 5 documents"
+    chosen = measure(name, args.paths, pairs, lambda documents: fleet.choose(documents, NAMES))
     columns = ("what", "remembered orders", "median us", "p95 us")
     bars = [
         Bar(1, "median to arrange 5 documents", arranged, 30, unit=" us"),
         Bar(1, "median to arrange 50 documents", arranged_50, 1000, unit=" us"),
+        Bar(4, f"median to choose one of {REPLICAS} replicas", chosen, 300, unit=" us"),
         Bar(7, "arranging and writing 5 documents", built, 70, unit=" us"),
         Bar(7, "arranging and writing 20 documents", built_20, 300, unit=" us"),
     ]
@@ -97,6 +105,16 @@ def _served(retriever: _Retriever, paths: int) -> KnowledgeTree:
     for keys in _keys(retriever.draw(paths)):
         tree.insert((keys[at], TOKENS) for at in arrange(keys, tree).order)
     return tree
+
+
+def _fleet(retriever: _Retriever, paths: int) -> Fleet:
+    """Return what a fleet knows after `paths` past requests, each where it was placed, in the order that was best there."""
+    fleet = Fleet(max_nodes=sys.maxsize)
+    for keys in _keys(retriever.draw(paths)):
+        documents = [(key, TOKENS) for key in keys]
+        best = fleet.choose(documents, NAMES)
+        fleet.served(best.replica, [documents[at] for at in best.arrangement.order])
+    return fleet
 
 
 def _text(rank: Sequence[Document], tree: KnowledgeTree) -> str:
