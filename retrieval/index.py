@@ -132,7 +132,14 @@ class Index:
         return True
 
     def scan(self) -> Scan:
-        """Compare the folders with the index, by the sizes and times of files. Nothing is read yet."""
+        """Compare the folders with the index, by the sizes and times of files. Nothing is read yet.
+
+        If the database has been removed meanwhile, the index is empty again.
+        """
+        if self.store.is_lost:
+            self._reader.close()
+            self.store.reopen()
+            self.vectors = VectorIndex(*self.store.vectors())
         known = self.store.files()
         seen: dict[str, FoundFile | SkippedFile] = {file.path: file for file in chain.from_iterable(map(walk, self.folders))}
         found = [file for file in seen.values() if isinstance(file, FoundFile)]

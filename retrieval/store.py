@@ -33,20 +33,37 @@ class Store:
 
     def __init__(self, path: Path, origin: Mapping[str, str]) -> None:
         """origin: of `chunks` and of `vectors`, as text; if it is another one, they are made anew."""
+        self.path, self._origin = path, origin
+        self._writing, self._reading = Lock(), Lock()
+        self._open()
+
+    def _open(self) -> None:
+        path = self.path
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.path = path
         try:
             self._writer = writing.connect(path)
-            self._prepare(origin)
+            self._prepare(self._origin)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise  # locked, or the disk is full: nothing is wrong with the file
             _remove(path)
             self._writer = writing.connect(path)
-            self._prepare(origin)
+            self._prepare(self._origin)
         self._reader = writing.connect(path)
-        self._writing, self._reading = Lock(), Lock()
+        self._file = _identity(path)
         (self.num_chunks,) = self._reader.execute("select count(*) from chunk").fetchone()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file was removed, or another one put in its place: what is written here would be lost."""
+        return _identity(self.path) != self._file
+
+    def reopen(self) -> None:
+        """Open the file that is in place now; if there is none, an empty one is made."""
+        with self._writing, self._reading:
+            self._reader.close()
+            self._writer.close()
+            self._open()
 
     def _prepare(self, origin: Mapping[str, str]) -> None:
         connection = self._writer
@@ -176,6 +193,15 @@ class Store:
                 assert connection.execute(query).fetchone() is None, violation
         with self.writing() as connection:  # FTS5's own check is a write
             connection.execute("insert into words(words, rank) values ('integrity-check', 1)")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another one at the same path; None if there is no file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _remove(path: Path) -> None:

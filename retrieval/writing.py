@@ -23,9 +23,9 @@ class Written(NamedTuple):
     gone: list[int]
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Open the file for any thread, readable by its owner alone."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
+    """Open the file for any thread, readable by its owner alone. creates: it is made if there is none."""
+    os.close(os.open(path, os.O_CREAT * creates | os.O_RDWR | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("pragma journal_mode = wal")

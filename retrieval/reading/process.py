@@ -50,6 +50,8 @@ class FileReader:
 
         may_go_on: called after each batch of chunks; False ends the process.
         """
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it ended between two files, which says nothing of the next one
         process = self._process = self._process or _start(self._database)
         with suppress(OSError):  # it has ended: there is no answer, then
             _pipe(process.stdin).write(msgspec.json.encode(task) + b"\n")

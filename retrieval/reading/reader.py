@@ -44,9 +44,9 @@ def main(database: str) -> None:
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, in the midst of any code
         try:
-            connection = connection or connect(Path(database))
+            connection = connection or connect(Path(database), creates=False)
             answer = _read(msgspec.json.decode(line, type=Task), connection)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:  # of the database: `_read` has caught those of the file
             answer = Broken(str(error))
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(answer)

@@ -1,8 +1,10 @@
 """An index follows its folder: new, edited, moved and removed files, hostile ones, and a kill at any moment."""
 
+import asyncio
 import doctest
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from random import Random
 import numpy as np
 import pytest
 from slotcache import retrieval
-from slotcache.retrieval import FAILED, INDEXED, SKIPPED, Embedder, Index
+from slotcache.retrieval import FAILED, INDEXED, SKIPPED, Embedder, Index, Query
 from support.office import Part, docx, html, markdown, package, pdf
 
 from retrieval.manuals import MANUALS, sentences
@@ -141,6 +143,40 @@ def test_a_damaged_index_is_made_anew(folder, make, tmp_path):
     index = make()
     assert index.progress.chunks == 0 and index.refresh() and index.progress.chunks == 1
     assert (tmp_path / "index.db").stat().st_mode & 0o077 == 0
+
+
+def test_an_index_that_was_removed_while_it_was_open_is_made_anew(folder, make, tmp_path):
+    (folder / "a.txt").write_text("one")
+    index = make(embed := Counting())
+    index.refresh()
+    for path in tmp_path.glob("index.db*"):
+        path.unlink()
+    assert len(asyncio.run(index.search().hits(Query(text="one")))) == 1, "what was open can still be read"
+    (folder / "b.txt").write_text("two")
+    assert index.refresh() and (index.progress.chunks, index.progress.vectors) == (2, 2)
+    assert len(embed.texts) == 3 and (tmp_path / "index.db").exists()
+    assert make(embed).refresh() and len(embed.texts) == 3
+
+
+def test_an_index_that_is_removed_between_two_files_is_made_anew_at_the_next_look(folder, make, tmp_path):
+    (folder / "a.txt").write_text("one")
+    index = make()
+    (file,) = index.scan().changed
+    (tmp_path / "index.db").unlink()
+    with pytest.raises(sqlite3.OperationalError):
+        index.read(file)
+    assert not (tmp_path / "index.db").exists(), "no empty file that looks like an index"
+    assert index.refresh() and index.progress.chunks == 1
+
+
+def test_a_reader_that_was_killed_between_two_files_fails_none(folder, make):
+    (folder / "a.txt").write_text("one")
+    index = make()
+    index.refresh()
+    index.interrupt()
+    (folder / "b.txt").write_text("two")
+    time.sleep(0.2)  # until it has ended
+    assert index.refresh() and {file.state for file in index.store.files().values()} == {INDEXED}
 
 
 def test_hostile_files_have_reasons_and_do_not_stop_the_others(folder, make):
