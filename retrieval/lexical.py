@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain, islice
 from unicodedata import category
 
 from .store import Store
+from .unspaced import phrases
 
 TITLE_WEIGHT = 2.0
 MAX_LETTERS, MAX_WORDS = 8192, 64  # of a query, from its end: a long message asks its question last
@@ -57,9 +59,10 @@ def _json(paths: Sequence[str]) -> str:
 def fts_query(text: str) -> str:
     """Return a query for any of the telling words of a text; empty if it has no words.
 
-    Each word is quoted, so that none is an operator.
+    Each word or phrase is quoted, so that none is an operator.
     """
     letters = "".join(letter if category(letter)[0] in "LNM" else " " for letter in text[-MAX_LETTERS:])
     words = list(dict.fromkeys(reversed(letters.casefold().split())))
     telling = [word for word in words if word not in FREQUENT] or words
-    return " OR ".join(f'"{word}"' for word in telling[:MAX_WORDS])
+    found = chain.from_iterable(map(phrases, telling))
+    return " OR ".join(f'"{one}"' for one in islice(found, MAX_WORDS))

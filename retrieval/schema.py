@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 SCHEMA = (
     "create table origin(name text primary key, value text not null) without rowid",
@@ -19,12 +19,14 @@ SCHEMA = (
     "create index place_chunk on place(chunk)",
     "create table vector(chunk integer primary key, x blob not null)",
     "create table popularity(chunk integer primary key, uses integer not null)",
+    # `spaced` is a function of each connection: see `unspaced`.
+    "create view told as select number, spaced(title) as title, spaced(text) as text from chunk",
     # Not contentless: deleting from that needs SQLite 3.43. No trigger adds to it: a statement with a trigger is a
     # savepoint, where FTS5 writes out what it has, and a chunk takes a third more time.
     """create virtual table words using fts5(
-        title, text, content='chunk', content_rowid='number', tokenize='porter unicode61')""",
+        title, text, content='told', content_rowid='number', tokenize='porter unicode61')""",
     """create trigger chunk_removed after delete on chunk begin
-        insert into words(words, rowid, title, text) values ('delete', old.number, old.title, old.text);
+        insert into words(words, rowid, title, text) values ('delete', old.number, spaced(old.title), spaced(old.text));
         delete from vector where chunk = old.number;
         delete from popularity where chunk = old.number;
     end""",

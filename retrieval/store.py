@@ -73,6 +73,7 @@ class Store:
             for table in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
                 if table[0] in TABLES:
                     connection.execute(f"drop table {table[0]}")
+            connection.execute("drop view if exists told")
             for statement in SCHEMA:
                 connection.execute(statement)
             connection.execute(f"pragma user_version = {SCHEMA_VERSION}")

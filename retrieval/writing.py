@@ -12,6 +12,7 @@ from typing import NamedTuple
 from .chunks import Chunk
 from .files import Stamp
 from .records import StoredFile
+from .unspaced import spaced
 
 PATIENCE = 30.0  # seconds to wait for another process that writes
 
@@ -28,6 +29,7 @@ def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
     os.close(os.open(path, os.O_CREAT * creates | os.O_RDWR | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:
+        connection.create_function("spaced", 1, spaced, deterministic=True)
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
     except BaseException:
@@ -112,6 +114,6 @@ def _put_chunk(connection: sqlite3.Connection, chunk: Chunk) -> tuple[int, bool]
     row = (document.id, document.key, document.title, document.text, chunk.tokens)
     added = connection.execute("insert into chunk(id, key, title, text, tokens) values (?, ?, ?, ?, ?)", row)
     assert added.lastrowid is not None
-    words = (added.lastrowid, document.title, document.text)
+    words = (added.lastrowid, spaced(document.title), spaced(document.text))
     connection.execute("insert into words(rowid, title, text) values (?, ?, ?)", words)
     return added.lastrowid, True

@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 import pytest
 from slotcache import retrieval
-from slotcache.retrieval import FAILED, INDEXED, SKIPPED, Embedder, Index, Query
+from slotcache.retrieval import FAILED, INDEXED, SKIPPED, Embedder, Index, Query, unspaced
 from support.office import Part, docx, html, markdown, package, pdf
 
 from retrieval.manuals import MANUALS, sentences
@@ -68,7 +68,7 @@ def chunks_of(index, path):
 
 
 def test_the_example_of_the_package_works():
-    assert doctest.testmod(retrieval).attempted > 5
+    assert doctest.testmod(retrieval).attempted > 5 and doctest.testmod(unspaced).attempted == 1
 
 
 def test_formats_of_a_folder(folder, make):

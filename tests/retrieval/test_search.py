@@ -219,3 +219,30 @@ def test_vectors_are_found_as_a_plain_search_finds_them():
             assert [at for at, _ in index.search(query, 7, some)] == best[::2][:7]
     assert len(index) == len(known)
     assert (unit(np.array([[np.nan, np.inf], [0, 0]])) == 0).all()
+
+
+def test_texts_without_spaces_between_words_are_found(tmp_path):
+    texts = {
+        "zh.md": "# 灯塔\n\n东港的灯塔建于1874年,由工程师李明设计。",
+        "ja.md": "# 灯台\n\n港の灯台は赤く、毎晩六時に点灯されるRAG装置がある。",
+        "other.md": "# 山\n\n山里人家不种茶。",
+        "en.md": "# Lighthouse\n\nThe lamp is red.",
+    }
+    (tmp_path / "notes").mkdir()
+    for name, text in texts.items():
+        (tmp_path / "notes" / name).write_text(text)
+    index = Index([tmp_path / "notes"], tmp_path / "index.db")
+    index.refresh()
+
+    def first(question):
+        return paths(stages(index.search(), text=question)[0].hits)[0]
+
+    assert first("灯塔是谁设计的?") == "zh.md" and first("工程师") == "zh.md"
+    assert first("灯台は何時に点灯されますか") == "ja.md" and first("RAG装置") == "ja.md"
+    assert first("山") == "other.md" and first("What is red?") == "en.md"
+    assert first("种茶") == "other.md"
+    assert not stages(index.search(), text="人种")[0].hits, "neighbours must be neighbours in the text, too"
+    (tmp_path / "notes" / "zh.md").unlink()
+    assert index.refresh() and not stages(index.search(), text="工程师")[0].hits
+    index.store.check()
+    index.close()
