@@ -5,22 +5,25 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
+
 from ..models import generate
+from ..models.shapes import SHAPES, Shape
 from .dialect import Sampling
 from .error import BenchError
 
 DATA_VARIABLE = "SLOTCACHE_DATA"
 LLAMA_SLOTS = 4
+BENCH_MODELS = {"dense": "bench", "hybrid": "bench-hybrid"}  # the shapes of the generated models
 
 
-class _Undecided(generate.Shape):
+class _Undecided(Shape):
     """A model whose last layer is zero, so that all texts have the same score."""
 
-    def norms(self) -> Iterator[tuple[str, float]]:
-        return ((name, 0.0 if name == "output_norm.weight" else value) for name, value in super().norms())
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        return ((name, 0 * values if name == "output_norm.weight" else values) for name, values in super().arrays())
 
 
 RANKER = _Undecided(layers=2, width=128, heads=4, kv_heads=4, feed_forward=512, vocabulary=4096, merges=3000)
@@ -30,6 +33,8 @@ def add_options(parser: argparse.ArgumentParser, context: int = 16384, lanes: in
     """Add the shared options, with a scenario's own defaults."""
     add = parser.add_argument
     add("-m", "--model", type=Path, help="GGUF to serve (default: the bench model, generated once)")
+    text = "the one that is generated: a Llama, or a hybrid of the Qwen 3.5 kind (default: %(default)s)"
+    add("--bench-model", choices=BENCH_MODELS, default="dense", help=text)
     add("--url", help="measure the server that runs there, and start none")
     add("--dialect", choices=("slotcache", "openai", "llama"), default="slotcache", help="API of the server at --url")
     add("--llama-server", metavar="PATH", help="llama-server to compare with; without it that arm is left out")
@@ -64,7 +69,8 @@ def bench_model(args: argparse.Namespace) -> Path:
         if not args.model.is_file():
             raise BenchError(f"no model at {args.model}")
         return args.model
-    return _generated("bench", generate.SHAPES["bench"])
+    name = BENCH_MODELS[getattr(args, "bench_model", "dense")]
+    return _generated(name, SHAPES[name])
 
 
 def ranker_model() -> Path:
@@ -72,10 +78,10 @@ def ranker_model() -> Path:
     return _generated("ranker", RANKER)
 
 
-def _generated(name: str, shape: generate.Shape) -> Path:
+def _generated(name: str, shape: Shape) -> Path:
     """Return a model in the user's cache, generated on first use."""
-    version = sha256(repr(shape).encode() + Path(generate.__file__).read_bytes()).hexdigest()[:12]
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache" / f"{name}-{version}.gguf"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
+    path = folder / f"{name}-{generate.version_of(shape)}.gguf"
     if not path.is_file():
         print(f"generating the {name} model {path}", file=sys.stderr, flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)

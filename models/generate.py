@@ -4,113 +4,20 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
 
-from . import vocabulary
+from . import shapes, vocabulary
 from .chat import named
 from .chat.named import DEFAULT_TEMPLATE
+from .shapes import FILE_TYPES, SHAPES, Shape
 from .vocabulary import PRE_TOKENIZER, Vocabulary, byte_alphabet, train
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of tensors written so far and in all."""
-
-_FILE_TYPES = {
-    "F32": LlamaFileType.ALL_F32,
-    "F16": LlamaFileType.MOSTLY_F16,
-    "Q8_0": LlamaFileType.MOSTLY_Q8_0,
-    "Q4_0": LlamaFileType.MOSTLY_Q4_0,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of a Llama: rotary positions, gated feed-forward, grouped heads, output weights tied to the embedding.
-
-    Raises ValueError for sizes that do not fit together.
-    """
-
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    feed_forward: int
-    vocabulary: int
-    merges: int
-    context: int = 32768
-    quantisation: str = "Q8_0"
-    """Of the matrices: F32, F16, Q8_0 or Q4_0."""
-
-    def __post_init__(self) -> None:
-        if self.quantisation not in _FILE_TYPES:
-            raise ValueError(f"quantisation {self.quantisation!r} is not one of {', '.join(_FILE_TYPES)}")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"the heads ({self.heads}) must be a multiple of the KV heads ({self.kv_heads})")
-        if self.width % (2 * self.heads):
-            raise ValueError(f"the width ({self.width}) must be an even number for each of {self.heads} heads")
-        block = GGML_QUANT_SIZES[GGMLQuantizationType[self.quantisation]][0]
-        for name, size in (("width", self.width), ("feed-forward size", self.feed_forward)):
-            if size % block:
-                raise ValueError(f"the {name} ({size}) must be a multiple of {block} for {self.quantisation}")
-
-    @property
-    def kv_width(self) -> int:
-        """Numbers that a token puts into each layer's K, and as many into its V."""
-        return self.width // self.heads * self.kv_heads
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in the matrices."""
-        return sum(rows * columns for _, rows, columns, _ in self.matrices())
-
-    def matrices(self) -> Iterator[tuple[str, int, int, float]]:
-        """Yield (name, rows, columns, gain) of each matrix; with gain 1 the output is as large as the input.
-
-        The gains keep greedy decoding from going in circles. A small embedding: with tied weights a large one makes
-        the last token the next one, too. Sharp attention: the next token depends on more than the last few tokens.
-        """
-        yield "token_embd.weight", self.vocabulary, self.width, 0.5
-        for layer in range(self.layers):
-            yield f"blk.{layer}.attn_q.weight", self.width, self.width, 2.0
-            yield f"blk.{layer}.attn_k.weight", self.kv_width, self.width, 2.0
-            yield f"blk.{layer}.attn_v.weight", self.kv_width, self.width, 1.0
-            yield f"blk.{layer}.attn_output.weight", self.width, self.width, 1.0
-            yield f"blk.{layer}.ffn_gate.weight", self.feed_forward, self.width, 1.0
-            yield f"blk.{layer}.ffn_up.weight", self.feed_forward, self.width, 1.0
-            yield f"blk.{layer}.ffn_down.weight", self.width, self.feed_forward, 1.0
-
-    def norms(self) -> Iterator[tuple[str, float]]:
-        """Yield (name, value) of each normalisation, `width` times the same value."""
-        for layer in range(self.layers):
-            yield f"blk.{layer}.attn_norm.weight", 1.0
-            yield f"blk.{layer}.ffn_norm.weight", 1.0
-        yield "output_norm.weight", 6.0  # makes up for the small embedding: logits with a standard deviation of 3
-
-
-SHAPES = {
-    "tiny": Shape(layers=2, width=128, heads=4, kv_heads=2, feed_forward=256, vocabulary=1024, merges=700),
-    "exact": Shape(
-        layers=2, width=102, heads=3, kv_heads=1, feed_forward=202, vocabulary=1024, merges=700, quantisation="F32"
-    ),
-    "bench": Shape(layers=12, width=512, heads=8, kv_heads=2, feed_forward=1408, vocabulary=151936, merges=4000),
-    "qwen2.5-7b": Shape(layers=28, width=3584, heads=28, kv_heads=4, feed_forward=18944, vocabulary=152064, merges=4000),
-    "llama-3.1-8b": Shape(
-        layers=32, width=4096, heads=32, kv_heads=8, feed_forward=14336, vocabulary=128256, merges=4000, context=131072
-    ),
-}
-"""Shapes by name.
-
-- `tiny`: for tests and first steps; 0.5 MB, and every option works with it (heads of 32, so any KV cache type).
-- `exact`: 1.2 MB; the logits of a token are the same bit for bit in any batch (on a CPU, flash attention off).
-  llama.cpp's fast kernels add in another order for one token than for several, but they take only sizes that divide by
-  4, and no size here does. Its heads are too odd for a quantised KV cache.
-- `bench`: for a CPU; 112 M parameters, 6 KiB of KV a token.
-- the others: the sizes of well-known models, for a GPU.
-"""
 
 
 def generate(path: Path | str, shape: Shape, seed: int = 0, progress: Progress | None = None) -> Path:
@@ -122,7 +29,7 @@ def generate(path: Path | str, shape: Shape, seed: int = 0, progress: Progress |
     path = Path(path)
     words = train(shape.vocabulary, shape.merges)
     with _replacing(path) as partial:
-        writer = GGUFWriter(partial, "llama")
+        writer = GGUFWriter(partial, shape.architecture)
         try:
             _describe(writer, shape, words, path.stem)
             _write(writer, shape, words, seed=seed, progress=progress or (lambda done, total: None))
@@ -139,13 +46,23 @@ def built_in_model(cache_dir: Path | None = None, name: str = "tiny") -> Path:
     shape = SHAPES[name]
     folder = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
     # The source that writes the model is its version, so that no version number has to be raised by hand.
-    sources = b"".join(Path(module).read_bytes() for module in (__file__, vocabulary.__file__, named.__file__))
+    sources = b"".join(
+        Path(module).read_bytes() for module in (__file__, shapes.__file__, vocabulary.__file__, named.__file__)
+    )
     digest = sha256(repr(shape).encode() + sources).hexdigest()[:12]
     path = folder / f"{name}-{digest}.gguf"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         generate(path, shape)
     return path
+
+
+def version_of(shape: Shape) -> str:
+    """Return a digest of a shape and of the source that writes it, so that no version number has to be raised by hand."""
+    sources = b"".join(
+        Path(module).read_bytes() for module in (__file__, shapes.__file__, vocabulary.__file__, named.__file__)
+    )
+    return sha256(repr(shape).encode() + sources).hexdigest()[:12]
 
 
 @contextmanager
@@ -162,18 +79,9 @@ def _replacing(path: Path) -> Iterator[Path]:
 def _describe(writer: GGUFWriter, shape: Shape, words: Vocabulary, name: str) -> None:
     writer.add_type("model")
     writer.add_name(name)
-    writer.add_file_type(_FILE_TYPES[shape.quantisation])
+    writer.add_file_type(FILE_TYPES[shape.quantisation])
     writer.add_quantization_version(2)
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_dimension_count(shape.width // shape.heads)
-    writer.add_rope_freq_base(500_000.0)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(shape.vocabulary)
+    shape.describe(writer)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(PRE_TOKENIZER)
     writer.add_token_list(words.tokens)
@@ -194,8 +102,8 @@ def _write(writer: GGUFWriter, shape: Shape, words: Vocabulary, *, seed: int, pr
         size = rows * columns // block * block_bytes
         writer.add_tensor_info(name, (rows, columns), np.dtype(np.float32), size, raw_dtype=kind)
         total += size
-    for name, _ in shape.norms():
-        writer.add_tensor_info(name, (shape.width,), np.dtype(np.float32), 4 * shape.width)
+    for name, values in shape.arrays():
+        writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -209,8 +117,8 @@ def _write(writer: GGUFWriter, shape: Shape, words: Vocabulary, *, seed: int, pr
         writer.write_tensor_data(tensor)
         done += tensor.nbytes
         progress(done, total)
-    for _, value in shape.norms():
-        writer.write_tensor_data(np.full(shape.width, value, dtype=np.float32))
+    for _, values in shape.arrays():
+        writer.write_tensor_data(values)
 
 
 def _loudness(words: Vocabulary) -> np.ndarray:

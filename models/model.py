@@ -110,8 +110,9 @@ class Model:
 
     @property
     def attention_width(self) -> int:
-        """Numbers in all heads of all layers: the cost of attention to one cell."""
-        return self.num_layers * llama_cpp.llama_model_n_head(self.handle) * self._head_size("key")
+        """Numbers in all heads of all layers with attention: the cost of attention to one cell."""
+        num_layers = sum(heads > 0 for heads in self._kv_heads)
+        return num_layers * llama_cpp.llama_model_n_head(self.handle) * self._head_size("key")
 
     def _head_size(self, what: str) -> int:
         """Width of one head's key or value."""
@@ -121,15 +122,17 @@ class Model:
     def kv_bytes(self, type_k: str, type_v: str) -> int:
         """Bytes that one token's KV takes in all layers."""
         key, value = self._head_size("key") * TYPE_BYTES[type_k], self._head_size("value") * TYPE_BYTES[type_v]
-        return int(self._kv_heads * (key + value))
+        return int(sum(self._kv_heads) * (key + value))
 
     @property
-    def _kv_heads(self) -> int:
-        """KV heads of all layers together. The metadata lists them by layer if they differ, as in hybrid models."""
-        listed = self.metadata(f"{self.metadata('general.architecture')}.attention.head_count_kv") or ""
+    def _kv_heads(self) -> list[int]:
+        """KV heads of each layer, 0 for one without attention. Hybrids list them, or have attention in every n-th layer."""
+        architecture, heads = self.metadata("general.architecture"), llama_cpp.llama_model_n_head_kv(self.handle)
+        listed = self.metadata(f"{architecture}.attention.head_count_kv") or ""
         if listed.startswith("["):
-            return sum(int(number) for number in listed.strip("[]").split(","))
-        return self.num_layers * llama_cpp.llama_model_n_head_kv(self.handle)
+            return [int(number) for number in listed.strip("[]").split(",")]
+        interval = max(int(self.metadata(f"{architecture}.full_attention_interval") or 1), 1)
+        return [0 if (layer + 1) % interval else heads for layer in range(self.num_layers)]
 
     @property
     def rope_depends_on_context(self) -> bool:

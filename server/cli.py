@@ -99,7 +99,7 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    from ..models.generate import SHAPES
+    from ..models.shapes import SHAPES
 
     parser.add_argument("shape", choices=SHAPES, help="a named shape")
     parser.add_argument("out", type=Path, help="the GGUF file to write")
@@ -113,7 +113,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _generate(chosen: argparse.Namespace) -> int:
     from dataclasses import fields, replace
 
-    from ..models.generate import SHAPES, Shape, generate
+    from ..models.generate import generate
+    from ..models.shapes import SHAPES, Shape
 
     names = [field.name for field in fields(Shape)]
     changed = {name: value for name in names if (value := getattr(chosen, name, None)) is not None}

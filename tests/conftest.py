@@ -35,6 +35,7 @@ settings.load_profile("suite")
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A tiny model with random weights, two layers, whose reuse is exact to the bit without flash attention."""
-    from slotcache.models.generate import SHAPES, generate
+    from slotcache.models.generate import generate
+    from slotcache.models.shapes import SHAPES
 
     return generate(tmp_path_factory.mktemp("models") / "tiny.gguf", SHAPES["tiny"])

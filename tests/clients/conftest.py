@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from server.conftest import running, until
 from slotcache.models.demo import FILE
-from slotcache.models.generate import SHAPES, generate
+from slotcache.models.generate import generate
+from slotcache.models.shapes import SHAPES
 from support.encoders import bert
 
 WEIGHTS = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"

@@ -2,8 +2,8 @@
 
 import pytest
 from slotcache.models.adapters import Adapters
-from slotcache.models.generate import SHAPES
 from slotcache.models.model import Model
+from slotcache.models.shapes import SHAPES
 from slotcache.slots.scope import Scope
 from support.adapters import lora
 from support.lab import Lab

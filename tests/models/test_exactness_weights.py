@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from slotcache.models import log
 from slotcache.models.demo.corpus import Corpus
-from slotcache.models.generate import Shape, generate
+from slotcache.models.generate import generate
 from slotcache.models.model import Model
+from slotcache.models.shapes import Shape
 from slotcache.models.state import cut
 from slotcache.slots.archive import Archive
 from slotcache.slots.radix import descendants

@@ -1,6 +1,7 @@
 """Generated models as llama.cpp reads them, through its plain C interface."""
 
 import ctypes
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,12 +16,16 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slotcache.bench import options
 from slotcache.models import generate as module
 from slotcache.models.chat.named import DEFAULT_TEMPLATE
-from slotcache.models.generate import SHAPES, Shape, built_in_model, generate
+from slotcache.models.generate import built_in_model, generate
+from slotcache.models.model import Model
+from slotcache.models.shapes import SHAPES, HybridShape, Shape
 from slotcache.models.vocabulary import Vocabulary, split, train
 
 T = TypeVar("T")
+SMALL_HYBRID = HybridShape(4, 128, 4, 2, 128, 512, 200, 512, delta_heads=4, delta_size=32)
 SMALL = Shape(1, 64, 2, 1, 64, 320, 20, 512, "F32")
 
 
@@ -277,10 +282,34 @@ def test_sizes_that_do_not_fit_are_refused(change: dict[str, int | str], message
         replace(SMALL, **change)
 
 
+def test_a_hybrid_is_what_its_shape_says(tmp_path: Path) -> None:
+    shape = replace(SMALL_HYBRID, quantisation="Q8_0")
+    engine = Engine(generate(tmp_path / "hybrid.gguf", shape))
+    assert llama_cpp.llama_model_is_hybrid(engine.model)
+    arrays = sum(values.size for _, values in shape.arrays())
+    assert llama_cpp.llama_model_n_params(engine.model) == shape.parameters + arrays
+    answer = engine.greedy(engine.tokens("Tell me more about it."), 32)
+    assert len(set(answer)) > 16 and engine.eos not in answer
+    engine.close()
+    model = Model(tmp_path / "hybrid.gguf", 0)
+    assert model.attention_width == shape.width and model.kv_bytes("f16", "f16") == 2 * 2 * shape.kv_width
+    model.close()
+
+
+def test_the_bench_model_may_be_a_hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "bench-hybrid", SMALL_HYBRID)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    parser = ArgumentParser()
+    options.add_options(parser)
+    path = options.bench_model(parser.parse_args(["--bench-model", "hybrid"]))
+    assert GGUFReader(path).get_field("general.architecture").contents() == "qwen35"  # type: ignore[union-attr]
+
+
 def test_the_named_shapes() -> None:
     bench = SHAPES["bench"]
     assert bench.parameters == pytest.approx(112e6, rel=0.01)
     assert 2 * bench.layers * bench.kv_width * 2 == 6 * 1024
+    assert SHAPES["bench-hybrid"].parameters == pytest.approx(113e6, rel=0.01)
     assert SHAPES["tiny"].width // SHAPES["tiny"].heads % 32 == 0
     assert SHAPES["qwen2.5-7b"].parameters == pytest.approx(7.1e9, rel=0.01)
     assert SHAPES["llama-3.1-8b"].parameters == pytest.approx(7.5e9, rel=0.01)

@@ -9,8 +9,8 @@ from slotcache.models.adapters import Adapters
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.embedding import Embedder, EmbedderSettings
 from slotcache.models.errors import ModelError
-from slotcache.models.generate import SHAPES
 from slotcache.models.model import Model
+from slotcache.models.shapes import SHAPES
 from slotcache.slots.scope import Scope
 from support.adapters import lora
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from slotcache.models.generate import SHAPES
+from slotcache.models.shapes import SHAPES
 from support.adapters import lora
 from support.architectures import recurrent
 from support.encoders import bert

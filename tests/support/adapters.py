@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFWriter
-from slotcache.models.generate import Shape
+from slotcache.models.shapes import Shape
 
 RANK = 4
 

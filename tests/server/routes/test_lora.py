@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from slotcache.models.errors import ModelError
-from slotcache.models.generate import SHAPES
+from slotcache.models.shapes import SHAPES
 from slotcache.server.loading import adapter_files, load
 from slotcache.server.settings import Settings
 from support.adapters import lora
