@@ -1,6 +1,7 @@
 """Errors of models, as a user sees them.
 
 ModelError          the file cannot be served: missing, not a GGUF, too big for the memory
+NotCounted          this build of llama.cpp does not tell the memory that it takes
 RunnerError         llama.cpp failed while computing; the context is no longer to be trusted
 NoRoom              the batch did not fit; memory is as it was before, so free something and try again
 Interrupted         the batch was aborted on request; memory is as it was before
@@ -11,6 +12,10 @@ from __future__ import annotations
 
 class ModelError(Exception):
     """A model that cannot be loaded or served. The message names the file, the error and the remedy."""
+
+
+class NotCounted(ModelError):
+    """llama.cpp counts its memory in no known way."""
 
 
 class RunnerError(RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 from . import log
 from .digest import check_unchanged, digest
 from .errors import ModelError
+from .memory.overrides import Override, as_array
 from .memory.weights import Weights
 from .tokenizer import Tokenizer
 
-ALL_LAYERS = 9999
+ALL_LAYERS = -1
+NO_LOADING = 0  # llama.cpp's load mode that maps no file
 TYPE_BYTES = {  # of one number, scales included
     "f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
     "iq4_nl": 18 / 32,
@@ -32,7 +35,8 @@ POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 class Model:
     """Weights and vocabulary. Everything but loading is safe from several threads.
 
-    gpu_layers: how many layers go to the GPU; ignored by a build without one.
+    gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one. overrides: tensors that
+    stand elsewhere. is_simulated: no memory is taken for the weights, nor for contexts: they can only be counted.
     progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
@@ -48,6 +52,8 @@ class Model:
         repack: bool = False,
         *,
         may_rest: bool = False,
+        overrides: tuple[Override, ...] = (),
+        is_simulated: bool = False,
     ) -> None:
         log.capture()
         llama_cpp.llama_backend_init()
@@ -56,6 +62,11 @@ class Model:
         self._digest = ""
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
+        self._overrides = as_array(overrides)
+        address = ctypes.cast(self._overrides, ctypes.c_void_p).value if self._overrides else None
+        params.tensor_buft_overrides = address  # type: ignore[assignment]  # an array by its declaration, by its field a pointer
+        if is_simulated:
+            params.no_alloc, params.load_mode = True, NO_LOADING
         self._progress = llama_cpp.llama_progress_callback(lambda share, _: progress(share) if progress else True)
         params.progress_callback = self._progress
         self.weights = Weights(path, params, may_rest=may_rest)
@@ -70,8 +81,6 @@ class Model:
         self.file_type = (llama_cpp.llama_ftype_name(llama_cpp.llama_model_ftype(self.handle)) or b"").decode()
         """The quantisation of most tensors, in llama.cpp's words."""
         self._pieces: dict[int, bytes] = {}
-        self.tokenizer = Tokenizer(self.vocab)
-        self._ends = frozenset(t for t in range(self.num_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, t))
 
     def close(self) -> None:
         self.weights.close()
@@ -195,7 +204,18 @@ class Model:
         template = llama_cpp.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", "replace") if template else None
 
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers that may have experts; 0: it is no mixture."""
+        experts = int(self.metadata(f"{self.metadata('general.architecture')}.expert_count") or 0)
+        return self.num_layers if experts else 0
+
     # ---- vocabulary ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Made when it is first needed: a simulated model needs none, and a large vocabulary takes a second."""
+        return Tokenizer(self.vocab)
 
     def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
         """Return the token ids, int32, of a part of a prompt: see Tokenizer."""
@@ -247,6 +267,10 @@ class Model:
     @property
     def ends(self) -> frozenset[int]:
         return self._ends
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        return frozenset(t for t in range(self.num_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, t))
 
     @property
     def bos(self) -> str:

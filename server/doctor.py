@@ -1,4 +1,4 @@
-"""`slotcache doctor`: the devices of this machine, whether layers can go to a GPU, and how much of a model fits."""
+"""`slotcache doctor`: the devices of this machine, whether layers can go to a GPU, and how a model fits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from ..models.errors import ModelError
 from ..models.hardware.cores import fast_cores
 from ..models.hardware.device import devices, supports_offload
 from ..models.model import Model
+from .fitting.fit import fit
 from .settings import Settings
-
-RESERVE = 512 << 20  # bytes left for llama.cpp's compute buffers
 
 
 def doctor(settings: Settings) -> int:
-    """Print the report and return the exit code; 2: the model cannot be read."""
+    """Print the report and return the exit code; 2: the model cannot be read, or does not fit."""
     print(f"llama-cpp-python {llama_cpp.__version__}")
     found = devices()
     for device in found:
@@ -29,27 +28,24 @@ def doctor(settings: Settings) -> int:
     elif not any(device.is_gpu for device in found):
         print("GPU offload: in this build, but no GPU was found")
     else:
-        print("GPU offload: yes, all layers by default (-ngl)")
+        print("GPU offload: yes, all layers that fit by default (-ngl)")
     if settings.model:
         try:
-            _print_fit(settings, max(device.free for device in found if device.is_gpu == any(d.is_gpu for d in found)))
+            _print_fit(settings)
         except ModelError as error:
             print(f"slotcache: {error}", file=sys.stderr)
             return 2
     return 0
 
 
-def _print_fit(settings: Settings, free: int) -> None:
-    """Print how much of the model fits in `free` bytes."""
+def _print_fit(settings: Settings) -> None:
+    """Print how the model would be fitted at a start now. Raises ModelError."""
     path = Path(settings.model).expanduser()
-    model = Model(path, gpu_layers=0)
+    model = Model(path, is_simulated=True)
     per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
     print(f"{path.name}: {model.description}, {model.size / 2**30:.2f} GiB, {model.num_layers} layers")
     print(f"  KV: {per_token:,} bytes a token with -ctk {settings.cache_type_k} -ctv {settings.cache_type_v}")
-    room = free - model.size - RESERVE
-    if room > 0:
-        print(f"  fits whole, with room for {room // per_token:,} cells (-c)")
-    else:
-        layers = max(0, int((free - RESERVE) / model.size * model.num_layers))
-        print(f"  does not fit whole: -ngl {layers} would put {layers} of {model.num_layers} layers there")
     model.close()
+    _, decision = fit(settings, path)
+    for line in decision.lines() if decision else ():
+        print(f"  {line}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +15,11 @@ from ..models.adapters import Adapters
 from ..models.chat.named import DEFAULT_TEMPLATE, named_template, names
 from ..models.chat.sandbox import TemplateError
 from ..models.chat.template import ChatTemplate
-from ..models.context import Context, ContextSettings, num_sequences
+from ..models.context import Context
 from ..models.errors import ModelError
 from ..models.grammar.grammars import Grammars
-from ..models.hardware.cores import fast_cores
 from ..models.hardware.device import devices
+from ..models.hardware.memory import free_memory
 from ..models.memory.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
@@ -46,6 +44,10 @@ from .engine.adapters import Lora
 from .engine.door import Door
 from .engine.engine import Engine
 from .engine.view import Generation, View
+from .fitting.context import context_settings
+from .fitting.decision import Decision
+from .fitting.fit import fit
+from .fitting.measure import open_model
 from .flags.setting import SettingsError
 from .idle import IdlePrefill
 from .intake import Intake
@@ -62,7 +64,6 @@ from .wire.adapters import MOST_SCALE, Scale
 from .wire.defaults import Defaults
 
 logger = logging.getLogger("slotcache")
-DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,9 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
 
     Raises ModelError, FolderError and SettingsError.
     """
-    model = _open(settings, path, progress)
+    settings, model, decision = _open(settings, path, progress)
     check_read_ahead(settings, model)
-    service = _serve(settings, model) if model.can_chat else None
+    service = _serve(settings, model, decision) if model.can_chat else None
     name = settings.names(path)[0]
 
     def is_busy() -> bool:
@@ -105,24 +106,30 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
     """Load a model and make everything around it, the engine not yet started. Raises ModelError and FolderError."""
-    return _serve(settings, _open(settings, path, progress))
+    return _serve(*_open(settings, path, progress))
 
 
-def _open(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Model:
+def _open(
+    settings: Settings, path: Path, progress: Callable[[float], bool] | None = None
+) -> tuple[Settings, Model, Decision | None]:
+    """Return the settings that fit, the model loaded with them, and why they fit."""
     return_large_blocks()
     for folder, flag in ((settings.cache_dir, "--cache-dir"), (settings.slot_save_path, "--slot-save-path")):
         if folder:
             own_folder(Path(folder).expanduser(), flag)
-    model = Model(path, settings.gpu_layers, progress, repack=settings.repack, may_rest=settings.sleep_after > 0)
+    settings, decision = fit(settings, path)
+    for line in decision.lines() if decision else ():
+        logger.info("%s", line)
+    model = open_model(settings, path, progress)
     if not model.can_chat and not (settings.embeddings or settings.reranking):
         raise ModelError(
             f"{path} is not a text generation model: {model.description}; serve an encoder with --embeddings or "
             "--reranking, or beside a text generation model with --embedding-model or --rerank-model"
         )
-    return model
+    return settings, model, decision
 
 
-def _serve(settings: Settings, model: Model) -> Service:
+def _serve(settings: Settings, model: Model, decision: Decision | None) -> Service:
     source = _template_source(settings, model)
     try:
         template = ChatTemplate(source, model.bos, model.eos, model.tokenizer.controls)
@@ -130,7 +137,7 @@ def _serve(settings: Settings, model: Model) -> Service:
         raise ModelError(f"the chat template cannot be used: {error}") from None
     files = adapter_files(settings)
     adapters = Adapters(model, [path for path, _ in files])
-    context = Context(model, _context_settings(settings, model))
+    context = Context(model, context_settings(settings, model))
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
@@ -175,6 +182,7 @@ def _serve(settings: Settings, model: Model) -> Service:
         fingerprint=fingerprint_of(settings, model, source),
         model=model,
         context=context,
+        decision=decision,
         grammars=Grammars(model),
         engine=engine,
         door=door,
@@ -196,7 +204,7 @@ def _serve(settings: Settings, model: Model) -> Service:
 def describe(model: Model, context: Context, settings: Settings) -> str:
     """Describe the loaded model in one line: its size, the place of its layers, and the bytes of KV a token."""
     gpu = next((device for device in devices() if device.is_gpu), None)
-    on_gpu = min(settings.gpu_layers, model.num_layers + 1) if gpu else 0
+    on_gpu = model.num_layers + 1 if settings.gpu_layers < 0 else min(settings.gpu_layers, model.num_layers + 1)
     where = f"{on_gpu} of {model.num_layers + 1} layers on {gpu.description}" if gpu else "all layers on the CPU"
     per_token = token_bytes(settings, model)
     return (
@@ -245,7 +253,7 @@ def token_bytes(settings: Settings, model: Model) -> int:
 
 def _host_bytes(settings: Settings) -> int:
     """Return the size of the host tier: --cache-ram, but at most half of the memory that is free now."""
-    wanted, most = settings.cache_ram << 20, _free_memory() // 2
+    wanted, most = settings.cache_ram << 20, free_memory() // 2
     if wanted > most:
         logger.info("--cache-ram %s MiB is more than half of the free memory: %s MiB it is", settings.cache_ram, most >> 20)
     return min(wanted, most)
@@ -268,24 +276,3 @@ def _shelf(settings: Settings, made_by: Provenance | None) -> Shelf | None:
     if not settings.cache_dir or made_by is None:
         return None
     return Shelf(Path(settings.cache_dir).expanduser() / f"conversations-{made_by.model[:16]}")
-
-
-def _free_memory() -> int:
-    """Return the bytes that programs may still take. The page cache counts as free: it has just read the model."""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as lines:
-        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _context_settings(settings: Settings, model: Model) -> ContextSettings:
-    num_cells = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    return ContextSettings(
-        num_cells=num_cells,
-        batch=max(settings.batch_size, settings.parallel),
-        micro_batch=settings.ubatch_size,
-        flash_attention=settings.flash_attn,
-        cache_type_k=settings.cache_type_k,
-        cache_type_v=settings.cache_type_v,
-        threads=settings.threads or fast_cores(),
-        num_sequences=num_sequences(model, settings.parallel, moves_idle=settings.cache_ram > 0),
-    )

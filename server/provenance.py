@@ -52,6 +52,7 @@ def _shaping(settings: Settings) -> tuple[object, ...]:
         settings.flash_attn,
         settings.repack,
         settings.gpu_layers,
+        *(settings.n_cpu_moe, settings.cpu_moe, settings.override_tensor),
     )
 
 

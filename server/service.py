@@ -25,6 +25,7 @@ from .engine.engine import Engine
 from .engine.events import Final
 from .engine.view import End, Failure, Generation, View
 from .errors import RequestError
+from .fitting.decision import Decision
 from .idle import AnsweredChat, IdlePrefill
 from .intake import Intake, Submission
 from .metrics import Metrics
@@ -42,8 +43,8 @@ class Service:
     """The routes' door: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
 
     name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, of the build, the model
-    and its settings. template: of chats. open: generations that were submitted and that the engine has not
-    ended yet, each with the turn to remember, if any.
+    and its settings. decision: how the model was fitted to memory; None: llama.cpp could not count it. template: of chats.
+    open: generations that were submitted and that the engine has not ended yet, each with the turn to remember, if any.
     """
 
     settings: Settings
@@ -53,6 +54,7 @@ class Service:
     template: ChatTemplate
     model: Model
     context: Context
+    decision: Decision | None
     grammars: Grammars
     engine: Engine
     door: Door

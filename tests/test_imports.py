@@ -98,7 +98,7 @@ FLOORS = (
     ("retrieval",),
     ("models",),
     ("server.settings", "server.errors", "server.flags", "server.log"),
-    ("server.edge", "server.wire", "server.provenance"),
+    ("server.edge", "server.wire", "server.provenance", "server.fitting"),
     ("server.chat", "server.engine"),
     ("server.vectors",),
     ("server.retrieving",),

@@ -33,13 +33,16 @@ class Device:
 
 def devices() -> list[Device]:
     """Every device of this build, GPUs first."""
+    return sorted(map(_device, _handles()), key=lambda device: not device.is_gpu)
+
+
+def _handles() -> list[int]:
     llama_cpp.llama_backend_init()
     library = libggml
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.restype = ctypes.c_void_p
     library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    found = [_device(library.ggml_backend_dev_get(index)) for index in range(library.ggml_backend_dev_count())]
-    return sorted(found, key=lambda device: not device.is_gpu)
+    return [library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count())]
 
 
 def _device(handle: int) -> Device:
@@ -56,6 +59,15 @@ def _device(handle: int) -> Device:
         free=free.value,
         total=total.value,
     )
+
+
+def buffer_types() -> dict[str, int]:
+    """Return the address of each device's usual kind of memory, by ggml's name for it."""
+    library = libggml
+    library.ggml_backend_dev_buffer_type.restype = ctypes.c_void_p
+    library.ggml_backend_buft_name.restype = ctypes.c_char_p
+    kinds = [library.ggml_backend_dev_buffer_type(ctypes.c_void_p(handle)) for handle in _handles()]
+    return {library.ggml_backend_buft_name(ctypes.c_void_p(kind)).decode(): kind for kind in kinds if kind}
 
 
 def supports_offload() -> bool:

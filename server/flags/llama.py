@@ -88,11 +88,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
         ("-ctxcp --ctx-checkpoints --swa-checkpoints", 1, "CTX_CHECKPOINTS"),
         ("-cms --checkpoint-min-step", 1, "CHECKPOINT_MIN_SPACING_NT"),
     ),
-    "-c and -ngl hold as they are given; `slotcache doctor` says what fits": (
-        ("-fit --fit", 1, "FIT"),
-        ("-fitt --fit-target", 1, "FIT_TARGET"),
-        ("-fitc --fit-ctx", 1, "FIT_CTX"),
-    ),
     "no draft model runs here, and answers are the same without one": (
         ("--spec-type", 1, "SPEC_TYPE"),
         ("-md --model-draft --spec-draft-model", 1, ""),
@@ -134,9 +129,6 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
     "change the file itself: its metadata holds for every program that reads it": (("--override-kv", 1, ""),),
     "CUDA_VISIBLE_DEVICES chooses among GPUs, and -ngl says how many layers they hold": (
         ("-dev --device", 1, "DEVICE"),
-        ("-ot --override-tensor", 1, "OVERRIDE_TENSOR"),
-        ("-cmoe --cpu-moe", 0, "CPU_MOE"),
-        ("-ncmoe --n-cpu-moe", 1, "N_CPU_MOE"),
         ("-ncffn --n-cpu-ffn", 1, "N_CPU_FFN"),
         ("-sm --split-mode", 1, "SPLIT_MODE"),
         ("-ts --tensor-split", 1, "TENSOR_SPLIT"),

@@ -36,6 +36,7 @@ def _properties(service: Service) -> Fields:
         "chat_template_caps": service.template.capabilities,
         "bos_token": model.bos,
         "eos_token": model.eos,
+        "memory": service.decision.shown() if service.decision else None,
         "build_info": service.build,
         "system_fingerprint": service.fingerprint,
         "cors_proxy_enabled": False,

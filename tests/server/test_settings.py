@@ -61,9 +61,10 @@ def test_a_wrong_environment_is_refused(monkeypatch):
 
 def test_llama_server_s_command_line_starts_this_server():
     words = "--jinja -ngl auto -t -1 -np -1 -ctk F16 -ctv Q8_0 -fa ON -nr --no-cache-prompt --metrics --slots -c 0 -cb"
-    chosen = parse(*words.split(), "--n-gpu-layers", "all", "--hf_file", "a.gguf", "--log-jsonl", "--threads-http", "4")
+    chosen = parse(*words.split(), "--hf_file", "a.gguf", "--log-jsonl", "--threads-http", "4")
     assert chosen == parse("-ctv", "q8_0", "-fa", "on", "--hf-file", "a.gguf", "--log-format", "json")
-    assert parse("-ngl", "7").gpu_layers == 7 and parse("--no-slots").slots is False
+    assert [parse("-ngl", number).gpu_layers for number in ("7", "auto", "all")] == [7, -1, -2]
+    assert parse("--no-slots").slots is False
     assert parse("--repack").repack and not parse("--repack", "--no-repack").repack
 
 

@@ -1,4 +1,4 @@
-"""Tiny models with random weights of architectures that are not Llama's: sliding windows, recurrent, hybrid."""
+"""Tiny models with random weights of architectures that are not Llama's: sliding windows, recurrent, hybrid, mixtures."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ WINDOW = 32
 class TinyModel:
     """A GGUF while it is written; leaving the `with` block finishes the file."""
 
-    def __init__(self, path: Path, architecture: str) -> None:
+    def __init__(self, path: Path, architecture: str, layers: int = LAYERS) -> None:
         words = train(VOCABULARY, 700)
         self.writer = writer = GGUFWriter(path, architecture)
         self.rng = np.random.default_rng(0)
         writer.add_context_length(8192)
         writer.add_embedding_length(WIDTH)
-        writer.add_block_count(LAYERS)
+        writer.add_block_count(layers)
         writer.add_vocab_size(VOCABULARY)
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(PRE_TOKENIZER)
@@ -44,11 +44,15 @@ class TinyModel:
 
     def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
         """Random weights as Q8_0."""
-        blocks = self.random(rows, columns, gain=gain).reshape(rows, -1, 32)
-        scale = np.abs(blocks).max(axis=2, keepdims=True) / 127
+        self.matrices(name, (rows, columns), gain)
+
+    def matrices(self, name: str, shape: tuple[int, ...], gain: float = 1.0) -> None:
+        """Several matrices in one tensor, such as those of all experts."""
+        blocks = self.random(*shape, gain=gain).reshape(*shape[:-1], -1, 32)
+        scale = np.abs(blocks).max(axis=-1, keepdims=True) / 127
         whole = np.rint(blocks / scale).astype(np.int8)
-        data = np.concatenate([scale.astype(np.float16).view(np.uint8), whole.view(np.uint8)], axis=2)
-        self.writer.add_tensor(f"{name}.weight", data.reshape(rows, -1), raw_dtype=GGMLQuantizationType.Q8_0)
+        data = np.concatenate([scale.astype(np.float16).view(np.uint8), whole.view(np.uint8)], axis=-1)
+        self.writer.add_tensor(f"{name}.weight", data.reshape(*shape[:-1], -1), raw_dtype=GGMLQuantizationType.Q8_0)
 
     def numbers(self, name: str, values: np.ndarray) -> None:
         """Values as float32."""
@@ -88,6 +92,28 @@ def windowed(path: Path) -> Path:
             model.ones(f"{block}.attn_norm", WIDTH)
             model.attention(block)
             model.feed_forward(block)
+    return path
+
+
+def mixture(path: Path, layers: int = 6, experts: int = 16, feed_forward: int = 512) -> Path:
+    """Mixtral's architecture: each token passes two experts a layer. About 20 MiB, nearly all of it experts."""
+    with TinyModel(path, "llama", layers) as model:
+        model.writer.add_feed_forward_length(feed_forward)
+        model.writer.add_head_count(HEADS)
+        model.writer.add_head_count_kv(KV_HEADS)
+        model.writer.add_layer_norm_rms_eps(1e-5)
+        model.writer.add_expert_count(experts)
+        model.writer.add_expert_used_count(2)
+        model.ones("output_norm", WIDTH, 3.0)
+        for layer in range(layers):
+            block = f"blk.{layer}"
+            model.ones(f"{block}.attn_norm", WIDTH)
+            model.ones(f"{block}.ffn_norm", WIDTH)
+            model.attention(block)
+            model.numbers(f"{block}.ffn_gate_inp.weight", model.random(experts, WIDTH))
+            model.matrices(f"{block}.ffn_gate_exps", (experts, feed_forward, WIDTH))
+            model.matrices(f"{block}.ffn_up_exps", (experts, feed_forward, WIDTH))
+            model.matrices(f"{block}.ffn_down_exps", (experts, WIDTH, feed_forward))
     return path
 
 

@@ -1,0 +1,64 @@
+"""What settings take, counted by llama.cpp without taking it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ...models.context import Context
+from ...models.errors import ModelError
+from ...models.memory.breakdown import HOST, Use, breakdown
+from ...models.memory.overrides import EXPERTS, Override, experts_on_host, parse_overrides
+from ...models.model import Model
+from ..settings import Settings
+from .context import context_settings
+
+
+def open_model(
+    settings: Settings, path: Path, progress: Callable[[float], bool] | None = None, *, is_simulated: bool = False
+) -> Model:
+    """Load the served model. progress: as in `Model`. Raises ModelError."""
+    every = (Override(EXPERTS, HOST),) if settings.cpu_moe else ()
+    return Model(
+        path,
+        settings.gpu_layers,
+        progress,
+        repack=settings.repack,
+        may_rest=settings.sleep_after > 0 and not is_simulated,
+        overrides=(*parse_overrides(settings.override_tensor), *every, *experts_on_host(settings.n_cpu_moe)),
+        is_simulated=is_simulated,
+    )
+
+
+class Measure:
+    """Simulated models, of which the last one stays open: each of its contexts is counted in milliseconds."""
+
+    def __init__(self, settings: Settings, path: Path) -> None:
+        self._path, self._settings = path, settings
+        self._known: dict[Settings, tuple[Use, ...] | ModelError] = {}
+        self.model = open_model(settings, path, is_simulated=True)
+
+    def close(self) -> None:
+        self.model.close()
+
+    def __call__(self, settings: Settings) -> tuple[Use, ...]:
+        """Return the use of each device. Raises ModelError where llama.cpp cannot make the context, for any reason."""
+        if settings not in self._known:
+            try:
+                self._known[settings] = self._count(settings)
+            except ModelError as error:
+                self._known[settings] = error
+        found = self._known[settings]
+        if isinstance(found, ModelError):
+            raise found
+        return found
+
+    def _count(self, settings: Settings) -> tuple[Use, ...]:
+        if (settings.gpu_layers, settings.n_cpu_moe) != (self._settings.gpu_layers, self._settings.n_cpu_moe):
+            self.model.close()
+            self.model, self._settings = open_model(settings, self._path, is_simulated=True), settings
+        context = Context(self.model, context_settings(settings, self.model))
+        try:
+            return breakdown(context.handle)
+        finally:
+            context.close()
