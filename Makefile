@@ -3,12 +3,14 @@
 # make test                         the whole suite, in two processes (PROCESSES=0: in one)
 # make client-test                  the clients of others (anthropic, langchain, llama-index, litellm) against a server
 # make scale-test                   two replicas on Ray Serve: placement, conversations, a replica that is killed
+# make device-test                  the tests of the cache on a device that is not the CPU (builds llama.cpp, 4 minutes on 2 cores)
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
 # make lint                         ruff and pyright
 # make prose                        the rate of indefinite words in docstrings, comments and documents
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
 # Each first makes its own set-up: a virtual environment in .venv, the dependencies, and a build of llama-cpp-python
-# (6 minutes on 2 cores, once; with an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make serve).
+# (6 minutes on 2 cores, once; with an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make serve). docs/gpu.md has more on cards:
+# ENGINE_INDEX=URL installs llama-cpp-python's own wheel from its index, for machines without a compiler.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
@@ -16,11 +18,15 @@ MODEL :=
 PROCESSES ?= 2
 URL ?= http://127.0.0.1:8080
 CASES ?= 420
+ENGINE_INDEX ?=
+DEVICE := build/device
+DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BIN := $(VENV)/bin
 AXE := axe-core@4.14.1
 ENGINE := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test client-test scale-test page-test lint prose fuzz install clean
+.PHONY: serve test client-test scale-test device-test page-test lint prose fuzz install clean
 
 serve: $(VENV)/.installed
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
@@ -55,6 +61,30 @@ $(VENV)/.ray: $(VENV)/.developing
 		print(*extras["ray"], sep="\n")' > $(VENV)/ray/requirements.txt
 	$(VENV)/ray/bin/pip install --quiet --requirement $(VENV)/ray/requirements.txt
 	@touch $@
+
+device-test: $(VENV)/.developing $(DEVICE)/plugin.so
+	$(BIN)/python tests/device/run.py $(BIN)/python -m pytest $(DEVICE_TESTS) $(ARGS)
+
+# The sources of the installed llama-cpp-python. Its own build has no RPC backend.
+$(DEVICE)/$(ENGINE)/.unpacked:
+	@command -v cmake cc > /dev/null || { echo "device-test needs a C compiler and CMake: apt-get install cmake g++"; exit 1; }
+	@echo "fetching the sources of $(ENGINE) (76 MB)"
+	@mkdir -p $(@D)
+	@$(BIN)/pip download --quiet --no-deps --no-binary llama-cpp-python --dest $(@D) $(ENGINE)
+	@tar xzf $(@D)/llama_cpp_python-*.tar.gz -C $(@D) --strip-components=1
+	@touch $@
+
+$(DEVICE)/llama/bin/libggml-rpc.so: $(DEVICE)/$(ENGINE)/.unpacked
+	@echo "building llama.cpp with a device in another process, in $(DEVICE)"
+	@cmake -S $(<D)/vendor/llama.cpp -B $(DEVICE)/llama -DCMAKE_BUILD_TYPE=Release -DGGML_RPC=ON -DBUILD_SHARED_LIBS=ON \
+		-DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_UI=OFF \
+		$(foreach part,TESTS EXAMPLES TOOLS SERVER COMMON APP,-DLLAMA_BUILD_$(part)=OFF) > $(DEVICE)/build.log 2>&1 \
+		|| { tail -n 40 $(DEVICE)/build.log; exit 1; }
+	@cmake --build $(DEVICE)/llama --parallel $(JOBS) --target llama ggml-rpc >> $(DEVICE)/build.log 2>&1 & $(call watch,$(DEVICE)/build.log)
+	@touch $@
+
+$(DEVICE)/plugin.so: tests/device/plugin.c $(DEVICE)/llama/bin/libggml-rpc.so
+	cc -O1 -Wall -Wextra -Werror -shared -fPIC -o $@ $< -L$(DEVICE)/llama/bin -lggml-rpc -Wl,-rpath,$(abspath $(DEVICE))/llama/bin
 
 page-test: $(VENV)/.page
 	$(VENV)/page/bin/python -m pytest tests/page $(ARGS)
@@ -95,16 +125,23 @@ $(VENV)/.fuzzing: $(VENV)/.engine
 
 install: $(VENV)/.installed
 
+# Behind a build in the background: its steps as they count up in its log, and the end of the log where it fails.
+define watch
+pid=$$!; \
+	trap 'kill $$pid' INT TERM; \
+	while kill -0 $$pid 2>/dev/null; do \
+		sleep 5; step=$$(grep -oE '\[ *[0-9]+(/[0-9]+|%)\]' $(1) | tail -n 1); \
+		[ "$$step" = "$$last" ] || echo "  llama.cpp $$step"; last=$$step; \
+	done; \
+	wait $$pid || { tail -n 40 $(1); exit 1; }
+endef
+WHEELS := $(if $(ENGINE_INDEX),--only-binary llama-cpp-python --extra-index-url $(ENGINE_INDEX))
+
 $(VENV)/.engine:
 	@$(PYTHON) -c 'import sys; sys.exit("slotcache needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing llama.cpp: a build from source takes some minutes, its steps count up below"
-	@$(BIN)/pip install --verbose $(ENGINE) > $(VENV)/engine.log 2>&1 & pid=$$!; \
-	while kill -0 $$pid 2>/dev/null; do \
-		sleep 5; step=$$(grep -oE '\[ *[0-9]+(/[0-9]+|%)\]' $(VENV)/engine.log | tail -n 1); \
-		[ "$$step" = "$$last" ] || echo "  llama.cpp $$step"; last=$$step; \
-	done; \
-	wait $$pid || { tail -n 40 $(VENV)/engine.log; exit 1; }
+	@$(BIN)/pip install --verbose $(ENGINE) $(WHEELS) > $(VENV)/engine.log 2>&1 & $(call watch,$(VENV)/engine.log)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.engine pyproject.toml

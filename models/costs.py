@@ -44,7 +44,9 @@ the tiles of the CPU's flash attention. The other values are the CPU's and stand
 
 def costs_of(model: Model, *, flash_attention: str, kernel_size: int, on_gpu: bool) -> Costs:
     """Return the costs of a model here. flash_attention: on, off or auto. kernel_size: tokens of a kernel."""
-    return GPU if on_gpu else cpu_costs(model, flash_attention, kernel_size)
+    if on_gpu:
+        return replace(GPU, rest=MIN_ROWS) if flash_attention == "off" else GPU
+    return cpu_costs(model, flash_attention, kernel_size)
 
 
 def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:

@@ -11,9 +11,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from . import log
 from .digest import check_unchanged, digest
 from .errors import ModelError
+from .hardware.device import load_backends
 from .memory.overrides import Override, as_array
 from .memory.weights import Weights
 from .tokenizer import Tokenizer
@@ -55,8 +55,7 @@ class Model:
         overrides: tuple[Override, ...] = (),
         is_simulated: bool = False,
     ) -> None:
-        log.capture()
-        llama_cpp.llama_backend_init()
+        load_backends()
         self.path = path
         check_file(path)
         self._digest = ""

@@ -21,6 +21,18 @@ def test_the_makefile_installs_the_engine_that_pyproject_names(tmp_path: Path) -
     assert engine not in (ROOT / "Makefile").read_text()
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_makefile_takes_a_wheel_of_an_index_where_it_is_named(tmp_path: Path) -> None:
+    index = "https://abetlen.github.io/llama-cpp-python/whl/cu128"
+    command = ["make", "--dry-run", f"VENV={tmp_path}", "install"]
+    plain, wheel = (
+        subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for more in ([], [f"ENGINE_INDEX={index}"])
+    )
+    assert f" --only-binary llama-cpp-python --extra-index-url {index} >" in wheel
+    assert "--only-binary" not in plain and "index-url" not in plain
+
+
 def test_every_tool_has_a_version() -> None:
     tools = PROJECT["optional-dependencies"]["dev"]
     assert all(re.fullmatch(r"[\w-]+(==|~=)\d+(\.\d+)+", tool) for tool in tools), tools

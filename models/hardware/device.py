@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import llama_cpp
 from llama_cpp._ctypes_extensions import load_shared_library
+
+from .. import log
 
 # The package's own `_ggml` looks beside itself even where LLAMA_CPP_LIB_PATH names another build of the libraries.
 FOLDER = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(llama_cpp.__file__).parent / "lib")
@@ -31,13 +34,25 @@ class Device:
         return self.kind in ("GPU", "integrated GPU")
 
 
+@cache
+def load_backends() -> None:
+    """Make ready llama.cpp's backends, once in a process.
+
+    Some builds have them as libraries beside its own, and GGML_BACKEND_PATH names one of another place.
+    """
+    log.capture()
+    llama_cpp.llama_backend_init()
+    libggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
+    libggml.ggml_backend_load_all_from_path(os.fsencode(FOLDER))
+
+
 def devices() -> list[Device]:
     """Every device of this build, GPUs first."""
     return sorted(map(_device, _handles()), key=lambda device: not device.is_gpu)
 
 
 def _handles() -> list[int]:
-    llama_cpp.llama_backend_init()
+    load_backends()
     library = libggml
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.restype = ctypes.c_void_p

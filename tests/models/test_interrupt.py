@@ -12,6 +12,7 @@ import pytest
 from slotcache.models.errors import Interrupted
 from slotcache.models.model import Model
 from support.lab import Lab
+from support.on_device import needs_abort
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,7 @@ def test_nothing_is_left_of_the_kernels_before_the_one_that_is_ended(model):
     plain.close()
 
 
+@needs_abort
 def test_from_another_thread_in_the_middle(model):
     prompt = np.random.default_rng(3).integers(300, 900, 1900).astype(np.int32)
     lab = Lab(model, batch=2000, budget=2000)

@@ -1,0 +1,56 @@
+"""A device that is not the CPU is in use at all. `make device-test` runs these and the tests of the cache on one."""
+
+import ctypes
+import subprocess
+import sys
+
+import llama_cpp
+import numpy as np
+import pytest
+from slotcache.models.hardware.device import devices
+from slotcache.models.model import Model
+from support.lab import Lab
+from support.on_device import needs_device
+
+pytestmark = needs_device
+DOCTOR = "from slotcache.server.cli import main; main(['doctor', '-m', {path!r}])"
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    model = Model(tiny)
+    yield model
+    model.close()
+
+
+def test_the_device_comes_first_and_is_no_cpu():
+    first, *_, last = devices()
+    assert first.is_gpu and first.name != "CPU" and last.kind == "CPU"
+
+
+def test_llama_cpp_puts_all_layers_and_the_pool_there(model, caplog):
+    with caplog.at_level("DEBUG", "slotcache.llama"):
+        Model(model.path).close()
+        lab = Lab(model)
+    device = devices()[0].name
+    assert f"offloaded {model.num_layers + 1}/{model.num_layers + 1} layers to GPU" in caplog.text
+    assert any("KV buffer size" in line and device in line for line in caplog.messages), caplog.text
+    assert not any("KV buffer size" in line and "CPU KV" in line for line in caplog.messages)
+    lab.close()
+
+
+def test_a_batch_does_not_ask_the_callback_while_the_device_computes(model):
+    lab, asked = Lab(model, batch=500, budget=500), []
+    callback = llama_cpp.ggml_abort_callback(lambda _: asked.append(1) is not None)
+    llama_cpp.llama_set_abort_callback(lab.context.handle, callback, ctypes.c_void_p())
+    assert lab.run(np.arange(300, 700, dtype=np.int32), limit=2).tokens
+    per_layer = len(asked) / (model.num_layers * 3)
+    assert per_layer < 1, "of some dozens of operations a layer"
+    lab.close()
+
+
+def test_doctor_shows_the_layers_there(tiny):
+    printed = subprocess.run(
+        [sys.executable, "-c", DOCTOR.format(path=str(tiny))], capture_output=True, text=True, check=True
+    ).stdout
+    assert f"{devices()[0].name}: " in printed and "GPU offload: yes" in printed

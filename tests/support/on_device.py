@@ -1,0 +1,9 @@
+"""Whether these tests run on a device that is not the CPU, as in `make device-test`."""
+
+import pytest
+from slotcache.models.hardware.device import devices
+
+ON_DEVICE = any(device.is_gpu for device in devices())
+
+needs_device = pytest.mark.skipif(not ON_DEVICE, reason="needs a device that is not the CPU: make device-test")
+needs_abort = pytest.mark.skipif(ON_DEVICE, reason="llama.cpp asks the callback that aborts a batch on the CPU only")
