@@ -9,7 +9,7 @@ import llama_cpp
 from . import log
 from .costs import costs_of
 from .errors import ModelError
-from .hardware.device import devices
+from .hardware.times import Times
 from .model import Model
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
@@ -41,17 +41,16 @@ class ContextSettings:
 class Context:
     """The pool and the graphs over it. One thread at a time may use it.
 
-    costs: of this model on this device. scratch: the sequence through which ranges are saved and restored; the tree has the
-    ids below it. twin: with a sliding window, the offset from a sequence's id to a second one that holds the same cells,
-    else 0. llama.cpp reuses a cell that the window has passed, although a later prompt may continue from there; it does
-    not if two sequences hold the cell.
+    costs: of this model on this device. times: where it was timed, they follow from these. scratch: the sequence through
+    which ranges are saved and restored; the tree has the ids below it. twin: with a sliding window, the offset from a
+    sequence's id to a second one that holds the same cells, else 0. llama.cpp reuses a cell that the window has passed,
+    although a later prompt may continue from there; it does not if two sequences hold the cell.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         params = llama_cpp.llama_context_default_params()
-        on_gpu = any(device.is_gpu for device in devices())
         kernel_size = min(settings.micro_batch, settings.batch)
-        self.costs = costs_of(model, flash_attention=settings.flash_attention, kernel_size=kernel_size, on_gpu=on_gpu)
+        self.costs = costs_of(model, flash_attention=settings.flash_attention, kernel_size=kernel_size)
         # With a window, a batch of several kernels could reuse cells for its end that its beginning has just filled.
         # Where results must be exact, the last of several kernels must not get only a few tokens.
         one_kernel = model.window or self.costs.rest > 1
@@ -69,7 +68,8 @@ class Context:
         params.type_v = CACHE_TYPES[settings.cache_type_v]
         if settings.threads:
             params.n_threads = params.n_threads_batch = settings.threads
-        self.model = model
+        self.model, self.settings = model, settings
+        self.times: Times | None = None
         self._params = params
         self.handle = CLOSED
         self.open()

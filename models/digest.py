@@ -23,7 +23,7 @@ logger = logging.getLogger("slotcache")
 CHUNK = 64 << 20  # bytes that one thread reads before it takes the next
 PIECE = 1 << 20  # bytes of it in memory
 LARGE = 2 << 30  # bytes from which the user is told why the start takes longer
-MOST_KEPT = 64  # digests in the cache directory; the oldest leaves
+MOST_KEPT = 64  # files in a folder of the cache directory; the oldest leaves
 PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 Stamp = tuple[int, ...]
@@ -78,7 +78,7 @@ def _digest_of(path: Path) -> str:
     if stamp(path) != before:
         raise ModelError(f"{path} changed while it was read: start again when it is complete")
     with contextlib.suppress(OSError):  # without a cache directory, it is computed at every start
-        _keep(kept, found)
+        keep(kept, found)
     return found
 
 
@@ -112,7 +112,8 @@ def _read_kept(path: Path) -> str | None:
     return text if re.fullmatch("[0-9a-f]{32}", text) else None
 
 
-def _keep(path: Path, found: str) -> None:
+def keep(path: Path, found: str) -> None:
+    """Write a file of the cache directory; of those in its folder, the oldest leave. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = path.with_name(f".{secrets.token_hex(8)}")
     aside.write_text(found)

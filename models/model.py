@@ -13,7 +13,7 @@ import numpy as np
 
 from .digest import check_unchanged, digest
 from .errors import ModelError
-from .hardware.device import load_backends
+from .hardware.device import Device, devices, load_backends
 from .memory.overrides import Override, as_array
 from .memory.weights import Weights
 from .tokenizer import Tokenizer
@@ -56,7 +56,7 @@ class Model:
         is_simulated: bool = False,
     ) -> None:
         load_backends()
-        self.path = path
+        self.path, self.gpu_layers = path, gpu_layers
         check_file(path)
         self._digest = ""
         params = llama_cpp.llama_model_default_params()
@@ -96,6 +96,11 @@ class Model:
         buffer = ctypes.create_string_buffer(256)
         llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def device(self) -> Device | None:
+        """The device that has its layers, or some of them; None: the CPU has all."""
+        return next((device for device in devices() if device.is_gpu), None) if self.gpu_layers else None
 
     @property
     def size(self) -> int:

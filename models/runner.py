@@ -53,6 +53,7 @@ class Runner:
         constraints = [samplers[span.request].constraint for span in plan.spans if span.logits and span.request in samplers]
         compute_masks([one for one in constraints if one is not None], self._beside)
         result = self._decode(may_end_early=plan.background and self.context.model.can_trim)
+        llama_cpp.llama_synchronize(self.context.handle)  # a device computes behind the call: the time of a step is learnt
         if padded:
             self.apply(Drop(self.context.scratch))
         if result == 2:  # the first of several micro-batches may have been computed
@@ -105,7 +106,7 @@ class Runner:
     def warm_up(self) -> bool:
         """Compute a few tokens, so that the first request need not allocate; return whether KV can move to host memory."""
         blob = Blob(0, WARM_UP)
-        self._compute_zeros(0, WARM_UP)
+        self.compute_zeros(0, WARM_UP)
         model = self.context.model
         can_move = model.can_trim and not model.window  # llama.cpp saves no cells that a window has passed
         if can_move:
@@ -117,21 +118,23 @@ class Runner:
     def measure_states(self) -> Sizes:
         """Return the sizes of the states of a model with recurrent layers."""
         sequence = 0
-        self._compute_zeros(0, WARM_UP)
+        self.compute_zeros(0, WARM_UP)
         sizes = self.states.learn_recurrent(sequence, WARM_UP)
         if sizes is None:
             short = self.states.size(sequence)
-            self._compute_zeros(WARM_UP, 2 * WARM_UP)
+            self.compute_zeros(WARM_UP, 2 * WARM_UP)
             each = (self.states.size(sequence) - short) // WARM_UP
             sizes = Sizes(state=short - WARM_UP * each, state_token=each)
         self.apply(Drop(sequence))
         return sizes
 
-    def _compute_zeros(self, start: int, stop: int) -> None:
-        self.batch.fill((Span(0, 0, start, np.zeros(stop - start, np.int32), logits=True),))
+    def compute_zeros(self, start: int, stop: int, sequence: int = 0) -> None:
+        """Compute tokens of no meaning at positions [start, stop) of a sequence, to the last one's logits."""
+        self.batch.fill((Span(0, sequence, start, np.zeros(stop - start, np.int32), logits=True),))
         result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
         if result != 0:
-            raise RunnerError(f"the first llama_decode returned {result}")
+            raise RunnerError(f"llama_decode returned {result} for {stop - start} tokens of no meaning")
+        self.logits(1)  # waits for the device
 
     def clear(self) -> None:
         """Free every cell and zero its data."""

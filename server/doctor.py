@@ -10,6 +10,7 @@ import llama_cpp
 from ..models.errors import ModelError
 from ..models.hardware.cores import fast_cores
 from ..models.hardware.device import devices, supports_offload
+from ..models.hardware.times import summarize, times_on
 from ..models.model import Model
 from .fitting.fit import fit
 from .settings import Settings
@@ -22,6 +23,8 @@ def doctor(settings: Settings) -> int:
     for device in found:
         memory = f"{device.free / 2**30:.1f} of {device.total / 2**30:.1f} GiB free" if device.total else "memory unknown"
         print(f"  {device.name}: {device.description} ({device.kind}), {memory}")
+        for model, times in times_on(device):
+            print(f"    timed with {model}: {summarize(times)}")
     print(f"  threads that compute (-t): {settings.threads or fast_cores()}")
     if not supports_offload():
         print('GPU offload: not in this build. With an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make install')

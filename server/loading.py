@@ -20,6 +20,7 @@ from ..models.errors import ModelError
 from ..models.grammar.grammars import Grammars
 from ..models.hardware.device import devices
 from ..models.hardware.memory import free_memory
+from ..models.hardware.timing import learn_costs
 from ..models.memory.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
@@ -142,6 +143,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
     limit = min(most, model.context_train or most)
+    learn_costs(context)
     runner = Runner(context, adapters)
     host_bytes = _host_bytes(settings)
     host = HostTier(host_bytes // max(token_bytes(settings, model), 1), EvictionPolicy(settings.eviction))

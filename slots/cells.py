@@ -20,6 +20,8 @@ from .scope import Scope
 from .swap import Moves, runs_on_device, swap_out
 from .tree import PrefixTree
 
+USUAL_ANSWER = 200  # tokens: requests allow for more than their answers take
+
 
 class Cells:
     """Tells whether a prompt fits, and frees cells for it.
@@ -82,11 +84,18 @@ class Cells:
         missing = num_cells - self.num_free
         return missing <= 0 or self._tree.evict(missing) >= missing
 
-    def spill_idle(self) -> None:
-        """Move idle KV to host memory down to `idle_cells`: each step attends over the whole pool."""
-        excess = self._tree.ledger.num_reclaimable - self._idle_cells
-        if self._tree.host.max_tokens and excess > 0:
-            self._tree.evict(excess)
+    def spill_idle(self, request: Request) -> None:
+        """Move idle KV to host memory down to `idle_cells`: each step attends over the whole pool.
+
+        It stays where this request, whose path is claimed, is no faster without it.
+        """
+        tree, sequence = self._tree, request.sequence
+        excess = tree.ledger.num_reclaimable - self._idle_cells
+        if not tree.host.max_tokens or excess <= 0 or sequence is None:
+            return
+        left = request.num_tokens - sequence.length - tree.copies.restorable(sequence)
+        if self._costs.pays_to_spill(left, min(request.limit, USUAL_ANSWER)):
+            tree.evict(excess)
 
     def take_operations(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
         """Return the operations before and after a step of `num_tokens` tokens of the requests in `computing`.

@@ -192,7 +192,7 @@ class Scheduler:
         request.sequence, request.claimed, request.rest = claim.sequence, request.num_tokens, self.tree.rest
         self.counters.count_cached(request, claim.source, claim.cached)
         if not request.guess:
-            self.cells.spill_idle()
+            self.cells.spill_idle(request)
         if (needed := self.tree.copies.restorable(claim.sequence)) and self.cells.reserve(needed):
             for source, tokens in self.tree.copies.restore(claim.sequence):
                 self.counters.count_cached(request, source, tokens)

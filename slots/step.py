@@ -95,12 +95,17 @@ class Step:
     def _size(self, request: Request, num_tokens: int) -> int:
         """Return how many tokens of a prompt to compute: at most `num_tokens`, up to its next snapshot, if cells allow."""
         costs = self._tree.costs
-        most = min(num_tokens, costs.background_step) if request.background else num_tokens
+        most = min(num_tokens, self._background_size(request.computed)) if request.background else num_tokens
         stop = next_stop(request.stops, request.computed) or request.num_tokens
         size = chunk_size(stop - request.computed, most, costs)
         if size > 0 and not self._cells.reserve(self._num_cells + size):
             size = self._cells.num_free - self._num_cells
         return max(size, 0)
+
+    def _background_size(self, cached: int) -> int:
+        """Return the most tokens of a background step: more where they are done before a new request waits long."""
+        costs = self._tree.costs
+        return max(costs.background_step, self._tree.profile.tokens_within(costs.background_ns / 1e9, cached))
 
     def _add(self, request: Request, size: int) -> None:
         assert request.sequence is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from math import isfinite
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -37,9 +40,22 @@ def _properties(service: Service) -> Fields:
         "bos_token": model.bos,
         "eos_token": model.eos,
         "memory": service.decision.shown() if service.decision else None,
+        "device": _device(service),
         "build_info": service.build,
         "system_fingerprint": service.fingerprint,
         "cors_proxy_enabled": False,
+    }
+
+
+def _device(service: Service) -> Fields:
+    """Return the device that computes, its times if it was timed, and its costs: null for a threshold never reached."""
+    context, device = service.context, service.model.device
+    costs = {name: value if isfinite(value) else None for name, value in asdict(context.costs).items()}
+    return {
+        "name": device.name if device else "CPU",
+        "description": device.description if device else "",
+        "times": asdict(context.times) if context.times else None,
+        "costs": costs,
     }
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from ...models.embedding import Embedder, EmbedderSettings
 from ...models.errors import ModelError
 from ...models.hardware.cores import fast_cores
-from ...models.hardware.device import devices
 from ...models.model import Model
 from ..chat.texts import Texts
 from ..chat.threads import PromptThreads
@@ -72,7 +71,7 @@ class _Loader:
             max_tokens=self.settings.ubatch_size,
             flash_attention=self.settings.flash_attn,
             threads=self.settings.threads or fast_cores(),
-            most_texts=TEXTS_ON_GPU if any(device.is_gpu for device in devices()) else 1,
+            most_texts=TEXTS_ON_GPU if model.device else 1,
         )
         embedder = Embedder(model, settings)
         return Computer(

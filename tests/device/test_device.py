@@ -7,13 +7,15 @@ import sys
 import llama_cpp
 import numpy as np
 import pytest
+from server.conftest import running
 from slotcache.models.hardware.device import devices
+from slotcache.models.hardware.times import times_on
 from slotcache.models.model import Model
 from support.lab import Lab
 from support.on_device import needs_device
 
 pytestmark = needs_device
-DOCTOR = "from slotcache.server.cli import main; main(['doctor', '-m', {path!r}])"
+DOCTOR = "from slotcache.server.cli import main; main(['doctor'])"
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,18 @@ def test_a_batch_does_not_ask_the_callback_while_the_device_computes(model):
     lab.close()
 
 
-def test_doctor_shows_the_layers_there(tiny):
-    printed = subprocess.run(
-        [sys.executable, "-c", DOCTOR.format(path=str(tiny))], capture_output=True, text=True, check=True
-    ).stdout
-    assert f"{devices()[0].name}: " in printed and "GPU offload: yes" in printed
+def test_doctor_shows_the_device_and_its_times(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with running(model.path, flash_attn="auto") as server:
+        shown = server.http.get("/props").json()["device"]
+        assert server.chat()["usage"]["completion_tokens"]
+    device = devices()[0]
+    assert (shown["name"], shown["description"]) == (device.name, device.description)
+    assert shown["times"]["idle"] > shown["times"]["depth"] > 0
+    assert shown["costs"]["background_ns"] and shown["costs"]["swap_from_tokens"] != 50
+    with running(model.path, flash_attn="auto") as again:
+        assert again.http.get("/props").json()["device"] == shown, "timed once"
+    about = times_on(device)
+    assert [times.step for _, times in about] == [shown["times"]["step"]]
+    printed = subprocess.run([sys.executable, "-c", DOCTOR], capture_output=True, text=True, check=True).stdout
+    assert f"{device.name}: " in printed and "GPU offload: yes" in printed  # another process, and a device of its own

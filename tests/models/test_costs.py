@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from slotcache.models.costs import CELL, CPU, GPU, MIN_ROWS, PASS, TILE, TILE_CELL, costs_of
+from slotcache.models.costs import CELL, CPU, MIN_ROWS, OTHER, PASS, TILE, TILE_CELL, costs_of, timed_costs
+from slotcache.models.hardware.times import Times
 from slotcache.models.model import Model
 from slotcache.slots.costs import NEVER, UNMEASURED, Costs
 
@@ -22,7 +23,8 @@ ELSEWHERE = [path for path in FILES if path != PLACE and not path.is_relative_to
 OFF = ROOT / "slots" / "costs.py"  # where every rule is turned off
 NAMES = {field.name for field in fields(Costs)}
 TIMED = re.compile(r"\b(measured|timed)\b|\d ?(ns|us|µs|ms)\b")
-MODEL = cast(Model, SimpleNamespace(attention_width=10, num_parameters=1000, num_layer_parameters=900))
+MODEL = cast(Model, SimpleNamespace(attention_width=10, num_parameters=1000, num_layer_parameters=900, device=None))
+ELSEWHERE_THAN_ON_A_CPU = cast(Model, SimpleNamespace(device="RPC0"))
 
 
 def is_number(node):
@@ -78,24 +80,84 @@ def test_what_turns_every_rule_off_has_no_number_of_its_own():
 
 
 def test_the_costs_of_a_model_follow_from_its_size():
-    costs = costs_of(MODEL, flash_attention="auto", kernel_size=512, on_gpu=False)
+    costs = costs_of(MODEL, flash_attention="auto", kernel_size=512)
     assert (costs.tile, costs.rest, costs.cell_ns, costs.tile_cell_ns) == (TILE, 1, CELL * 10, TILE_CELL * 10)
     assert costs.apart_from_cells == pytest.approx(PASS * 1000 / (TILE_CELL * 10))
-    assert costs_of(MODEL, flash_attention="on", kernel_size=TILE - 1, on_gpu=False) == CPU
-    off = costs_of(MODEL, flash_attention="off", kernel_size=512, on_gpu=False)
+    assert costs_of(MODEL, flash_attention="on", kernel_size=TILE - 1) == CPU
+    off = costs_of(MODEL, flash_attention="off", kernel_size=512)
     assert (off.rest, off.tile, off.apart_from_cells) == (MIN_ROWS, 1, NEVER)
 
 
 @pytest.mark.parametrize("flash", ["on", "off", "auto"])
-def test_a_gpu_has_costs_of_its_own(flash):
-    costs = costs_of(MODEL, flash_attention=flash, kernel_size=512, on_gpu=True)
-    assert costs == replace(GPU, rest=MIN_ROWS if flash == "off" else 1)
+def test_before_it_is_timed_a_device_has_the_rules_off(flash):
+    costs = costs_of(ELSEWHERE_THAN_ON_A_CPU, flash_attention=flash, kernel_size=512)
+    assert costs == replace(OTHER, rest=MIN_ROWS if flash == "off" else 1)
     assert costs.apart_from_cells == costs.swap_from_tokens == NEVER
     assert not costs.pays_to_pad(63, 10**9, 1) and not costs.pays_to_swap(10**6, 10**6, 1, 1)
 
 
+LIKE_A_CPU = Times(  # seconds that 2 cores take with a model of 114 M weights, in round numbers
+    chunk_tokens=64,
+    step=11e-3,
+    chunk=60e-3,
+    double=120e-3,
+    depth=512,
+    short_deep=300e-3,
+    chunk_deep=70e-3,
+    few=16,
+    save=0.5e-3,
+    restore=0.7e-3,
+    save_few=0.05e-3,
+    restore_few=0.1e-3,
+    idle=8192,
+    step_idle=13e-3,
+    chunk_idle=90e-3,
+)
+LIKE_A_CARD = Times(  # a card of 2022 with a model of 7 B weights, by arithmetic
+    chunk_tokens=64,
+    step=7e-3,
+    chunk=12e-3,
+    double=18e-3,
+    depth=512,
+    short_deep=12.1e-3,
+    chunk_deep=12.2e-3,
+    few=16,
+    save=4e-3,
+    restore=4e-3,
+    save_few=0.2e-3,
+    restore_few=0.2e-3,
+    idle=8192,
+    step_idle=7.4e-3,
+    chunk_idle=14e-3,
+)
+
+
+def test_times_like_a_cpu_s_lead_to_the_rules_of_the_cpu():
+    costs = timed_costs(OTHER, LIKE_A_CPU)
+    assert costs.tile == 64 and costs.pays_to_pad(63, 63 * 1000, 1000) and not costs.pays_to_pad(1, 100, 100)
+    assert 30 < costs.swap_from_tokens < 70 and 10 < costs.cells_per_run < 100 and costs.restore_share < 0.02
+    assert costs.apart_from_cells < 1000
+    assert costs.pays_to_spill(100, 4), "a prompt passes over idle cells for longer than their way back takes"
+
+
+def test_times_like_a_card_s_leave_idle_kv_where_it_is():
+    costs = timed_costs(OTHER, LIKE_A_CARD)
+    assert costs.tile == 1 and not costs.pays_to_pad(63, 63 * 1000, 1000) and costs.apart_from_cells == NEVER
+    assert costs.swap_from_tokens > 1000 and 0.03 < costs.restore_share < 0.1
+    assert not costs.pays_to_spill(200, 50) and costs.pays_to_spill(1000, 200)
+    assert costs.background_ns == OTHER.background_ns
+
+
+def test_what_no_time_can_show_has_no_price():
+    free = replace(LIKE_A_CARD, step_idle=7e-3, chunk_idle=12e-3)
+    costs = timed_costs(OTHER, free)
+    assert costs.swap_from_tokens == NEVER and not costs.pays_to_spill(10**6, 10**6)
+    unmoved = Times(chunk_tokens=64, step=7e-3, chunk=12e-3, double=18e-3)
+    assert timed_costs(OTHER, unmoved) == OTHER
+
+
 def test_padding_pays_where_one_by_one_takes_longer_than_a_tile():
-    costs = costs_of(MODEL, flash_attention="auto", kernel_size=512, on_gpu=False)
+    costs = costs_of(MODEL, flash_attention="auto", kernel_size=512)
     assert not costs.pays_to_pad(1, 100, 100), "a tile for one token costs more"
     assert costs.pays_to_pad(63, 63 * 1000, 1000)
     assert not costs.pays_to_pad(64, 64 * 1000, 1000), "it is a tile"

@@ -459,3 +459,37 @@ def test_a_claim_without_a_sequence_leaves_the_tree_as_it_was():
             tree.claim(scope, np.arange(20, dtype=np.int32), documents=[("key", 15, 25)])
         check_tree(tree)
     assert set(tree.roots) == {COMMON} and tree.ledger.num_pending == 20
+
+
+def test_idle_kv_stays_in_place_where_its_way_back_costs_more():
+    world = World(cells=300, host=1000, spill_ns=1000.0, idle_token_ns=1.0, idle_step_ns=10.0)
+    world.run(range(80))
+    world.run(range(500, 520), limit=7)
+    assert world.scheduler.tree.ledger.num_reclaimable > 80
+    assert world.run(range(90)).sources == {"fork": 80}, "from the device"
+    world.run(range(1000, 1280))
+    assert world.scheduler.tree.ledger.num_ready <= 300, "it leaves for prompts that need its cells"
+    assert world.run(range(90)).sources["host"] == 89
+
+
+def test_idle_kv_leaves_where_a_request_passes_over_it_for_long():
+    costs = {"spill_ns": 100.0, "idle_token_ns": 1.0, "idle_step_ns": 10.0}
+    world = World(cells=300, host=1000, **costs)
+    world.run(range(80))
+    world.submit(range(500, 530), limit=7)
+    world.step()
+    assert not world.scheduler.tree.ledger.num_reclaimable, "30 tokens and 7 steps: 100 ns"
+    world.finish()
+    assert world.run(range(90), limit=2).sources["host"] == 80
+
+
+@pytest.mark.parametrize(("nanoseconds", "size"), [(0.0, 64), (1e9, 64), (200e9, 192), (1e12, 256)])
+def test_a_background_step_that_cannot_be_aborted_is_sized_in_time(nanoseconds, size):
+    world = World(cells=2000, batch=256, budget=256, background_ns=nanoseconds)
+    request = world.submit(range(1000), limit=1)
+    request.background = True
+    plan = world.step()
+    assert computed(plan, request) == 64, "no step was timed yet"
+    world.scheduler.observe(plan, 64.0)  # s: one for each token
+    assert computed(world.step(), request) == size
+    world.finish()

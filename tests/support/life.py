@@ -59,8 +59,9 @@ class Life(RuleBasedStateMachine):
         window=st.sampled_from([0, 1, 32]),
         states=st.sampled_from([None, None, None, 60, 1000]),
         rest=st.sampled_from([1, 1, 2, 8]),
+        spill=st.sampled_from([0, 0, 10]),
     )
-    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, aside, policy, window, states, rest):
+    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, aside, policy, window, states, rest, spill):
         """states: of a hybrid, the bytes of its runs and states, one a token and three a state."""
         self.can_cut = states is None
         self.policy, self.num_ids = policy, 2 * lanes + spare_ids
@@ -71,7 +72,7 @@ class Life(RuleBasedStateMachine):
             "idle_cells": idle,
             "window": window,
         }
-        self.costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest)
+        self.costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest, **spilling(spill))
         self.rest = rest
         self.now = 0
         self.ids = itertools.count()
@@ -319,3 +320,8 @@ class Life(RuleBasedStateMachine):
         assert sorted(ledger._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
         assert self.snapshots.num_bytes == 0 and not any(root.children for root in self.snapshots.roots.values())
         assert not any(lane.request for lane in self.scheduler.lanes) and self.scheduler.idle
+
+
+def spilling(num_tokens):
+    """Return costs with which idle KV leaves the device for requests of this many tokens and steps."""
+    return {"spill_ns": num_tokens, "idle_token_ns": 1.0, "idle_step_ns": 1.0}

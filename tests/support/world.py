@@ -32,10 +32,12 @@ class World:
         aside=math.inf,
         rest=1,
         stall=math.inf,
+        **costs,
     ):
+        """costs: more fields of the device's costs."""
         self.memory = Memory(cells)
-        costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest)
-        tree = PrefixTree(cells, 2 * lanes + 8, HostTier(host), costs=costs)
+        device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest, **costs)
+        tree = PrefixTree(cells, 2 * lanes + 8, HostTier(host), costs=device)
         self.scheduler = Scheduler(
             tree,
             num_lanes=lanes,

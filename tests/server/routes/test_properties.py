@@ -39,6 +39,13 @@ def test_properties_have_llama_server_s_fields(named):
     assert shown["build_info"].startswith("b") and shown["is_sleeping"] is False and shown["model_ftype"]
 
 
+def test_properties_show_the_device_and_its_costs(named):
+    device = named.http.get("/props").json()["device"]
+    assert set(device) == {"name", "description", "times", "costs"} and device["costs"]["chunk"] == 64
+    assert device["costs"]["apart_from_cells"] is None, "never"
+    assert (device["times"] is None) == (device["name"] == "CPU")
+
+
 def test_properties_are_changed_nowhere(named, tiny):
     refused = named.http.post("/props", json={})
     assert refused.status_code == 501 and "--props" in refused.json()["error"]["message"]

@@ -1,0 +1,107 @@
+"""A device is timed once for each model, and its times are kept."""
+
+import logging
+from dataclasses import fields, replace
+
+import pytest
+from slotcache.models.context import Context, ContextSettings
+from slotcache.models.costs import OTHER, timed_costs
+from slotcache.models.hardware import timing
+from slotcache.models.hardware.device import Device
+from slotcache.models.hardware.times import Times, keep_times, kept_times, summarize, times_on
+from slotcache.models.hardware.timing import Timing, fastest, learn_costs, subject_of
+from slotcache.models.model import Model
+from slotcache.models.runner import Runner
+from support.on_device import ON_DEVICE
+
+SMALL = ContextSettings(num_cells=2048, batch=256, flash_attention="auto", threads=1, num_sequences=32)
+CARD = Device(name="CUDA0", description="A card", kind="GPU", free=1 << 30, total=1 << 30)
+
+
+@pytest.fixture(scope="module")
+def context(tiny):
+    model = Model(tiny)
+    context = Context(model, SMALL)
+    yield context
+    context.close()
+    model.close()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "slotcache" / "times"
+
+
+@pytest.fixture(scope="module")
+def times(context):
+    return Timing(context).run()
+
+
+def test_all_kinds_of_work_are_timed_and_the_pool_is_left_empty(context, times):
+    assert all(getattr(times, field.name) > 0 for field in fields(times))
+    assert times.step < times.double and times.few < times.depth < times.idle <= SMALL.num_cells
+    costs = timed_costs(OTHER, times)
+    assert 0 < costs.restore_share <= 1 and costs.swap_from_tokens > 0 and costs.spill_ns > 0
+    runner = Runner(context)
+    for start in range(0, context.num_cells, 128):  # every cell is free
+        runner.compute_zeros(start, start + 128)
+    runner.clear()
+
+
+def test_times_are_kept_for_one_device_one_build_and_one_model(context, times, folder):
+    subject = subject_of(context, CARD)
+    assert kept_times(subject) is None
+    keep_times(subject, times)
+    assert kept_times(subject) == times
+    for other in (
+        replace(subject, engine=["9", *subject.engine[1:]]),
+        replace(subject, model=[*subject.model[:-1], 7]),
+        subject_of(context, replace(CARD, description="Another card")),
+    ):
+        assert kept_times(other) is None
+    assert list(times_on(CARD)) == [(context.model.description, times)]
+    assert not list(times_on(replace(CARD, name="CUDA1")))
+    assert "ms" in summarize(times)
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"{}", b"\xff", b'{"times": 1}', b'{"times": {"step": -1}}'])
+def test_a_damaged_file_is_as_none(context, times, folder, damage):
+    subject = subject_of(context, CARD)
+    keep_times(subject, times)
+    (file,) = folder.iterdir()
+    file.write_bytes(damage)
+    assert kept_times(subject) is None and not list(times_on(CARD))
+    keep_times(subject, times)
+    file.write_bytes(file.read_bytes().replace(f'"step": {times.step}'.encode(), b'"step": NaN'))
+    assert kept_times(subject) is None
+
+
+def test_the_cpu_is_not_timed_and_a_device_once(context, folder, caplog, monkeypatch):
+    if not ON_DEVICE:
+        costs = context.costs
+        learn_costs(context)
+        assert context.costs is costs and context.times is None and not folder.exists()
+        monkeypatch.setattr(Model, "device", CARD)
+    with caplog.at_level(logging.INFO, "slotcache"):
+        learn_costs(context)
+        first = context.times
+        learn_costs(context)
+    assert context.times == first and context.costs == timed_costs(context.costs, first)
+    assert [line.startswith("timed ") for line in caplog.messages] == [True, False, False]
+
+
+def test_models_whose_runs_do_not_move_have_the_times_of_steps_alone(context, monkeypatch):
+    monkeypatch.setattr(Model, "can_trim", False)
+    times = Timing(context).run()
+    assert times == Times(chunk_tokens=times.chunk_tokens, step=times.step, chunk=times.chunk, double=times.double)
+    assert summarize(times).count("ms") == 2
+
+
+def test_a_slow_act_is_done_once(monkeypatch):
+    clock = iter([0.0, 0.1, 1.0, 1.2, 2.0, 2.1, 5.0, 9.0, 9.0])
+    monkeypatch.setattr(timing, "perf_counter", lambda: next(clock))
+    done = []
+    assert fastest(lambda: done.append("act"), lambda: done.append("undo")) == pytest.approx(0.1)
+    assert done == ["act", "undo"] * 3
+    assert fastest(lambda: done.append("slow")) == 4.0 and done.count("slow") == 1
