@@ -5,7 +5,8 @@ llama.cpp it is a GPU: KV is not in the memory of the server's process, all stat
 batch. It computes with the kernels of the CPU, so results can be compared bit for bit. It says nothing about speed.
 
 Each process of the command gets a device of its own, since an RPC server answers one client at a time. It ends with its
-client. All listen on loopback only. DEVICE_THREADS (1): the threads that a device computes with.
+client, and the next one gets its port: llama.cpp calls a device by its address, and KV on disk is that of a device. All
+listen on loopback only. DEVICE_THREADS (1): the threads that a device computes with.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Lender:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._devices: set[subprocess.Popen[bytes]] = set()
+        self._ports: list[int] = []  # of devices that have ended
         self._lock, self._is_open = threading.Lock(), True
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
@@ -54,7 +56,8 @@ class Lender:
                 threading.Thread(target=self._lend, args=(client,), daemon=True).start()
 
     def _lend(self, client: socket.socket) -> None:
-        port = free_port()
+        with self._lock:
+            port = self._ports.pop() if self._ports else free_port()
         command = [sys.executable, str(Path(__file__).with_name("server.py")), str(LIBRARIES), str(port), str(self._threads)]
         with self._lock:
             if not self._is_open:
@@ -70,6 +73,7 @@ class Lender:
         device.wait()
         with self._lock:
             self._devices.discard(device)
+            self._ports.append(port)
 
 
 def free_port() -> int:

@@ -5,5 +5,8 @@ from slotcache.models.hardware.device import devices
 
 ON_DEVICE = any(device.is_gpu for device in devices())
 
+ROUNDING = 1e-5 if ON_DEVICE else 0.0
+"""By how much numbers may differ where a device computes several texts together, and the CPU one by one."""
+
 needs_device = pytest.mark.skipif(not ON_DEVICE, reason="needs a device that is not the CPU: make device-test")
 needs_abort = pytest.mark.skipif(ON_DEVICE, reason="llama.cpp asks the callback that aborts a batch on the CPU only")

@@ -6,6 +6,7 @@ from slotcache.models.embedding import Embedder, EmbedderSettings
 from slotcache.models.model import Model
 from slotcache.models.rerank import Pairing
 from support.encoders import CONTEXT, bert
+from support.on_device import ROUNDING
 
 from server.conftest import running
 
@@ -47,7 +48,8 @@ def test_the_best_comes_first(alone, scores, path):
     found, num_tokens = scores
     answer = post(alone, path, documents=[DOCUMENTS[0], {"text": DOCUMENTS[1]}, *DOCUMENTS[2:]])
     best = sorted(range(4), key=lambda at: -found[at])
-    assert answer["results"] == [{"index": at, "relevance_score": found[at]} for at in best]
+    scores = [pytest.approx(found[at], rel=ROUNDING, abs=ROUNDING) for at in best]
+    assert answer["results"] == [{"index": at, "relevance_score": score} for at, score in zip(best, scores, strict=True)]
     assert answer["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     assert (answer["object"], answer["model"]) == ("list", "ranker")
 
