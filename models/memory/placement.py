@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isinf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,11 @@ class Concession:
     step: int = 1
 
 
-def search(wanted: Placement, concessions: Sequence[Concession], fits: Callable[[Placement], bool]) -> Placement | None:
+Excess = Callable[[Placement], float]
+"""Bytes that a placement takes beyond what it may, on the device that lacks most; at most 0: it fits."""
+
+
+def search(wanted: Placement, concessions: Sequence[Concession], excess: Excess) -> Placement | None:
     """Return the placement nearest to the wanted one that fits; None: not even the least does.
 
     Quantities are lowered in the order of the concessions, each wholly, until all fits. Then they are raised again in the
@@ -37,27 +42,38 @@ def search(wanted: Placement, concessions: Sequence[Concession], fits: Callable[
     """
     found, lowered = wanted, []
     for concession in concessions:
-        if fits(found):
+        if excess(found) <= 0:
             break
         found = replace(found, **{concession.name: min(concession.least, getattr(wanted, concession.name))})
         lowered.append(concession)
-    if not fits(found):
+    if excess(found) > 0:
         return None
     for concession in reversed(lowered):
-        found = _raised(found, concession, getattr(wanted, concession.name), fits)
+        found = _raised(found, concession, getattr(wanted, concession.name), excess)
     return found
 
 
-def _raised(found: Placement, concession: Concession, most: int, fits: Callable[[Placement], bool]) -> Placement:
-    """Return a placement that fits with one quantity raised as far as it still fits, by halving."""
-    if fits(whole := replace(found, **{concession.name: most})):
-        return whole
-    low, high = 0, -(-(most - concession.least) // concession.step)  # steps: the first fits, the second does not
+def _raised(found: Placement, concession: Concession, most: int, excess: Excess) -> Placement:
+    """Return a placement that fits with one quantity raised as far as it still fits.
+
+    Memory grows evenly with most quantities, so the first tries lie on a line: each may load a model anew. Tries that bring
+    little are followed by a halving.
+    """
+
+    def at(step: int) -> Placement:
+        return replace(found, **{concession.name: min(concession.least + step * concession.step, most)})
+
+    low, high = 0, max(-(-(most - concession.least) // concession.step), 0)
+    if (over := excess(at(high))) <= 0:
+        return at(high)
+    halves = False
     while high - low > 1:
-        middle = (low + high) // 2
-        tried = replace(found, **{concession.name: concession.least + middle * concession.step})
-        if fits(tried):
-            low, found = middle, tried
+        room, width = -excess(at(low)), high - low
+        share = 0.5 if halves or isinf(over) else room / (room + over)
+        tried = min(max(low + int(width * share), low + 1), high - 1)
+        if (beyond := excess(at(tried))) <= 0:
+            low = tried
         else:
-            high = middle
-    return found
+            high, over = tried, beyond
+        halves = high - low > width // 2
+    return at(low)

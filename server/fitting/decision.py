@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from ...models.memory.breakdown import Use
 from ...models.memory.placement import Placement
@@ -50,8 +51,8 @@ class Decision:
     def lacking(self, uses: Sequence[Use]) -> Iterator[str]:
         """Yield a text for each device that lacks memory."""
         for use in uses:
-            if use.device in self.limits and (lacks := self.limits[use.device].lacks(use, self.margin)):
-                yield f"{use.device} lacks {max(round(lacks / MIB), 1):,} MiB"
+            if use.device in self.limits and (excess := self.limits[use.device].excess(use, self.margin)) > 0:
+                yield f"{use.device} lacks {ceil(excess / MIB):,} MiB"
 
     def described(self, placement: Placement) -> str:
         """Describe a placement in words."""

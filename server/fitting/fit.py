@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +63,7 @@ class Fitting:
         for margin, counts_weights, note in self._rungs():
             self.limits[HOST] = replace(self.limits[HOST], counts_weights=counts_weights)
             may = list(self._concessions()) if self.settings.fit else []
-            chosen = search(self.wanted, may, lambda placement, margin=margin: self.fits(placement, margin))
+            chosen = search(self.wanted, may, lambda placement, margin=margin: self.excess(placement, margin))
             if chosen is not None:
                 return self._decision(chosen, margin, note)
         raise ModelError(self._complaint())
@@ -113,11 +114,11 @@ class Fitting:
             changed["n_cpu_moe"] = self.num_layers - placement.gpu_experts
         return replace(self.settings, **changed)
 
-    def fits(self, placement: Placement, margin: int) -> bool:
+    def excess(self, placement: Placement, margin: int) -> float:
+        """Return the bytes that the device which lacks most lacks; at most 0: all fits."""
         counted = self.count(placement)
-        return not counted.error and not any(
-            self.limits[use.device].lacks(use, margin) for use in counted.uses if use.device in self.limits
-        )
+        known = [self.limits[use.device].excess(use, margin) for use in counted.uses if use.device in self.limits]
+        return math.inf if counted.error else max(known, default=0)
 
     def count(self, placement: Placement) -> Counted:
         try:
@@ -154,7 +155,7 @@ class Fitting:
     def _any_that_fits(self) -> Placement | None:
         """Search without regard to flags, down to --fit-ctx and then below it."""
         for cells in (self.settings.fit_ctx, CELLS):
-            if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.fits(placement, 0)):
+            if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.excess(placement, 0)):
                 return found
         return None
 

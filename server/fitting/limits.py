@@ -30,9 +30,9 @@ class Limit:
         """Return the bytes that may be taken. margin: those that stay free where the cap does not hold."""
         return min(max(self.free - margin, 0), self.cap or math.inf)
 
-    def lacks(self, use: Use, margin: int) -> float:
-        """Return the bytes by which a use is too large, 0 if it fits."""
-        return max(use.total - (0 if self.counts_weights else use.weights) - self.most(margin), 0)
+    def excess(self, use: Use, margin: int) -> float:
+        """Return the bytes by which a use is too large; at most 0 if it fits."""
+        return use.total - (0 if self.counts_weights else use.weights) - self.most(margin)
 
     def why(self, margin: int) -> str:
         """Say where the most comes from."""

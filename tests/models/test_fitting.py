@@ -1,9 +1,10 @@
 """The parts of a fit: the search, the memory that is free, llama.cpp's count, and tensors that stand elsewhere."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.errors import ModelError
@@ -28,6 +29,7 @@ def experts(tmp_path_factory):
     return mixture(tmp_path_factory.mktemp("models") / "mixture.gguf", layers=2, experts=4, feed_forward=256)
 
 
+@settings(max_examples=300)
 @given(
     costs=st.tuples(st.integers(0, 3), st.integers(0, 5000), st.integers(0, 1000), st.integers(0, 1000)),
     most=st.integers(0, 80_000),
@@ -35,11 +37,14 @@ def experts(tmp_path_factory):
 def test_the_search_ends_where_nothing_can_be_raised(costs, most):
     """Each quantity has a price, and all together a limit."""
 
-    def fits(placement):
+    def excess(placement):
         values = (placement.cells, placement.lanes, placement.gpu_experts, placement.gpu_layers)
-        return sum(cost * value for cost, value in zip(costs, values, strict=True)) <= most
+        return sum(cost * value for cost, value in zip(costs, values, strict=True)) - most
 
-    found = search(WANTED, CONCESSIONS, fits)
+    def fits(placement):
+        return excess(placement) <= 0
+
+    found = search(WANTED, CONCESSIONS, excess)
     if found is None:
         assert not fits(Placement(cells=4096, lanes=1, gpu_layers=0, gpu_experts=0))
         return
@@ -52,13 +57,27 @@ def test_the_search_ends_where_nothing_can_be_raised(costs, most):
 
 
 def test_earlier_concessions_spare_later_ones():
-    found = search(WANTED, CONCESSIONS, lambda placement: placement.cells <= 8000)
+    found = search(WANTED, CONCESSIONS, lambda placement: placement.cells - 8000)
     assert found == replace(WANTED, cells=4096 + 256 * 15)
+
+
+@pytest.mark.parametrize(("power", "tries"), [(1, 5), (2, 9), (8, 16), (0, 9)])
+def test_few_placements_are_tried(power, tries):
+    """Of 81 numbers of layers, whose memory grows evenly, or ever faster; 0: llama.cpp gives no number beyond the limit."""
+    tried = set()
+
+    def excess(placement):
+        tried.add(placement)
+        over = placement.gpu_layers ** (power or 1) - 47.5 ** (power or 1)
+        return inf if power == 0 and over > 0 else over
+
+    found = search(replace(WANTED, gpu_layers=80), CONCESSIONS[3:], excess)
+    assert found and found.gpu_layers == 47 and len(tried) <= tries
 
 
 def test_less_than_the_least_is_kept_as_it_is_wanted():
     small = replace(WANTED, cells=1024)
-    assert search(small, CONCESSIONS, lambda placement: placement.lanes == 1) == replace(small, lanes=1)
+    assert search(small, CONCESSIONS, lambda placement: placement.lanes - 1) == replace(small, lanes=1)
 
 
 @pytest.mark.parametrize(
