@@ -155,10 +155,14 @@ class StateTree(PromptTree):
         return before - self.num_tokens
 
     def void(self) -> None:
-        """Forget what was decided and never performed."""
-        for node in [node for root in self.roots.values() for node in descendants(root)][::-1]:
-            was_made = node.blob is not None and node.blob.data is not None
-            if not was_made or (node.state is not None and node.state.data is None):
+        """Forget what was decided and never performed, with all that stands on it: a record may have come in behind it."""
+        nodes = [node for root in self.roots.values() for node in descendants(root)]  # parents first
+        lost: set[Node | None] = set()
+        for node in nodes:
+            if node.parent in lost or node.blob is None or node.blob.data is None:
+                lost.add(node)
+        for node in reversed(nodes):
+            if node in lost or (node.state is not None and node.state.data is None):
                 self.forget(node)
 
     def forget(self, node: Node) -> None:

@@ -5,6 +5,7 @@ from slotcache.slots.archive import Record
 from slotcache.slots.check import check
 from slotcache.slots.hybrids.snapshots import Snapshots
 from slotcache.slots.node import Sizes
+from slotcache.slots.plan import Clear
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
@@ -92,3 +93,21 @@ def test_there_is_room_until_the_budget_is_spent():
     assert server.snapshots.has_room(record(20)) and not server.snapshots.has_room(record(21))
     assert server.snapshots.put(record(20)) and not server.snapshots.put(record(21))
     assert server.kept() == [20] and server.snapshots.num_bytes == 25
+
+
+def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
+    server = Server(budget=200)
+    server.ask(PROMPT)
+    node = server.snapshots.longest(S, PROMPT)
+    assert node is not None and (whole := server.snapshots.get(node))
+    server.snapshots.drop(S)
+    request = Request(1, Fixed(PROMPT, [20]), 1, Scope.private(1), cache=False, snapshot_scope=S)
+    server.scheduler.submit(request)
+    while request.computed < 20:
+        plan = server.scheduler.plan()
+        server.scheduler.commit(plan, server.memory.run(plan))
+    assert server.snapshots.put(whole), "behind a run whose copy is decided only"
+    server.scheduler.abandon()
+    server.memory.apply(Clear())
+    assert not server.kept()
+    assert server.ask(PROMPT) == 0 and server.kept() == [30]
