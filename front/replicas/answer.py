@@ -64,7 +64,7 @@ class Answer:
                 self._take(data_of(event))
         elif len(self.body) <= LARGEST:
             self.body += message.get("body", b"")
-            if not message.get("morebody"):
+            if not message.get("more_body"):
                 self._take(self.body)
 
     @property

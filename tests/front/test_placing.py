@@ -161,6 +161,19 @@ def test_an_answer_corrects_what_was_expected():
     assert "2 documents (180 tokens)" in best.why, "counted by the replica, in its order"
 
 
+def test_an_answer_in_pieces_is_read_once_it_is_whole():
+    body = json.dumps({"id": "chatcmpl-1", "slotcache": {"documents": []}, "choices": [{"text": "x" * 100}]}).encode()
+    answer = Answer()
+    answer.read({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    for byte in body:
+        assert answer.told is None
+        answer.read({"type": "http.response.body", "body": bytes([byte]), "more_body": True})
+    # To read what has come so far with each piece would be quadratic in their number.
+    assert answer.told is None
+    answer.read({"type": "http.response.body", "body": b"", "more_body": False})
+    assert answer.told == Told() and bytes(answer.body) == body
+
+
 def test_a_replica_gets_the_request_alone():
     one = asked(Fleets(), documents=DOCUMENTS)
     assert pickle.loads(pickle.dumps(one)) == one.forward
