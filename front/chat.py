@@ -13,6 +13,7 @@ from msgspec import Meta, Raw, Struct
 
 from ..ordering.document import Document, DocumentError
 from ..ordering.given import TOOLS, beside_documents, find_documents
+from ..server.edge.bodies import check_elements
 from ..server.errors import RequestError
 from ..server.settings import Order
 
@@ -106,6 +107,7 @@ def read_chat(body: bytes, tool_documents: str) -> Chat:
 
     tool_documents: the default of the field.
     """
+    check_elements(body)
     try:
         body.decode()  # values that stay as they were sent are not looked into
         fields = msgspec.json.decode(body, type=Fields)

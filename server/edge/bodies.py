@@ -11,6 +11,7 @@ from starlette.requests import Request
 from ..errors import RequestError
 
 FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as many for a connection anyway
+MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: to decode it stops all other threads, at this size for 0.1 s
 LARGEST = 4  # bodies of the largest size that may be unfinished at a time
 
 
@@ -64,3 +65,15 @@ class Bodies:
                 raise RequestError(late, status=408, headers={"Connection": "close"}) from None
             length += len(chunk)
             yield chunk
+
+
+def check_elements(body: bytes) -> None:
+    """Refuse more lists, objects and numbers than any context could hold. Those in texts count, too: nothing is parsed."""
+    if len(body) <= MAX_BRACKETS:
+        return
+    for name, found, most in (
+        ("commas", body.count(b","), MAX_COMMAS),
+        ("brackets", body.count(b"[") + body.count(b"{"), MAX_BRACKETS),
+    ):
+        if found > most:
+            raise RequestError(f"the body has {found:,} {name}: expected at most {most:,}", status=413)

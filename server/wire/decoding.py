@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.inspect import Field, FloatType, StructType, Type, UnionType, type_info
 
+from ..edge.bodies import check_elements
 from ..errors import RequestError
 from .fields import has_nested, unread
 from .sampling import Json
 
 LARGE = 64 << 10  # bytes of a body that takes long to decode: not in the event loop
-MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a large body: decoding stops all other threads, at this size for 0.1 s
 COLLECTOR = Lock()  # held while the garbage collector is off: two decoders must not turn it on for each other
 MAX_COLONS = 1 << 17  # in a body whose fields are looked at one by one: this many take 0.1 s
 UNCHECKED = "the body is too large to look for unknown fields in it"
@@ -33,7 +33,7 @@ def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R,
 
     Raises RequestError.
     """
-    _check_elements(body)
+    check_elements(body)
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Most bodies are as they should be, and need no second look.
         decoded: R = _decode(body, _exact(kind))  # type: ignore[assignment]
@@ -53,7 +53,7 @@ def _exact(kind: type[Struct]) -> type[Struct]:
 
 def decode(body: bytes, kind: type[R]) -> R:
     """Decode a body. Raises RequestError that names the wrong field and the expected type."""
-    _check_elements(body)
+    check_elements(body)
     try:
         try:
             return _decode(body, kind)
@@ -112,18 +112,6 @@ def _takes(about: Type, wanted: type[A]) -> A | None:
     if isinstance(about, UnionType):
         return next((each for each in about.types if isinstance(each, wanted)), None)
     return about if isinstance(about, wanted) else None
-
-
-def _check_elements(body: bytes) -> None:
-    """Refuse more lists, objects and numbers than any context could hold. Those in texts count, too: nothing is parsed."""
-    if len(body) < LARGE:
-        return
-    for name, found, most in (
-        ("commas", body.count(b","), MAX_COMMAS),
-        ("brackets", body.count(b"[") + body.count(b"{"), MAX_BRACKETS),
-    ):
-        if found > most:
-            raise RequestError(f"the body has {found:,} {name}: expected at most {most:,}", status=413)
 
 
 def _field_named(message: str) -> str:

@@ -63,6 +63,16 @@ def test_a_body_that_is_no_json_is_a_bad_request(field, more):
     assert (answer.status_code, "is not a chat" in answer.json()["error"]["message"]) == (400, True)
 
 
+@pytest.mark.parametrize(("element", "says"), [(b"[]", b"brackets"), (b"1", b"commas")])
+def test_a_body_of_more_elements_than_any_context_holds_is_not_decoded(element, says):
+    """It would stop all threads of the front while it is: 10 s for each 16 MiB of empty lists."""
+    content = b",".join([element] * (1_100_000 if says == b"commas" else 270_000))
+    body = b'{"messages":[{"role":"user","content":[' + content + b"]}]}"
+    with ordering("http://127.0.0.1:9", dialect="openai") as front:
+        answer = front.http.post("/v1/chat/completions", content=body)
+    assert answer.status_code == 413 and says in answer.content
+
+
 @pytest.mark.parametrize("content", [5, {"text": "lost"}, True])
 def test_no_content_is_lost_behind_documents(content):
     with ordering("http://127.0.0.1:9", dialect="openai") as front:

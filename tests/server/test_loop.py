@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from slotcache.models.model import Model
+from slotcache.server.edge import bodies
 from slotcache.server.errors import RequestError
 from slotcache.server.routes import http as web
 from slotcache.server.wire import decoding
@@ -70,9 +71,9 @@ def test_many_tokens_are_listed_whole(server):
 @pytest.mark.parametrize(
     ("element", "count", "says"),
     [
-        ("[]", decoding.MAX_BRACKETS, "brackets"),
-        ("{}", decoding.MAX_BRACKETS, "brackets"),
-        ("1", decoding.MAX_COMMAS + 2, "commas"),
+        ("[]", bodies.MAX_BRACKETS, "brackets"),
+        ("{}", bodies.MAX_BRACKETS, "brackets"),
+        ("1", bodies.MAX_COMMAS + 2, "commas"),
     ],
 )
 def test_more_elements_than_any_context_holds_are_refused_before_they_are_made(server, element, count, says):
