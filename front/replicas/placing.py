@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from threading import Lock
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from ...ordering.document import Document
 from ...ordering.fleet import GONE, Fleet, Placement
 from ...ordering.prompt import document_text
 from ...server.errors import RequestError
-from ..chat import Chat, Fields, messages_of, read_chat
+from ..chat import NO_JSON, Chat, Fields, messages_of, read_chat
 from ..lengths import CHARS_A_TOKEN, Lengths
 from ..orders import Part
 from .answer import Answer
@@ -26,6 +25,8 @@ DECODING = 4.0  # tokens of prefill that take as long as a token of an answer
 ANSWER = 100  # tokens of an answer, if the request sets no limit
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 MOST_COUNTED = 40_000  # documents whose tokens are remembered
+MOST_PLACED, MOST_BEFORE = 1000, 1000  # documents and earlier messages that place a request: no prompt holds more for long
+MAX_NAME = 256  # characters of the name of a scope or a conversation: a replica refuses longer ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +34,14 @@ class Needs:
     """What a request would reuse, and where it is.
 
     documents: of the first message that has some, and `at` its index. front: the key of the text before them; prompts of two
-    scopes share none.
+    scopes share none. Of very many documents the first ones count.
     stored: the session of the conversation or the answer that it continues, whose state one replica holds; empty: none.
     history: sessions of its earlier messages, the newest first. own: the session that it begins. tokens: of its prompt
     without these documents, about.
     """
 
     scope: str = ""
-    documents: tuple[Document, ...] = ()
+    documents: tuple[Part, ...] = ()
     at: int = 0
     front: str = ""
     stored: str = ""
@@ -54,7 +55,7 @@ class Needs:
         """Read a request. One that is no chat and not about stored state needs nothing: its replica says what is wrong."""
         if found := STORED.fullmatch(forward.path):
             scope = parse_qs(forward.query.decode("latin-1")).get("scope", [""])[-1]
-            return cls(scope=scope, stored=session(KINDS[found[1]], scope, unquote(found[2])))
+            return cls._of_stored(KINDS[found[1]], scope, unquote(found[2]))
         if forward.method != "POST" or not forward.body:
             return cls()
         try:
@@ -63,17 +64,23 @@ class Needs:
             return cls()
 
     @classmethod
+    def _of_stored(cls, kind: str, scope: str, id: str) -> Needs:
+        return cls() if _is_too_long(scope, id) else cls(scope=scope, stored=session(kind, scope, id))
+
+    @classmethod
     def _of_chat(cls, chat: Chat) -> Needs:
         scope, continued = _text(chat.fields, "cache_scope"), _text(chat.fields, "previous_response_id")
         conversation = chat.options.conversation_id
+        if _is_too_long(scope, continued, conversation):
+            return cls()
         stored = session("conversation", scope, conversation) if conversation else ""
         stored = session("answer", scope, continued) if continued else stored
-        names = [session("history", scope, name) for name in chat.names]
+        names = [session("history", scope, name) for name in chat.names[-MOST_BEFORE - 1 :]]
         first = chat.turns[0] if chat.turns else None
         chars = chat.chars + sum(turn.before.chars for turn in chat.turns)
         return cls(
             scope=scope,
-            documents=first.documents if first else (),
+            documents=tuple(map(Part.of, first.documents[:MOST_PLACED])) if first else (),
             at=first.at if first else 0,
             front=first.before.key if first else "",
             stored=stored,
@@ -161,8 +168,7 @@ class Asked:
         self.begins_anew = fleet.home(needs.stored) == GONE
         sessions = (needs.stored, *needs.history)
         known = next((one for one in sessions if fleet.home(one) in self.fleets.names), None)
-        documents = [(self._key(document), self._tokens(document)) for document in needs.documents]
-        ranked = fleet.rank(documents, names, self.fleets.ahead, known)
+        ranked = fleet.rank(self._counted(needs.documents), names, self.fleets.ahead, known)
         self._placements = {placement.replica: placement for placement in ranked}
         return [placement.replica for placement in ranked[: 1 if self.is_bound else None]]
 
@@ -171,8 +177,7 @@ class Asked:
         self.replica, placement, needs = name, self._placements.get(name), self.needs
         if placement is None:
             return
-        shown = [needs.documents[at] for at in placement.arrangement.order]
-        order = [(self._key(document), self._tokens(document)) for document in shown]
+        order = self._counted([needs.documents[at] for at in placement.arrangement.order])
         self.fleets.fleet.served(name, order, needs.own or None)
         new = sum(tokens for _, tokens in order) - placement.arrangement.reused_tokens
         self._work = new + DECODING * needs.answer + (0.0 if placement.stays else needs.tokens)
@@ -180,7 +185,7 @@ class Asked:
 
     def answered(self, answer: Answer) -> None:
         """Learn from its answer, which has ended or broken off."""
-        fleet, documents = self.fleets.fleet, {document.id: document for document in self.needs.documents}
+        fleet, documents = self.fleets.fleet, {part.document.id: part for part in self.needs.documents if part.document}
         self.fleets.add(self.replica, -self._work)
         told = [(documents[one.id], one) for one in answer.documents if one.id in documents]
         for document, one in told:
@@ -204,21 +209,30 @@ class Asked:
     @property
     def prompt(self) -> str:
         """Its text as it was sent, for routers of Ray that compare characters. Never empty."""
-        fields = msgspec.json.decode(self.forward.body or b"{}", type=Fields)
-        said = [bytes(message.get("content", b"")).decode() for message in messages_of(fields)]
-        said[self.needs.at : self.needs.at] = map(document_text, self.needs.documents)
+        documents = [part.document for part in self.needs.documents if part.document]
+        try:
+            fields = msgspec.json.decode(self.forward.body or b"{}", type=Fields)
+            said = [bytes(message.get("content", b"")).decode() for message in messages_of(fields)]
+        except NO_JSON:
+            return self.forward.path  # its replica refuses it; a request whose router fails waits for ever
+        said[self.needs.at : self.needs.at] = map(document_text, documents)
         return "".join(said) or self.forward.path
 
-    def _key(self, document: Document) -> str:
-        return f"{self.needs.front}:{document.key}"
+    def _counted(self, documents: Iterable[Part]) -> list[tuple[str, int]]:
+        """Return the key and the tokens of each document, as the fleet has them."""
+        return [(self._key(document), self.fleets.lengths.tokens(document)) for document in documents]
 
-    def _tokens(self, document: Document) -> int:
-        return self.fleets.lengths.tokens(Part.of(document))
+    def _key(self, document: Part) -> str:
+        return f"{self.needs.front}:{document.key}"
 
 
 def session(kind: str, scope: str, id: str) -> str:
     """Return the name of a session: a conversation's, an answer's or a history's, of a scope."""
     return msgspec.json.encode((kind, scope, id)).decode()
+
+
+def _is_too_long(*names: str) -> bool:
+    return any(len(name) > MAX_NAME for name in names)
 
 
 def _text(fields: Fields, name: str) -> str:

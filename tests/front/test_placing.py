@@ -7,7 +7,7 @@ import pickle
 import pytest
 from slotcache.front.replicas.answer import Answer, Told
 from slotcache.front.replicas.forward import Answering, Forward
-from slotcache.front.replicas.placing import ANSWER, DECODING, Asked, Fleets, Needs
+from slotcache.front.replicas.placing import ANSWER, DECODING, MAX_NAME, MOST_BEFORE, MOST_PLACED, Asked, Fleets, Needs
 from slotcache.front.replicas.settings import Replicas, read_settings
 from slotcache.server.app import make_app
 from slotcache.server.flags.setting import SettingsError
@@ -91,6 +91,33 @@ def test_values_that_no_number_holds_are_left_to_the_replica(name, value):
     forward = Forward("POST", "/v1/chat/completions", b"", [(b"content-type", b"application/json")], body)
     needs = Needs.of(forward, "off")
     assert (needs.scope, needs.answer) == ("", ANSWER)
+
+
+def test_a_request_of_any_size_is_placed_at_once():
+    """The router ranks in one event loop for all requests, and remembers names: neither may grow with a body."""
+    documents = [f"{number}" for number in range(5000)]
+    earlier = [{"role": "user", "content": f"{number}"} for number in range(3000)]
+    needs = asked(Fleets(), documents=documents).needs
+    assert [part.document.text for part in needs.documents] == documents[:MOST_PLACED]
+    needs = asked(Fleets(), messages=earlier, cache_scope="s" * MAX_NAME).needs
+    assert len(needs.history) == MOST_BEFORE and max(map(len, needs.history)) < 2 * MAX_NAME
+    assert needs.history[0] == asked(Fleets(), messages=earlier[:-1], cache_scope="s" * MAX_NAME).needs.own
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"conversation": "c" * (MAX_NAME + 1)},
+        {"cache_scope": "s" * (MAX_NAME + 1)},
+        {"previous_response_id": "r" * (MAX_NAME + 1)},
+        {"path": f"/v1/conversations/{'c' * (MAX_NAME + 1)}", "method": "GET"},
+        {"path": "/v1/responses/r", "method": "GET", "query": b"scope=" + b"s" * (MAX_NAME + 1)},
+    ],
+)
+def test_a_name_that_a_replica_refuses_is_not_remembered(named):
+    one = asked(Fleets(), **named)
+    one.accepted_by(one.rank(NAMES)[0])
+    assert one.needs == Needs()
 
 
 def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_has_left():
@@ -180,11 +207,13 @@ def test_a_replica_gets_the_request_alone():
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[1]", b'{"messages": 5}', b'{"messages": [{}], "documents": 7}', b'{"input": [1]}']
+    "body", [b"", b"{", b"[1]", b'{"messages": 5}', b'{"messages": [{}], "documents": 7}', b'{"input": [1]}', b"\xff"]
 )
 def test_requests_that_cannot_be_read_go_anywhere(body):
     forward = Forward("POST", "/v1/chat/completions", body=body)
     assert Needs.of(forward, "auto") == Needs()
+    one = Asked(forward, Needs(), Fleets())
+    assert one.rank(NAMES) == NAMES and one.prompt, "a router that raises would let the request wait for ever"
 
 
 def test_a_named_replica_takes_the_request():
