@@ -135,6 +135,8 @@ class Asked:
     begins_anew: bool = False
     _placements: dict[str, Placement] = field(default_factory=dict)
     _work: float = 0.0
+    _is_over: bool = False
+    _lock: Lock = field(default_factory=Lock)  # a client may leave in one thread while a replica accepts in another
 
     def __reduce__(self) -> tuple[type[Forward], tuple[object, ...]]:
         forward = self.forward
@@ -180,13 +182,17 @@ class Asked:
         order = self._counted([needs.documents[at] for at in placement.arrangement.order])
         self.fleets.fleet.served(name, order, needs.own or None)
         new = sum(tokens for _, tokens in order) - placement.arrangement.reused_tokens
-        self._work = new + DECODING * needs.answer + (0.0 if placement.stays else needs.tokens)
-        self.fleets.add(name, self._work)
+        with self._lock:
+            if not self._is_over:
+                self._work = new + DECODING * needs.answer + (0.0 if placement.stays else needs.tokens)
+                self.fleets.add(name, self._work)
 
     def answered(self, answer: Answer) -> None:
         """Learn from its answer, which has ended or broken off."""
+        with self._lock:
+            self._is_over = True
+            self.fleets.add(self.replica, -self._work)
         fleet, documents = self.fleets.fleet, {part.document.id: part for part in self.needs.documents if part.document}
-        self.fleets.add(self.replica, -self._work)
         told = [(documents[one.id], one) for one in answer.documents if one.id in documents]
         for document, one in told:
             self.fleets.lengths.count(document.key, one.tokens)

@@ -71,6 +71,15 @@ def test_work_in_flight_drives_requests_away_until_it_is_done():
     assert (fleets.ahead("r0"), fleets.ahead("r1")) == (0.0, 0.0)
 
 
+def test_a_client_that_leaves_while_a_replica_accepts_leaves_no_work_behind():
+    fleets = Fleets()
+    one = asked(fleets, documents=DOCUMENTS)
+    name, *_ = one.rank(NAMES)
+    one.answered(Answer())  # in the ingress, while the router hears that the replica has accepted
+    one.accepted_by(name)
+    assert fleets.ahead(name) == 0.0
+
+
 def work_of(**fields):
     fleets = Fleets()
     one = asked(fleets, **fields)
