@@ -66,7 +66,7 @@ device-test: $(VENV)/.developing $(DEVICE)/plugin.so
 	$(BIN)/python tests/device/run.py $(BIN)/python -m pytest $(DEVICE_TESTS) $(ARGS)
 
 # The sources of the installed llama-cpp-python. Its own build has no RPC backend.
-$(DEVICE)/$(ENGINE)/.unpacked:
+$(DEVICE)/$(ENGINE)/.unpacked: | $(VENV)/.engine
 	@command -v cmake cc > /dev/null || { echo "device-test needs a C compiler and CMake: apt-get install cmake g++"; exit 1; }
 	@echo "fetching the sources of $(ENGINE) (76 MB)"
 	@mkdir -p $(@D)

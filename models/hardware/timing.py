@@ -14,6 +14,7 @@ from ...slots.node import Blob
 from ...slots.plan import Drop, Restore, Save, Trim
 from ..context import Context
 from ..costs import timed_costs
+from ..errors import RunnerError
 from ..memory.states import ALL
 from ..runner import Runner
 from .device import Device
@@ -29,20 +30,29 @@ TRIES = 3  # of each kind of work; the fastest counts
 def learn_costs(context: Context) -> None:
     """Give a context the costs of its device, timed now unless their times are kept from an earlier start.
 
-    The costs of the CPU are known. Raises RunnerError.
+    The costs of the CPU are known.
     """
     device = context.model.device
-    if device is None:
+    if device is None or chunk_of(context) < FEW:
         return
     subject, began = subject_of(context, device), perf_counter()
     times = kept_times(subject)
     if times is None:
-        with ThreadPoolExecutor(1) as pool:  # its own thread: OpenMP keeps workers for each thread that has computed
-            times = pool.submit(Timing(context).run).result()
+        try:
+            with ThreadPoolExecutor(1) as pool:  # its own thread: OpenMP keeps workers for each thread that has computed
+                times = pool.submit(Timing(context).run).result()
+        except RunnerError as error:
+            logger.warning("%s could not be timed: %s", device.name, error)
+            return
         keep_times(subject, times)
         logger.info("timed %s in %.1f s: later starts use these times", device.name, perf_counter() - began)
     context.times, context.costs = times, timed_costs(context.costs, times)
     logger.info("%s: %s", device.name, summarize(times))
+
+
+def chunk_of(context: Context) -> int:
+    """Return the tokens of the chunks to time: two of them fit in one batch, and four in the pool."""
+    return min(context.costs.chunk, context.batch // 2, context.num_cells // 4)
 
 
 def subject_of(context: Context, device: Device) -> Subject:
@@ -68,7 +78,7 @@ class Timing:
     """Uses the pool of a context that nothing else uses, and leaves it empty."""
 
     def __init__(self, context: Context) -> None:
-        self._context, self._runner, self._chunk = context, Runner(context), context.costs.chunk
+        self._context, self._runner, self._chunk = context, Runner(context), chunk_of(context)
 
     def run(self) -> Times:
         """Return the times. Raises RunnerError."""

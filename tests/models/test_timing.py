@@ -87,7 +87,7 @@ def test_the_cpu_is_not_timed_and_a_device_once(context, folder, caplog, monkeyp
         learn_costs(context)
         first = context.times
         learn_costs(context)
-    assert context.times == first and context.costs == timed_costs(context.costs, first)
+    assert first and context.times == first and context.costs == timed_costs(context.costs, first)
     assert [line.startswith("timed ") for line in caplog.messages] == [True, False, False]
 
 
@@ -96,6 +96,16 @@ def test_models_whose_runs_do_not_move_have_the_times_of_steps_alone(context, mo
     times = Timing(context).run()
     assert times == Times(chunk_tokens=times.chunk_tokens, step=times.step, chunk=times.chunk, double=times.double)
     assert summarize(times).count("ms") == 2
+
+
+@pytest.mark.parametrize(("cells", "batch", "timed"), [(64, 64, 32), (2048, 40, 20), (2048, 20, 0)])
+def test_small_pools_and_batches_are_timed_as_far_as_they_go(context, cells, batch, timed, folder, monkeypatch):
+    settings = replace(SMALL, num_cells=cells, batch=batch, micro_batch=batch, num_sequences=4)
+    small = Context(context.model, settings)
+    monkeypatch.setattr(Model, "device", CARD)
+    learn_costs(small)
+    assert (small.times.chunk_tokens if small.times else 0) == timed
+    small.close()
 
 
 def test_a_slow_act_is_done_once(monkeypatch):

@@ -473,8 +473,7 @@ def test_idle_kv_stays_in_place_where_its_way_back_costs_more():
 
 
 def test_idle_kv_leaves_where_a_request_passes_over_it_for_long():
-    costs = {"spill_ns": 100.0, "idle_token_ns": 1.0, "idle_step_ns": 10.0}
-    world = World(cells=300, host=1000, **costs)
+    world = World(cells=300, host=1000, spill_ns=100.0, idle_token_ns=1.0, idle_step_ns=10.0)
     world.run(range(80))
     world.submit(range(500, 530), limit=7)
     world.step()
