@@ -63,7 +63,7 @@ $(VENV)/.ray: $(VENV)/.developing
 	@touch $@
 
 device-test: $(VENV)/.developing $(DEVICE)/plugin.so
-	$(BIN)/python tests/device/run.py $(BIN)/python -m pytest $(DEVICE_TESTS) $(ARGS)
+	$(BIN)/python tests/device/run.py $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(DEVICE_TESTS) $(ARGS)
 
 # The sources of the installed llama-cpp-python. Its own build has no RPC backend.
 $(DEVICE)/$(ENGINE)/.unpacked: | $(VENV)/.engine

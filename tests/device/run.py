@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from subprocess import DEVNULL
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "device"
@@ -63,7 +64,7 @@ class Lender:
             if not self._is_open:
                 return
             # A session of its own: ctrl-C ends the client first, which would abort if its device were gone.
-            device = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            device = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
             self._devices.add(device)
         with client, contextlib.suppress(OSError):
             if listens(port, device):

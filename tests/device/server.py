@@ -1,9 +1,14 @@
-"""A process that offers its CPU as a device: `server.py FOLDER PORT THREADS`, with the folder of llama.cpp's libraries."""
+"""A process that offers its CPU as a device: `server.py FOLDER PORT THREADS`, with the folder of llama.cpp's libraries.
+
+It ends when its standard input does, so that it does not outlive the process that started it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+import threading
 from pathlib import Path
 
 CPU = 0  # ggml's number for this type of device
@@ -19,5 +24,11 @@ def serve(folder: Path, port: int, threads: int) -> None:
     start(f"127.0.0.1:{port}".encode(), None, threads, len(devices), devices)
 
 
+def end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=end_with_input, daemon=True).start()
     serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
