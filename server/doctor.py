@@ -10,6 +10,7 @@ import llama_cpp
 from ..models.errors import ModelError
 from ..models.hardware.cores import fast_cores
 from ..models.hardware.device import devices, supports_offload
+from ..models.hardware.memory import free_memory
 from ..models.hardware.times import summarize, times_on
 from ..models.model import Model
 from .fitting.fit import fit
@@ -21,7 +22,8 @@ def doctor(settings: Settings) -> int:
     print(f"llama-cpp-python {llama_cpp.__version__}")
     found = devices()
     for device in found:
-        memory = f"{device.free / 2**30:.1f} of {device.total / 2**30:.1f} GiB free" if device.total else "memory unknown"
+        free = free_memory() if device.kind == "CPU" else device.free
+        memory = f"{free / 2**30:.1f} of {device.total / 2**30:.1f} GiB free" if device.total else "memory unknown"
         print(f"  {device.name}: {device.description} ({device.kind}), {memory}")
         for model, times in times_on(device):
             print(f"    timed with {model}: {summarize(times)}")

@@ -64,7 +64,10 @@ class _Node(ctypes.Structure):
 
 
 def breakdown(context: llama_cpp.llama_context_p) -> tuple[Use, ...]:
-    """Return the use of each device. Raises NotCounted if this build of llama.cpp does not tell it."""
+    """Return the use of each device. Raises NotCounted if this build of llama.cpp does not tell it.
+
+    llama.cpp leaves out the logits of a step in host memory, a row for each sequence: they are added.
+    """
     function = getattr(llama_cpp.llama_cpp._lib, FUNCTION, None)
     if function is None:
         raise NotCounted("this build of llama.cpp does not tell what memory it takes: --fit has no effect")
@@ -72,14 +75,19 @@ def breakdown(context: llama_cpp.llama_context_p) -> tuple[Use, ...]:
     found = function(context)  # its few nodes stay allocated: only C++ can free them
     if found.count > MOST_BUFFERS or bool(found.root) != bool(found.count):
         raise NotCounted("this build of llama.cpp tells the memory that it takes in an unknown way: --fit has no effect")
-    uses: dict[str, Use] = {}
+    uses = {HOST: Use(HOST, 0, 0, _logit_bytes(context))}
     for node in _nodes(found.root):
         name = _device_of(node.buffer_type)
         use = uses.get(name, Use(name, 0, 0, 0))
         uses[name] = replace(
             use, weights=use.weights + node.weights, kv=use.kv + node.kv, compute=use.compute + node.compute
         )
-    return tuple(uses.values())
+    return tuple(sorted(uses.values(), key=lambda use: use.device == HOST))
+
+
+def _logit_bytes(context: llama_cpp.llama_context_p) -> int:
+    vocab = llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(context))
+    return llama_cpp.llama_n_seq_max(context) * llama_cpp.llama_vocab_n_tokens(vocab) * ctypes.sizeof(ctypes.c_float)
 
 
 def _nodes(address: int | None) -> Iterator[_Node]:
