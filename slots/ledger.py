@@ -95,11 +95,11 @@ class Ledger:
         KV stands in one cell only.
         """
         for node in path(sequence.tip):
+            if node.start >= stop:
+                continue
             if node.end <= sequence.length:
                 break
             fresh = min(stop, node.end) - node.start
-            if fresh <= 0:
-                continue
             computed_from = max(sequence.length - node.start, 0)
             twice = min(node.ready, fresh)
             if twice > computed_from:

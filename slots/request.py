@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .node import Sequence
+from .node import Node, Sequence
 from .radix import PromptTree, common_prefix
 from .scope import Scope
 from .tree import Claim, PrefixTree
@@ -99,6 +99,7 @@ class Request:
     started_at: int = 0  # `computed` at its admission
     rest: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
+    taken: Node | None = None  # the run that its last snapshot stands behind; see there whether it is still kept
     claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are its private tail
 
     sequence: Sequence | None = None

@@ -10,6 +10,7 @@ sequence. llama-server keeps whole states, and calls them context checkpoints.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from ..eviction import EvictionPolicy
 from ..node import Blob, Node
@@ -70,7 +71,8 @@ class Snapshots(StateTree):
         """
         assert request.sequence is not None
         begin = request.sequence.length
-        node = self.longest(request.snapshot_scope, request.tokens[: max(request.num_tokens - self._tree.rest, 0)])
+        tokens = request.tokens[: max(request.num_tokens - self._tree.rest, 0)]
+        node = self.longest(request.snapshot_scope, tokens, self._known(request, len(tokens)))
         if node is None or node.end <= begin:
             return 0
         assert node.state is not None
@@ -89,22 +91,35 @@ class Snapshots(StateTree):
         path_bytes = len(tokens) * self.sizes.run_token + self.size_of(len(tokens))
         if scope is None or not len(tokens) or path_bytes > self.max_bytes:
             return
-        documents = [document for document in request.layout.documents if document.stop <= len(tokens)]
+        origin = self._known(request, len(tokens)) or self.root(scope)
+        begin, layout = origin.end, request.layout
+        documents = [document for document in layout.documents if begin <= document.start and document.stop <= len(tokens)]
         ends = {at for document in documents for at in (document.start, document.stop)}
-        nodes = self.insert(self.root(scope), tokens, sorted({*request.layout.stops, *ends}))
+        stops = sorted(at - begin for at in {*layout.stops, *ends} if at > begin)
+        nodes = self.insert(origin, tokens[begin:], stops)
         for document in documents:
-            nodes[document.start].place(document.key, nodes[document.stop])
-        node = nodes[len(tokens)]
-        for run in [*path(node)][::-1]:
-            if run.blob is None:
-                self.keep_run(run, blob := Blob(run.start, run.end))
-                self._tree.ledger.perform(Save(request.sequence.id, blob))
+            nodes[document.start - begin].place(document.key, nodes[document.stop - begin])
+        node = nodes[len(tokens) - begin]
+        new = [run for run in takewhile(lambda run: run is not origin, path(node)) if run.blob is None]
+        for run in reversed(new):
+            self.keep_run(run, blob := Blob(run.start, run.end))
+            self._tree.ledger.perform(Save(request.sequence.id, blob))
+        if not any(document.start < node.end < document.stop for document in layout.documents):
+            request.taken = node
         if node.state is None:
             self.keep_state(node, state := Blob(0, node.end))
             self.num_taken += 1
             self._tree.ledger.perform(Snap(request.sequence.id, state))
             node.frequency += not request.guess
         self.make_room(node)
+
+    def _known(self, request: Request, length: int) -> Node | None:
+        """Return the run of a request's last snapshot, if it is kept and among its first `length` tokens.
+
+        A search that begins there does not pass all segments of a prompt at each of its steps.
+        """
+        node = request.taken
+        return node if node is not None and node.blob is not None and node.end <= length else None
 
     def _count_use(self, node: Node, request: Request) -> None:
         """Count a request that begins with a state. The next turn of a conversation does not count again."""

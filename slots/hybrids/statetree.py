@@ -99,14 +99,18 @@ class StateTree(PromptTree):
             state=node.state.data if node.state else None,
         )
 
-    def along(self, scope: Scope | None, tokens: np.ndarray) -> Iterator[Node]:
-        """Return the nodes with states that these tokens begin with, the longest one first."""
-        match = self.match(scope, tokens)
-        return (node for node in path(match.node) if node.state is not None and node.end <= match.length)
+    def along(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Iterator[Node]:
+        """Return the nodes with states that these tokens begin with, the longest one first.
 
-    def longest(self, scope: Scope | None, tokens: np.ndarray) -> Node | None:
+        known: a node on their path; the search begins there.
+        """
+        match = self.match_from(known, tokens[known.end :]) if known is not None else self.match(scope, tokens)
+        stop = match.length + (known.end if known is not None else 0)
+        return (node for node in path(match.node) if node.state is not None and node.end <= stop)
+
+    def longest(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Node | None:
         """Return the node with the deepest state that these tokens begin with."""
-        return next(self.along(scope, tokens), None)
+        return next(self.along(scope, tokens, known), None)
 
     def put(self, record: Record, source: str = "disk") -> bool:
         """Keep a record that comes from elsewhere if the runs before it are kept and it fits. Return whether it is kept now.

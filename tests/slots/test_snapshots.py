@@ -1,9 +1,10 @@
 """Snapshots of whole states within a budget, without a model."""
 
 import numpy as np
+from slotcache.slots import radix
 from slotcache.slots.archive import Record
 from slotcache.slots.check import check
-from slotcache.slots.hybrids.snapshots import Snapshots
+from slotcache.slots.hybrids.snapshots import SPACING, Snapshots
 from slotcache.slots.node import Sizes
 from slotcache.slots.plan import Clear
 from slotcache.slots.request import Request
@@ -19,10 +20,10 @@ S = Scope.shared("s")
 class Server:
     """A hybrid model, with `budget` bytes for one byte a token and five a state."""
 
-    def __init__(self, budget):
-        self.memory = Memory(100, can_cut=False)
-        tree = PrefixTree(100, 8)
-        self.snapshots = Snapshots(tree, budget, cut=cut)
+    def __init__(self, budget, cells=100, spacing=SPACING):
+        self.memory = Memory(cells, can_cut=False)
+        tree = PrefixTree(cells, 8)
+        self.snapshots = Snapshots(tree, budget, spacing=spacing, cut=cut)
         self.snapshots.sizes = Sizes(run_token=1, state=5)
         self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
 
@@ -111,3 +112,11 @@ def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
     server.memory.apply(Clear())
     assert not server.kept()
     assert server.ask(PROMPT) == 0 and server.kept() == [30]
+
+
+def test_each_segment_of_a_prompt_is_looked_at_a_few_times_however_many_snapshots_it_has(monkeypatch):
+    server, looks, compare = Server(budget=10_000, cells=1000, spacing=1), [], radix.common_prefix
+    monkeypatch.setattr(radix, "common_prefix", lambda a, b: looks.append(a) or compare(a, b))
+    stops = range(4, 400, 4)
+    server.ask(np.arange(400, dtype=np.int32), stops)
+    assert server.kept() == [*stops, 400] and len(looks) < 10 * len(stops)
