@@ -7,6 +7,7 @@ import math
 from .plan import Plan
 
 MEMORY = 0.98  # weight of all earlier steps beside a new one
+OUTLIER = 4  # times its profile that a step counts at most: the machine may have been paused meanwhile
 
 
 class Profile:
@@ -32,6 +33,8 @@ class Profile:
         tokens = plan.num_tokens
         if tokens < self._min_tokens:
             return
+        if self.is_learnt:
+            seconds = min(seconds, OUTLIER * self.seconds_of(plan))
         depth, each = mean_depth(plan), seconds / tokens
         new = (1.0, depth, depth * depth, each, each * depth)
         self._sums = tuple(MEMORY * old + tokens * value for old, value in zip(self._sums, new, strict=True))

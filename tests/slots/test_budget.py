@@ -1,0 +1,45 @@
+"""The prefill budget: what a step may compute beside running streams, by the time that earlier steps took."""
+
+import numpy as np
+from slotcache.models.costs import CPU
+from slotcache.slots.budget import PrefillBudget
+from slotcache.slots.plan import Plan, Span
+from slotcache.slots.profile import Profile
+
+TOKEN = 0.001  # s
+
+
+class Machine:
+    """It computes a token in a millisecond; a step may take 0.2 s."""
+
+    def __init__(self):
+        self.profile = Profile(CPU.chunk)
+        self.budget = PrefillBudget(512, 0.2, CPU, self.profile)
+
+    def step(self, num_tokens=0, pause=0.0):
+        """Compute as many tokens as the budget allows, if it is not said; return how many."""
+        num_tokens = num_tokens or self.budget.limit(512, [])
+        plan = Plan(spans=(Span(0, 0, 0, np.zeros(num_tokens, np.int32), logits=False),))
+        seconds = num_tokens * TOKEN + pause
+        self.budget.observe(plan, seconds)
+        self.profile.observe(plan, seconds)
+        return num_tokens
+
+
+def test_a_pause_of_the_machine_makes_one_step_small_and_not_hundreds():
+    machine = Machine()
+    for _ in range(100):
+        machine.step()
+    machine.step(512, pause=60.0)
+    assert machine.step() == CPU.chunk
+    after = [machine.step() for _ in range(40)]
+    assert min(after) > 100 and after[-1] > 180
+
+
+def test_a_machine_that_stays_slower_is_learnt():
+    machine = Machine()
+    for _ in range(100):
+        machine.step(512)
+    for _ in range(150):
+        machine.step(512, pause=512 * 9 * TOKEN)
+    assert machine.profile.seconds(0, 1) > 9 * TOKEN
