@@ -189,6 +189,8 @@ class StateTree(PromptTree):
 
     def price(self, node: Node) -> None:
         """Set the priority of a state that is used or new: the time that it saves, a byte that leaves with it."""
+        if not self.may_leave(node):
+            return  # a run that states stand on leaves with them
         above = node.parent
         while above is not None and above.parent is not None and above.state is None:
             above = above.parent
