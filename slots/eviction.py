@@ -69,7 +69,7 @@ def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = Fals
     missing = [node for node in nodes if not node.is_cached]
     new = sum(len(node.tokens) for node in missing)
     if missing:
-        token_cost = profile.seconds(nodes[0].end - new, new) / new
+        token_cost = profile.cost(nodes[0].end - new, new)
         for node in missing:
             node.note_miss(token_cost)
     for node in nodes:

@@ -31,7 +31,7 @@ class Node:
     in_use: int = 0
     last_use: int = 0
     frequency: int = 0  # requests that used it
-    token_cost: float = 0.0  # seconds a token to compute it, the mean over the requests that did not find it
+    token_cost: float = 0.0  # to compute it (`Profile.cost`), the mean over the requests that did not find it
     num_misses: int = 0  # those requests
     priority: float = 0.0  # on the device: the lowest leaves first
     host_priority: float = 0.0  # in host memory
@@ -55,7 +55,7 @@ class Node:
         return self.ready == len(self.tokens)
 
     def note_miss(self, token_cost: float) -> None:
-        """Count a request that has to compute it, at `token_cost` seconds a token (RAGCache, formula 4)."""
+        """Count a request that has to compute it, at `token_cost` a token (RAGCache, formula 4)."""
         self.num_misses += 1
         self.token_cost += (token_cost - self.token_cost) / self.num_misses
 

@@ -44,6 +44,14 @@ class Profile:
         """Return T(cached, new). Before the first step the unit is not seconds: each token costs one."""
         return new * (self._fixed + self._by_depth * (cached + new / 2))
 
+    def cost(self, cached: int, new: int) -> float:
+        """Return T(cached, new) a token, over that of the mean token so far.
+
+        Costs of different times compare: those from before the first step, and those of a machine that was slower then.
+        """
+        mean = self._sums[3] / self._sums[0] if self.is_learnt else 1.0
+        return self.seconds(cached, new) / new / mean
+
     def seconds_of(self, plan: Plan) -> float:
         """Return the time that a plan's tokens take."""
         return plan.num_tokens * (self._fixed + self._by_depth * mean_depth(plan))

@@ -196,7 +196,8 @@ class StateTree(PromptTree):
             above = above.parent
         begin, size = above.end if above is not None else 0, self.size_of(node.end)
         size += 0 if node.children else (node.end - begin) * self.sizes.run_token
-        node.token_cost = self._profile.seconds(begin, node.end - begin) / max(size, 1)
+        length = node.end - begin
+        node.token_cost = self._profile.cost(begin, length) * length / max(size, 1)
         node.last_use, node.host_priority = self._clock, self._policy.priority(node)
         self.candidates.offer(node)
 

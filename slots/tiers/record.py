@@ -33,7 +33,7 @@ LENGTH, DIGEST = 4, 16  # bytes of the two numbers in front of the head
 HexDigest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Position = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Large = Annotated[int, Meta(ge=0, lt=1 << 53)]
-Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
+Cost = Annotated[float, Meta(ge=0.0, le=1e6)]
 
 
 class Torn(ValueError):
@@ -58,7 +58,7 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     size: Large
     documents: tuple[tuple[str, Position], ...]
     frequency: Large
-    token_cost: Seconds
+    token_cost: Cost
     path: HexDigest
     data: HexDigest
     state: Large = 0

@@ -82,6 +82,16 @@ def test_of_two_used_alike_the_dearer_stays():
     assert tier.use(*run(100)) == 0
 
 
+def test_what_came_before_the_first_step_was_timed_is_no_dearer():
+    profile = Profile(CPU.chunk)
+    tier = Tier(60, "pgdsf", profile)
+    tier.use(*run(100))
+    profile.observe(Plan((), (Span(0, 0, 0, np.zeros(100, np.int32), logits=False),)), 0.1)
+    for start in (200, 300, 400):
+        tier.use(*run(start))
+    assert tier.use(*run(100)) == 0
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_budget_holds_under_every_policy(policy):
     tier = Tier(70, policy)
