@@ -121,7 +121,7 @@ class Prediction:
         match = tree.match(scope, layout.tokens)
         nodes = [node for node in path(match.node) if node.start < match.length]
         on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
-        reused = min(index.reusable(scope, layout.tokens), tree.ledger.most_cached(len(layout.tokens)))
+        reused = index.reusable(scope, layout.tokens[: tree.ledger.most_cached(len(layout.tokens))])
         return cls(layout, reused, min(on_device, reused))
 
 

@@ -99,6 +99,10 @@ def test_snapshots_are_pinned_too(tmp_path):
         assert all(run["pinned"] and run["host"] for run in held["runs"])
         warmed = up.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": False}).json()
         assert warmed["slotcache"]["source"] == "snapshot" and warmed["pinned_tokens"] == 0
+        body = {"messages": MESSAGES, "documents": DOCUMENTS}
+        up.http.post("/v1/cache/warm", json=body)
+        foreseen = up.http.post("/v1/documents/order", json=body).json()["cached_tokens"]
+        assert foreseen == up.http.post("/v1/cache/warm", json=body).json()["slotcache"]["cached_tokens"] > 0
 
 
 def test_the_kv_of_those_who_answer_is_set_aside_while_a_prompt_is_computed(tiny):
