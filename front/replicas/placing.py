@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from ...ordering.fleet import GONE, Fleet, Placement
+from ...ordering.fleet import Fleet, Placement
 from ...ordering.prompt import document_text
 from ...server.errors import RequestError
 from ..chat import NO_JSON, Chat, Fields, messages_of, read_chat
@@ -167,7 +167,7 @@ class Asked:
         if self.only in names:
             return [self.only]
         needs, fleet = self.needs, self.fleets.fleet
-        self.begins_anew = fleet.home(needs.stored) == GONE
+        self.begins_anew = fleet.home(needs.stored) not in (None, *self.fleets.names)
         sessions = (needs.stored, *needs.history)
         known = next((one for one in sessions if fleet.home(one) in self.fleets.names), None)
         ranked = fleet.rank(self._counted(needs.documents), names, self.fleets.ahead, known)
@@ -192,6 +192,8 @@ class Asked:
         with self._lock:
             self._is_over = True
             self.fleets.add(self.replica, -self._work)
+        if self.replica not in self.fleets.names:
+            return  # it has left, and answered to the end: what it holds is lost
         fleet, documents = self.fleets.fleet, {part.document.id: part for part in self.needs.documents if part.document}
         told = [(documents[one.id], one) for one in answer.documents if one.id in documents]
         for document, one in told:

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 from slotcache.front.replicas.answer import Answer, Told
+from slotcache.front.replicas.answer import Conversation as Remembered
 from slotcache.front.replicas.forward import Answering, Forward
 from slotcache.front.replicas.placing import ANSWER, DECODING, MAX_NAME, MOST_BEFORE, MOST_PLACED, Asked, Fleets, Needs
 from slotcache.front.replicas.settings import Replicas, read_settings
@@ -147,6 +148,23 @@ def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_has_le
     assert one.replica == others[0] and "begins anew" in one.why
     again = asked(fleets, conversation="c")
     assert again.rank(others) == others and not again.begins_anew
+
+
+def test_the_last_answer_of_a_replica_that_leaves_is_not_looked_for_there():
+    """Ray lets a replica answer what it has begun; by then no other request can go there."""
+    fleets = Fleets()
+    told = Told(conversation=Remembered(id="c", remembered=True))
+    one = asked(fleets, conversation="c")
+    name, other = one.rank(NAMES)
+    one.accepted_by(name)
+    asked(fleets).rank([other])
+    one.answered(Answer(status=200, id="a1", told=told))
+    again = asked(fleets, conversation="c")
+    assert again.is_unknown and again.rank([other]) == [other]
+    again.accepted_by(other)
+    assert "begins anew" in again.why
+    one.answered(Answer(status=200, id="a2", told=told))
+    assert asked(fleets, conversation="c").is_bound, "it has a new place by now"
 
 
 def test_stored_answers_are_found_by_their_ids():
