@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from threading import Lock
-from urllib.parse import parse_qs, unquote
 
 import msgspec
+from starlette.datastructures import QueryParams
 
 from ...ordering.fleet import Fleet, Placement
 from ...ordering.prompt import document_text
@@ -19,7 +19,9 @@ from ..orders import Part
 from .answer import Answer
 from .forward import Forward
 
-STORED = re.compile("/(?:v1/)?(conversations|responses)/([^/]+)(?:/.*)?")  # paths of state that one replica holds
+STORED = re.compile(
+    "/v1/(?:(conversations)/(.+)|(responses)/([^/]+)(?:/input_items)?)"
+)  # paths of state that a replica holds
 KINDS = {"conversations": "conversation", "responses": "answer"}
 DECODING = 4.0  # tokens of prefill that take as long as a token of an answer
 ANSWER = 100  # tokens of an answer, if the request sets no limit
@@ -53,9 +55,9 @@ class Needs:
     @classmethod
     def of(cls, forward: Forward, tool_documents: str) -> Needs:
         """Read a request. One that is no chat and not about stored state needs nothing: its replica says what is wrong."""
-        if found := STORED.fullmatch(forward.path):
-            scope = parse_qs(forward.query.decode("latin-1")).get("scope", [""])[-1]
-            return cls._of_stored(KINDS[found[1]], scope, unquote(found[2]))
+        if forward.method != "POST" and (found := STORED.fullmatch(forward.path)):
+            kind, id = filter(None, found.groups())
+            return cls._of_stored(KINDS[kind], QueryParams(forward.query).get("scope", ""), id)
         if forward.method != "POST" or not forward.body:
             return cls()
         try:

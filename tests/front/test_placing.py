@@ -13,6 +13,7 @@ from slotcache.front.replicas.settings import Replicas, read_settings
 from slotcache.server.app import make_app
 from slotcache.server.flags.setting import SettingsError
 
+REMEMBERED = Remembered(id="conv-1", remembered=True)
 NAMES = ["r0", "r1"]
 DOCUMENTS = [{"id": name, "text": f"The {name} house is red. " * 20} for name in "abcd"]
 
@@ -70,6 +71,25 @@ def test_work_in_flight_drives_requests_away_until_it_is_done():
     for one in busy:
         one.answered(Answer())
     assert (fleets.ahead("r0"), fleets.ahead("r1")) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("id", ["a/b", "a/input_items", "50%25", "%41", "a b", "c\u00e9"])
+def test_a_path_names_the_conversation_that_its_replica_reads_in_it(id):
+    fleets = Fleets()
+    home = send(fleets, conversation=id)
+    for method in ("GET", "HEAD", "DELETE"):
+        one = asked(fleets, path=f"/v1/conversations/{id}", method=method)
+        assert one.is_bound and one.rank(NAMES) == [home]
+    assert asked(fleets, path=f"/v1/conversations/{id}", method="GET", query=b"scope=x&scope=").is_bound, "the last one"
+    assert not asked(fleets, path=f"/v1/conversations/{id}", method="GET", query=b"scope=&scope=x").is_bound
+
+
+def test_what_continues_an_answer_is_counted_where_it_is():
+    fleets = Fleets()
+    home = send(fleets, path="/v1/responses", input="Hello", answers={"id": "resp_7", "conversation": REMEMBERED})
+    fleets.add(home, 1000.0)
+    counted = asked(fleets, path="/v1/responses/input_tokens", input="More", previous_response_id="resp_7")
+    assert counted.rank(NAMES) == [home]
 
 
 def test_a_client_that_leaves_while_a_replica_accepts_leaves_no_work_behind():
