@@ -128,10 +128,11 @@ class Ingress:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises RequestError."""
         headers = Headers(scope=scope)
-        forward = Forward.of(scope, await self._bodies.read(Request(scope, receive)))
         if not self._keys.admit(headers):
-            await self._pass_on(Asked(forward, Needs(), self._fleets), send)  # the replica refuses it: it is not read here
+            # A replica refuses it, or shows what it shows to all: its body is not read, and takes no room.
+            await self._pass_on(Asked(Forward.of(scope, b""), Needs(), self._fleets), send)
             return
+        forward = Forward.of(scope, await self._bodies.read(Request(scope, receive)))
         if (forward.method, forward.path) == LIST:
             names = [{"id": name, "object": "replica"} for name in await self._names()]
             await JSONResponse({"object": "list", "data": names})(scope, _nothing, send)

@@ -115,6 +115,15 @@ def test_errors_are_the_servers_own(replicas):
     assert lost.status_code == 404 and lost.json()["error"]["code"] == "previous_response_not_found"
 
 
+def test_the_body_of_a_stranger_is_not_read(replicas):
+    """Else clients without a key could take all the room that large bodies have, and each one's would go to a replica."""
+    for key, status in (("", 401), (f"Bearer {KEY}", 413)):
+        answer = replicas.http.post(
+            "/v1/chat/completions", content=b" " * (33 << 20), headers={"Authorization": key}, timeout=60
+        )
+        assert answer.status_code == status
+
+
 def test_the_number_of_replicas_may_follow_the_load():
     from slotcache.front.ray_app import app
 
