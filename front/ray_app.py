@@ -40,12 +40,12 @@ from ..server.serve import prepare, start
 from ..server.settings import Settings
 from .events import closing
 from .replicas.answer import Answer
-from .replicas.forward import Answering, Forward, lost
+from .replicas.forward import REPLICA, Answering, Forward, lost, meant_for, unknown
 from .replicas.placing import STORED, Asked, Fleets, Needs
 from .replicas.settings import Replicas, read_settings
 
 logger = logging.getLogger("slotcache")
-REPLICA, PLACED = "x-slotcache-replica", "x-slotcache-placed"
+PLACED = "x-slotcache-placed"
 LIST = ("GET", "/v1/replicas")
 EVERYWHERE = {
     ("DELETE", "/v1/cache"),
@@ -73,7 +73,8 @@ class Engine:
 
     async def answer(self, forward: Forward) -> AsyncIterator[list[Message]]:
         """Answer a request, some ASGI messages at a time."""
-        async for messages in Answering(self._app, forward).messages():
+        app = meant_for(self._name, self._app, forward)
+        async for messages in Answering(app, forward).messages():
             for message in messages:
                 if message["type"] == "http.response.start":
                     MutableHeaders(scope=message)[REPLICA] = self._name
@@ -132,15 +133,15 @@ class Ingress:
             # A replica refuses it, or shows what it shows to all: its body is not read, and takes no room.
             await self._pass_on(Asked(Forward.of(scope, b""), Needs(), self._fleets), send)
             return
-        forward = Forward.of(scope, await self._bodies.read(Request(scope, receive)))
+        only = headers.get(REPLICA, "")
+        forward = Forward.of(scope, await self._bodies.read(Request(scope, receive)), only)
         if (forward.method, forward.path) == LIST:
             names = [{"id": name, "object": "replica"} for name in await self._names()]
             await JSONResponse({"object": "list", "data": names})(scope, _nothing, send)
             return
-        only = headers.get(REPLICA, "")
-        if only and only not in self._fleets.names and only not in (names := await self._names()):
-            raise RequestError(f"{REPLICA}: no replica {only[:80]!r}: expected one of {', '.join(names)}", status=404)
-        asked = Asked(forward, await asyncio.to_thread(Needs.of, forward, self._fleets.tool_documents), self._fleets, only)
+        if only and only not in self._fleets.names and only not in await self._names():
+            raise unknown(only)
+        asked = Asked(forward, await asyncio.to_thread(Needs.of, forward, self._fleets.tool_documents), self._fleets)
         if not only and _is_for_all(forward):
             await self._tell_all(forward, scope, send)
             return

@@ -8,26 +8,29 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Scope
 
+from ...server.edge.refusal import refusal
 from ...server.errors import RequestError
 
+REPLICA = "x-slotcache-replica"
 LOOPBACK = ("127.0.0.1", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request with its whole body. path: decoded. query: as it was sent."""
+    """A request with its whole body. path: decoded. query: as it was sent. only: the replica that it is for; empty: any."""
 
     method: str
     path: str
     query: bytes = b""
     headers: Sequence[tuple[bytes, bytes]] = ()
     body: bytes = b""
+    only: str = ""
 
     @classmethod
-    def of(cls, scope: Scope, body: bytes) -> Forward:
+    def of(cls, scope: Scope, body: bytes, only: str = "") -> Forward:
         """Make it of an ASGI request. A prefix of the path that routed it here is taken off."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        return cls(scope["method"], path or "/", scope["query_string"], scope["headers"], body=body)
+        return cls(scope["method"], path or "/", scope["query_string"], scope["headers"], body=body, only=only)
 
     def scope(self) -> Scope:
         """Return the ASGI scope of the request."""
@@ -84,6 +87,16 @@ class Answering:
             raise OSError("the client has left")
         self._messages.append(message)
         self._news.set()
+
+
+def meant_for(replica: str, app: ASGIApp, forward: Forward) -> ASGIApp:
+    """Return a replica's application; for a request that is for another replica, which has just left, a refusal."""
+    return app if forward.only in ("", replica) else refusal(unknown(forward.only), forward.path)
+
+
+def unknown(replica: str) -> RequestError:
+    """Make the error of a request for a replica that is not up."""
+    return RequestError(f"{REPLICA}: no replica {replica[:80]!r}: GET /v1/replicas lists those that are up", status=404)
 
 
 def lost(replica: str) -> RequestError:

@@ -126,13 +126,12 @@ class Fleets:
 class Asked:
     """A request on its way to a replica. Only the request itself goes there: a pickled one is a `Forward`.
 
-    only: the replica that the request names. replica: where it was accepted.
+    replica: where it was accepted.
     """
 
     forward: Forward
     needs: Needs
     fleets: Fleets
-    only: str = ""
     replica: str = ""
     begins_anew: bool = False
     _placements: dict[str, Placement] = field(default_factory=dict)
@@ -142,7 +141,8 @@ class Asked:
 
     def __reduce__(self) -> tuple[type[Forward], tuple[object, ...]]:
         forward = self.forward
-        return Forward, (forward.method, forward.path, forward.query, forward.headers, forward.body)
+        sent = (forward.method, forward.path, forward.query, forward.headers, forward.body, forward.only)
+        return Forward, sent
 
     @property
     def is_ranked(self) -> bool:
@@ -166,8 +166,8 @@ class Asked:
     def rank(self, names: Collection[str]) -> list[str]:
         """Return the replicas that may take the request, the best first."""
         self.fleets.keep(names)
-        if self.only in names:
-            return [self.only]
+        if self.forward.only in names:
+            return [self.forward.only]
         needs, fleet = self.needs, self.fleets.fleet
         self.begins_anew = fleet.home(needs.stored) not in (None, *self.fleets.names)
         sessions = (needs.stored, *needs.history)
@@ -209,7 +209,7 @@ class Asked:
     @property
     def why(self) -> str:
         """The reason for its place, in one line."""
-        if self.only:
+        if self.forward.only:
             return "the request names it"
         if self.begins_anew:
             return "its replica has left: what the request continues begins anew"

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from slotcache.front.replicas.answer import Answer, Told
 from slotcache.front.replicas.answer import Conversation as Remembered
-from slotcache.front.replicas.forward import Answering, Forward
+from slotcache.front.replicas.forward import Answering, Forward, meant_for
 from slotcache.front.replicas.placing import ANSWER, DECODING, MAX_NAME, MOST_BEFORE, MOST_PLACED, Asked, Fleets, Needs
 from slotcache.front.replicas.settings import Replicas, read_settings
 from slotcache.server.app import make_app
@@ -20,8 +20,8 @@ DOCUMENTS = [{"id": name, "text": f"The {name} house is red. " * 20} for name in
 
 def asked(fleets, path="/v1/chat/completions", *, method="POST", query=b"", only="", **fields):
     body = json.dumps({"messages": [{"role": "user", "content": "Which?"}]} | fields).encode() if method == "POST" else b""
-    forward = Forward(method, path, query, [(b"content-type", b"application/json")], body)
-    return Asked(forward, Needs.of(forward, "off"), fleets, only)
+    forward = Forward(method, path, query, [(b"content-type", b"application/json")], body=body, only=only)
+    return Asked(forward, Needs.of(forward, "off"), fleets)
 
 
 def send(fleets, names=NAMES, answers=None, **fields):
@@ -266,6 +266,25 @@ def test_requests_that_cannot_be_read_go_anywhere(body):
 def test_a_named_replica_takes_the_request():
     one = asked(Fleets(), only="r1")
     assert one.rank(NAMES) == ["r1"]
+
+
+def test_a_request_for_a_replica_that_has_just_left_reaches_no_other_one():
+    """Ray has it go to another one, which must not drop its own cache for it, say."""
+    forward = pickle.loads(pickle.dumps(asked(Fleets(), path="/v1/cache", method="DELETE", only="r1")))
+
+    async def refused_by(name):
+        answer = Answer()
+        async for messages in Answering(meant_for(name, fail, forward), forward).messages():
+            for message in messages:
+                answer.read(message)
+        return answer.status, json.loads(answer.body)["error"]["message"]
+
+    async def fail(*_):
+        raise AssertionError("it was not for this one")
+
+    status, message = asyncio.run(refused_by("r0"))
+    assert status == 404 and "no replica 'r1'" in message
+    assert meant_for("r1", fail, forward) is fail and meant_for("r0", fail, Forward("GET", "/")) is fail
 
 
 def test_settings_come_from_arguments_then_from_the_environment(monkeypatch):
