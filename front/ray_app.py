@@ -18,7 +18,7 @@ from ray import serve  # pyright: ignore[reportMissingImports]
 from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
 from ray.serve import Application  # pyright: ignore[reportMissingImports]
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig  # pyright: ignore[reportMissingImports]
-from ray.serve.exceptions import DeploymentUnavailableError  # pyright: ignore[reportMissingImports]
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError  # pyright: ignore[reportMissingImports]
 from ray.serve.handle import DeploymentHandle  # pyright: ignore[reportMissingImports]
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -179,8 +179,8 @@ class Ingress:
         asking = self._engines.broadcast(method, *arguments)
         try:
             return await asking.results_async(timeout_s=SOON, return_exceptions=True)
-        except DeploymentUnavailableError:
-            raise RequestError("no replica is up: try again", status=503, retry_after=1) from None
+        except DeploymentUnavailableError as error:
+            raise turned_away(error) from None
         except TimeoutError:
             raise RequestError(f"a replica was silent for {SOON:g} s", status=504, code="replica_timeout") from None
 
@@ -205,6 +205,8 @@ class Ingress:
             if not answer.is_stream:
                 raise
             await send({"type": "http.response.body", "body": closing(error, asked.forward.path), "more_body": False})
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            raise turned_away(error) from None
         finally:
             asked.answered(answer)
 
@@ -217,6 +219,13 @@ class _Entrance:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._ingress.serve(scope, receive, send)
+
+
+def turned_away(error: Exception) -> RequestError:
+    """Make the error of a request that Ray lets no replica have."""
+    if isinstance(error, BackPressureError):
+        return RequestError("all replicas are full, and too many requests wait: try again", status=429, retry_after=1)
+    return RequestError("no replica is up: try again", status=503, retry_after=1)
 
 
 def _is_for_all(forward: Forward) -> bool:
@@ -242,10 +251,12 @@ def app(arguments: Mapping[str, object]) -> Application:
     gpus = own.replica_gpus if own.replica_gpus >= 0 else int(any(one.is_gpu for one in devices()))
     threads = settings.threads or max(fast_cores() // (1 if gpus else own.most), 1)
     settings = replace(settings, threads=threads)
+    full = settings.parallel + settings.max_queue + BESIDE
     engines = serve.deployment(Engine).options(
         **_number(own, settings),
         ray_actor_options={"num_cpus": 0 if gpus else threads, "num_gpus": gpus},
-        max_ongoing_requests=settings.parallel + settings.max_queue + BESIDE,
+        max_ongoing_requests=full,
+        max_queued_requests=own.most * full,
         health_check_period_s=2,
         health_check_timeout_s=30,
         graceful_shutdown_timeout_s=120,

@@ -133,6 +133,20 @@ def test_the_number_of_replicas_may_follow_the_load():
     assert config.downscale_delay_s == 600
 
 
+def test_requests_do_not_wait_without_limit():
+    """While no replica is up, each of them holds its body in the ingress."""
+    from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+    from slotcache.front.ray_app import BESIDE, app, turned_away
+
+    (engines,) = app({"replicas": 3, "parallel": 2, "max_queue": 8, "threads": 1})._bound_deployment.init_args[:1]
+    config = engines._bound_deployment._deployment_config
+    assert config.max_ongoing_requests == 10 + BESIDE
+    assert config.max_queued_requests == 3 * config.max_ongoing_requests
+    for error, status in ((BackPressureError(1, 1), 429), (DeploymentUnavailableError("engines"), 503)):
+        refused = turned_away(error)
+        assert refused.status == status and refused.headers == {"Retry-After": "1"}
+
+
 def test_a_killed_replica_costs_what_it_was_computing_and_no_more(replicas):
     """kill -9 under load: what was in flight there fails with one error, all else is answered, and another one comes."""
     conversation = "lost"
