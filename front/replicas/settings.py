@@ -11,6 +11,9 @@ from ...server.settings import SETTINGS, Settings
 
 ROUTER = "slotcache.front.ray_router:CacheRouter"
 OF_RAY = ("host", "port")  # Ray's proxy has the port: `http_options` of Serve's YAML
+LISTENS = "Ray's proxy listens; `http_options` of Serve's YAML says where"
+LOGGED = "Ray logs the arguments: set SLOTCACHE_API_KEY where the application is started, or api_key_file"
+NO_ARGUMENTS = dict.fromkeys(OF_RAY, LISTENS) | {"api_key": LOGGED}
 
 
 # fmt: off
@@ -39,23 +42,46 @@ def read_settings(arguments: Mapping[str, object]) -> tuple[Replicas, Settings]:
     """Return the settings in Serve's arguments, then in the environment. Raises SettingsError."""
     known = {setting.name: setting for setting in (*OWN, *SETTINGS)}
     for name in arguments:
-        if name in OF_RAY:
-            raise SettingsError(f"{name}: Ray's proxy listens; `http_options` of Serve's YAML says where")
+        if name in NO_ARGUMENTS:
+            raise SettingsError(f"{name}: {NO_ARGUMENTS[name]}")
         if name not in known:
             raise SettingsError(f"{name}: no such setting; expected one of {', '.join(known)}")
     values = {name: _value(setting, arguments) for name, setting in known.items() if name not in OF_RAY}
     own = Replicas(**{setting.name: values.pop(setting.name) for setting in OWN})  # type: ignore[arg-type]
+    if 0 < own.max_replicas < own.replicas:
+        raise SettingsError(f"max_replicas={own.max_replicas}: expected {own.replicas} or more, as replicas says; or 0")
     return own, Settings(**values)  # type: ignore[arg-type]
 
 
 def _value(setting: Setting, arguments: Mapping[str, object]) -> Value:
     if setting.name not in arguments:
-        return from_environment(setting)
+        try:
+            return from_environment(setting)
+        except SystemExit as error:  # a worker of Ray that exits says nothing
+            raise SettingsError(str(error)) from None
     given = arguments[setting.name]
     try:
-        return setting.parse(("off", "on")[given] if isinstance(given, bool) else str(given))
+        return setting.parse(_as_text(setting, given))
     except ValueError as error:
         raise SettingsError(f"{setting.name}={given!r}: {error}") from None
+
+
+def _as_text(setting: Setting, given: object) -> str:
+    """Return a value of YAML as one writes it on the command line. Raises ValueError.
+
+    YAML reads `yes` as a switch and 010 as 8: a text without quotes, such as the name of a file, might be another one.
+    """
+    if isinstance(given, str):
+        return given
+    if isinstance(given, bool) and (setting.is_switch or setting.choices):
+        return written(given)
+    if isinstance(given, int | float) and not isinstance(given, bool) and not isinstance(setting.default, bool | str):
+        return str(given)
+    if setting.is_switch:
+        raise ValueError("expected on or off")
+    if setting.choices:
+        raise ValueError(f"expected one of {', '.join(setting.choices)}")
+    raise ValueError("expected a text in quotes" if isinstance(setting.default, str) else "expected a number")
 
 
 def as_markdown() -> str:

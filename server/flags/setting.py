@@ -87,7 +87,7 @@ class Setting:
             return self._choose(text)
         if isinstance(self.default, str):
             return text
-        number = self.words[text] if text in self.words else type(self.default)(text)
+        number = self.words[text] if text in self.words else _parse_number(text, type(self.default))
         nearest = min(max(number, self.least), self.most)
         if not isfinite(number) or (nearest != number and not self.clamps):
             raise ValueError(f"expected {self.least} to {self.most}")
@@ -112,6 +112,14 @@ def parse_switch(text: str) -> bool:
     if text.lower() in ("off", "false", "0", "no", "disabled"):
         return False
     raise ValueError("expected on or off")
+
+
+def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
+    """Parse a number. Raises ValueError."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError("expected a whole number" if kind is int else "expected a number") from None
 
 
 def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:

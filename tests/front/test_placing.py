@@ -294,9 +294,44 @@ def test_settings_come_from_arguments_then_from_the_environment(monkeypatch):
     assert own == Replicas(replicas=4) and own.most == 4
     assert (settings.parallel, settings.ui, settings.ctx_size) == (3, False, 2048)
     assert read_settings({"max_replicas": 8})[0].most == 8
-    for wrong in ({"port": 80}, {"replica": 2}, {"replicas": 0}, {"parallel": "many"}):
-        with pytest.raises(SettingsError, match=next(iter(wrong))):
-            read_settings(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("port", 80, "http_options"),
+        ("api_key", "secret", "Ray logs the arguments"),
+        ("replica", 2, "expected one of replicas"),
+        ("replicas", 0, "expected 1 to"),
+        ("parallel", "many", "expected a whole number"),
+        ("parallel", True, "expected a number"),
+        ("ctx_size", 4096.5, "expected a whole number"),
+        ("ctx_size", None, "expected a number"),
+        ("temperature", [1], "expected a number"),
+        ("model", None, "expected a text in quotes"),
+        ("alias", True, "expected a text in quotes"),
+        ("alias", 10, "expected a text in quotes"),
+        ("allowed_hosts", ["a", "b"], "expected a text in quotes"),
+        ("ui", 7, "expected on or off"),
+        ("flash_attn", None, "expected one of"),
+        ("max_replicas", 1, "expected 2 or more"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_what_is_right(name, value, right):
+    with pytest.raises(SettingsError, match=name) as refused:
+        read_settings({name: value})
+    assert right in str(refused.value) and "secret" not in str(refused.value)
+
+
+def test_a_wrong_variable_is_an_error_that_a_worker_of_ray_can_tell(monkeypatch):
+    monkeypatch.setenv("SLOTCACHE_REPLICAS", "two")
+    with pytest.raises(SettingsError, match="SLOTCACHE_REPLICAS='two': expected a whole number"):
+        read_settings({})
+
+
+def test_yaml_may_say_switches_and_texts_in_its_own_way():
+    _, settings = read_settings({"flash_attn": False, "ui": "off", "alias": "10", "temperature": 1})
+    assert (settings.flash_attn, settings.ui, settings.alias, settings.temperature) == ("off", False, "10", 1.0)
 
 
 def test_an_application_answers_without_a_port_and_notices_that_its_client_leaves(engine):

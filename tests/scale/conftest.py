@@ -99,11 +99,11 @@ def running(folder: Path, **settings):
     (folder / "path").mkdir()
     (folder / "path" / "slotcache").symlink_to(ROOT)  # Ray's workers import the package, too
     port, log = free_port(), folder / "serve.log"
-    usual = {"ctx_size": 4096, "cache_ram": 256, "flash_attn": "off", "idle_prefill": False, "api_key": KEY}
+    usual = {"ctx_size": 4096, "cache_ram": 256, "flash_attn": "off", "idle_prefill": False}
     app = {"name": "slotcache", "route_prefix": "/", "import_path": "slotcache.front.ray_app:app", "args": usual | settings}
     file = folder / "serve.json"  # JSON is YAML
     file.write_text(json.dumps({"http_options": {"host": "127.0.0.1", "port": port}, "applications": [app]}))
-    environment = os.environ | VARIABLES | {"PYTHONPATH": str(folder / "path")}
+    environment = os.environ | VARIABLES | {"SLOTCACHE_API_KEY": KEY, "PYTHONPATH": str(folder / "path")}
     with log.open("wb") as said, client(f"http://127.0.0.1:{port}") as http:
         process = subprocess.Popen(
             [sys.executable, "-c", ALONE, "run", str(file)], env=environment, stdout=said, stderr=said
