@@ -14,6 +14,7 @@ BLANK = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r)")  # the end of a line, and a
 LONGEST_BLANK = 4
 DATA = re.compile(rb"^data: ?(.*?)\r?$", re.M)
 LARGEST = 16 << 20  # bytes of an event
+OPENAI = ("/chat/completions", "/v1/completions")  # paths whose streams end with `DONE`
 DONE = b"data: [DONE]\n\n"
 
 
@@ -67,4 +68,4 @@ def closing(error: RequestError, path: str) -> bytes:
     """Return the events that end a stream which breaks off, as the clients of its path expect them."""
     if path.startswith(MESSAGES):
         return b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n"
-    return b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + (DONE if path.endswith("/chat/completions") else b"")
+    return b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + (DONE if path.endswith(OPENAI) else b"")

@@ -29,6 +29,15 @@ def ask(script, body=WITH_DOCUMENTS, path="/v1/chat/completions"):
         return answer
 
 
+@pytest.mark.parametrize(
+    ("path", "ends"),
+    [("/v1/chat/completions", True), ("/v1/completions", True), ("/completion", False), ("/v1/messages", False)],
+)
+def test_a_stream_that_breaks_off_ends_as_its_clients_expect(path, ends):
+    answer = ask([STREAM, chunk(event("one")), "reset"], QUESTION | {"prompt": "x", "stream": True}, path)
+    assert b"upstream_broke_off" in answer.content and answer.content.endswith(DONE) is ends
+
+
 def test_an_upstream_that_refuses_is_a_bad_gateway():
     with ordering(f"http://127.0.0.1:{free_port()}", **PATIENCE) as front:
         for body in (QUESTION, WITH_DOCUMENTS):
