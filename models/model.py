@@ -127,6 +127,13 @@ class Model:
         num_layers = sum(heads > 0 for heads in self._kv_heads)
         return num_layers * llama_cpp.llama_model_n_head(self.handle) * self._head_size("key")
 
+    @property
+    def rope(self) -> tuple[int, int, int]:
+        """llama.cpp's kind of rotary positions (-1: none), and the numbers of a head's key, and of those that it turns."""
+        head, architecture = self._head_size("key"), self.metadata("general.architecture")
+        turned = int(self.metadata(f"{architecture}.rope.dimension_count") or head)
+        return llama_cpp.llama_model_rope_type(self.handle), head, turned
+
     def _head_size(self, what: str) -> int:
         """Width of one head's key or value."""
         usual = llama_cpp.llama_model_n_embd(self.handle) // max(llama_cpp.llama_model_n_head(self.handle), 1)

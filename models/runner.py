@@ -6,7 +6,7 @@ The batch is filled through numpy views over its arrays; writing it element by e
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from .context import WARM_UP, Context
 from .errors import Interrupted, NoRoom, RunnerError
 from .grammar.constraint import compute_masks
 from .interrupt import Interrupt
-from .memory.states import ALL, States
+from .memory.states import ALL, States, data_of
 from .sampling import Sampler
 
 NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
@@ -113,6 +113,8 @@ class Runner:
             self.states.save(0, blob)
             can_move = self.states.learn(blob)
         self.apply(Drop(0))
+        if can_move:
+            self.states.learn_rotation(self._compute_alone)
         return can_move
 
     def measure_states(self) -> Sizes:
@@ -130,11 +132,31 @@ class Runner:
 
     def compute_zeros(self, start: int, stop: int, sequence: int = 0) -> None:
         """Compute tokens of no meaning at positions [start, stop) of a sequence, to the last one's logits."""
-        self.batch.fill((Span(0, sequence, start, np.zeros(stop - start, np.int32), logits=True),))
+        self._try(Span(0, sequence, start, np.zeros(stop - start, np.int32), logits=True))
+        self.logits(1)  # waits for the device
+
+    def _try(self, *spans: Span) -> None:
+        """Compute spans that are no request's."""
+        self.batch.fill(spans)
         result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
         if result != 0:
-            raise RunnerError(f"llama_decode returned {result} for {stop - start} tokens of no meaning")
-        self.logits(1)  # waits for the device
+            num_tokens = sum(len(span.tokens) for span in spans)
+            raise RunnerError(f"llama_decode returned {result} for {num_tokens} tokens of no meaning")
+
+    def _compute_alone(self, token: int, positions: Sequence[int]) -> list[np.ndarray]:
+        """Return the runs (uint8) of a token at positions, each in a sequence of its own, a few at a time."""
+        runs: list[np.ndarray] = []
+        size = min(WARM_UP, self.context.scratch)
+        for first in range(0, len(positions), size):
+            blobs = [Blob(position, position + 1) for position in positions[first : first + size]]
+            one = np.array([token], np.int32)
+            self._try(*(Span(0, sequence, blob.start, one, logits=True) for sequence, blob in enumerate(blobs)))
+            for sequence, blob in enumerate(blobs):
+                self.states.save(sequence, blob)
+                runs.append(data_of(blob))
+            for sequence in range(size):
+                self.apply(Drop(sequence))
+        return runs
 
     def clear(self) -> None:
         """Free every cell and zero its data."""
@@ -154,9 +176,9 @@ class Runner:
                 self._remove(sequence, 0, ALL)
             case Save(sequence, blob):
                 self.states.save(sequence, blob)
-            case Restore(blob, sequence, start, stop):
-                self.states.restore(blob, sequence, start, stop)
-                self._guard(sequence, start, stop)
+            case Restore():
+                self.states.restore(operation)
+                self._guard(operation.sequence, operation.start, operation.stop)
             case Snap(sequence, blob):
                 self.states.snap(sequence, blob)
             case Load(blob, sequence):

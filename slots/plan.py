@@ -45,12 +45,16 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Give `sequence` new cells at positions [start, stop) with their KV from `blob`."""
+    """Give `sequence` new cells at positions [start, stop) with their KV from `blob`.
+
+    distance: 0, or how many positions lower the KV stands in the blob: its keys are rotated.
+    """
 
     blob: Blob
     sequence: int
     start: int
     stop: int
+    distance: int = 0
 
 
 @dataclass(frozen=True, slots=True)

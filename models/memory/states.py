@@ -9,9 +9,12 @@ import llama_cpp
 import numpy as np
 
 from ...slots.node import Blob, Sizes
+from ...slots.plan import Restore
 from ..context import Context
 from ..errors import RunnerError
 from ..state import Layout, cut, layout_of
+from .rotation import Rotation
+from .selftest import ComputeAlone, find_rotation
 
 ALL = -1
 WHOLE, RECURRENT = llama_cpp.LLAMA_STATE_SEQ_FLAGS_NONE, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -30,11 +33,16 @@ class States:
         self._layout: Layout | None = None  # once a state was made
         self._stateless: np.ndarray | None = None  # a recurrent state without a cell, of a model whose runs are apart
         self._has_runs = context.model.can_trim
+        self.rotation: Rotation | str = "its KV cannot be copied by positions"  # or why runs cannot be moved
 
     def learn(self, run: Blob) -> bool:
         """Note the layout of runs, read off one from position 0 on; return whether ranges can be cut out of them."""
         self._layout = layout_of(run.data, len(run)) if run.data is not None else None
         return self._layout is not None
+
+    def learn_rotation(self, compute: ComputeAlone) -> None:
+        """Find out whether runs can be moved: see `find_rotation`. The layout is known."""
+        self.rotation = find_rotation(self._context.model, self._layout, self._context.num_cells, compute)
 
     def learn_recurrent(self, sequence: int, num_tokens: int) -> Sizes | None:
         """Note the layout of a model with recurrent layers; return the sizes of its states, None for a layout not known.
@@ -83,14 +91,18 @@ class States:
         blob.data = self._copy(scratch, WHOLE)  # only now: a blob with data counts as saved
         llama_cpp.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
-    def restore(self, blob: Blob, sequence: int, start: int, stop: int) -> None:
-        """Give a sequence the cells of a run, or of a part of it. Its recurrent state is lost."""
-        memory, scratch = self._context.memory, self._context.scratch
-        data = _data_of(blob)
+    def restore(self, restore: Restore) -> None:
+        """Give a sequence the cells of a run, or of a part of it, or moved. Its recurrent state is lost."""
+        memory, scratch, blob, distance = self._context.memory, self._context.scratch, restore.blob, restore.distance
+        data, start, stop = data_of(blob), restore.start - distance, restore.stop - distance
         if not self._has_runs:
             return
-        self._set(data if (start, stop) == (blob.start, blob.stop) else self.cut(data, start, stop), scratch, WHOLE)
-        llama_cpp.llama_memory_seq_cp(memory, scratch, sequence, start, stop)
+        run = data if (start, stop) == (blob.start, blob.stop) else self.cut(data, start, stop)
+        if distance:
+            assert isinstance(self.rotation, Rotation)
+            run = self.rotation.moved(run, distance)
+        self._set(run, scratch, WHOLE)
+        llama_cpp.llama_memory_seq_cp(memory, scratch, restore.sequence, restore.start, restore.stop)
         llama_cpp.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
     def snap(self, sequence: int, blob: Blob) -> None:
@@ -99,7 +111,7 @@ class States:
 
     def load(self, blob: Blob, sequence: int) -> None:
         """Give a sequence such a state."""
-        self._set(_data_of(blob), sequence, RECURRENT if self._has_runs else WHOLE)
+        self._set(data_of(blob), sequence, RECURRENT if self._has_runs else WHOLE)
 
     def _copy(self, sequence: int, flags: int) -> np.ndarray:
         """Return the state of a sequence (uint8)."""
@@ -119,7 +131,8 @@ class States:
             raise RunnerError(f"restoring the state of sequence {sequence} read {read} of {size} bytes")
 
 
-def _data_of(blob: Blob) -> np.ndarray:
+def data_of(blob: Blob) -> np.ndarray:
+    """Return the bytes of a copy that was made."""
     if blob.data is None:
         raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")
     return blob.data

@@ -1,21 +1,28 @@
 """Tiny models with random weights of architectures that are not Llama's: sliding windows, recurrent, hybrid, mixtures."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from slotcache.models.chat.named import DEFAULT_TEMPLATE
-from slotcache.models.vocabulary import PRE_TOKENIZER, train
+from slotcache.models.vocabulary import PRE_TOKENIZER, Vocabulary, train
 
 LAYERS, WIDTH, HEADS, KV_HEADS, FEED_FORWARD, VOCABULARY = 4, 128, 4, 2, 256, 1024
 WINDOW = 32
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    """Return the words of all these models: their training takes seconds."""
+    return train(VOCABULARY, 700)
 
 
 class TinyModel:
     """A GGUF while it is written; leaving the `with` block finishes the file."""
 
     def __init__(self, path: Path, architecture: str, layers: int = LAYERS) -> None:
-        words = train(VOCABULARY, 700)
+        words = vocabulary()
         self.writer = writer = GGUFWriter(path, architecture)
         self.rng = np.random.default_rng(0)
         writer.add_context_length(8192)
