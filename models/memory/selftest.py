@@ -10,6 +10,7 @@ from ..model import Model
 from ..state import Layout
 from .rotation import Rope, Rotation, is_same, measure, why_unmovable
 
+STEPS = 15  # of the ladder, whatever the number of cells: the angles must not depend on it
 ComputeAlone = Callable[[int, Sequence[int]], list[np.ndarray]]
 """Computes a token at each of some positions, where it sees no other token; returns the runs (uint8)."""
 
@@ -24,7 +25,7 @@ def find_rotation(model: Model, layout: Layout | None, num_cells: int, compute: 
     if reason := why_unmovable(layout, rope):
         return reason
     assert layout is not None and layout.attention is not None and rope is not None
-    ladder = [0, *(1 << step for step in range((num_cells - 1).bit_length()))]
+    ladder = [0, *(1 << step for step in range(STEPS))]
     attention = layout.attention
     runs = dict(zip(ladder, compute(model.num_vocab // 2, ladder), strict=True))
     rotation = measure(attention, rope, runs)
