@@ -64,6 +64,12 @@ class Intake:
         self._model, self._view = model, view
         self._ids = itertools.count(1)
 
+    async def check_movable(self) -> None:
+        """Raise RequestError for documents that are to be read separately by a model whose KV cannot be moved."""
+        if reason := await self._view.why_unmovable():
+            wrong = f"documents_attention is separate: this model's KV cannot be moved: {reason}"
+            raise RequestError(wrong, param="documents_attention")
+
     def caches(self, options: Options) -> bool:
         """Return whether a request may read and fill the cache."""
         return self.defaults.caches or options.opts_in if options.cache_prompt is None else options.cache_prompt

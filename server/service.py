@@ -80,6 +80,8 @@ class Service:
         """
         self.engine.sleep.rouse()
         asked.check()
+        if self.builder.separates(asked):
+            await self.intake.check_movable()
         origin = self.conversations.origin(asked, self.intake.caches(asked))
         id = kind + _secret()
 

@@ -15,6 +15,7 @@ Order = Literal["auto", "retrieval", "sorted", "greedy"]  # the other policies a
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 FlashAttention = Literal["on", "off", "auto"]
 Dedup = Literal["auto", "off"]
+Attention = Literal["joint", "separate"]
 Switch = Literal["on", "off", "auto"]
 LogFormat = Literal["text", "json"]
 Pooling = Literal["", "none", "mean", "cls", "last", "rank"]
@@ -75,6 +76,7 @@ class Settings(Numbers):
     ignore_eos: bool = row(False, ("--ignore-eos",), "default of a request's `ignore_eos`")
     logit_bias: str = row("", ("-l", "--logit-bias"), "default of a request's `logit_bias`: a token's id and its bias, such as 15043+1 or 15043-inf; may be given several times", separator=",")
     document_order: Order = row("auto", ("--document-order",), "default of a request's `document_order`")
+    documents_attention: Attention = row("joint", ("--documents-attention",), "default of a request's `documents_attention`: joint: a document sees those in front of it; separate: it sees none, and what was read of it serves at any place of a prompt, at some cost in quality")
     dedup: Dedup = row("auto", ("--dedup",), "default of a request's `dedup`; auto: a document that an earlier turn of the conversation holds is not shown again but referred to")
     tool_documents: Dedup = row("off", ("--tool-documents",), "default of a request's `tool_documents`; auto: lists of documents in tool results are ordered, and lines that an earlier result shows are not shown again")
     order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the retrieval ranking after reordered documents")

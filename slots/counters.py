@@ -38,11 +38,24 @@ class Counters:
     def count_cached(self, request: Request, source: str, tokens: int) -> None:
         """Count prompt tokens that a request need not compute, behind those that have KV.
 
-        Only at its first admission, and only if it has a client.
+        Only at its first admission, and only if it has a client. KV that it computed itself for a document does not count.
         """
-        if request.num_preempted or request.background:
+        start = max(request.cached, request.computed, request.readings.reached)
+        if request.layout is not None and request.layout.moved:
+            request.readings.reached = start + tokens
+            front = request.layout.moved[0].front
+            own = request.readings.front if start < front else 0
+            tokens = max(min(start + tokens, front - own) - start, 0) if own else tokens
+        self._count(request, source, start, tokens)
+
+    def count_moved(self, request: Request, start: int, stop: int, num_read: int) -> None:
+        """Count a document that was moved to positions [start, stop). num_read: tokens of it that the request has read."""
+        request.readings.reached = stop
+        self._count(request, "moved", start, max(stop - num_read - start, 0))
+
+    def _count(self, request: Request, source: str, start: int, tokens: int) -> None:
+        if request.num_preempted or request.background or request.is_reading:
             return
-        start = max(request.cached, request.computed)
         if tokens:
             request.reused.append(Reused(start, start + tokens, source, self._seconds(start, tokens, source)))
         request.cached += tokens

@@ -16,6 +16,7 @@ import numpy as np
 
 from .radix import PromptTree
 from .request import Layout, Request
+from .separate.reading import next_stage
 
 LOOK_AHEAD = 16  # requests at the head of the queue that are compared, so that an admission takes bounded time
 
@@ -88,6 +89,12 @@ class Queue:
         """Cells have been freed."""
         self._is_blocked = False
 
+    def restart(self) -> None:
+        """All KV is gone, and with it the copies that were not made yet."""
+        for request in self._waiting:
+            request.readings.forget_unmade()
+        self.unblock()
+
     def reject(self, request: Request, cause: Exception) -> None:
         """Note a request that has left the queue and cannot run."""
         self._rejected.append((request, cause))
@@ -100,13 +107,15 @@ class Queue:
     def _choose(self, ready: list[Request]) -> Request:
         """Return the request with the best response ratio, its prompt laid out. Of equals the first.
 
-        A request that has been paused, or overtaken `window` times, is overtaken no more, but by a higher priority. Each
-        candidate takes about 100 us. Raises Rejected for a request whose prompt fails.
+        A request that has been paused, has read a document for its prompt, or was overtaken `window` times, is overtaken no
+        more, but by a higher priority. Each candidate takes about 100 us. Raises Rejected for a request whose prompt fails.
         """
         highest = max(request.priority for request in ready)
         equals = (request for request in ready if request.priority == highest)
         candidates = list(itertools.islice(equals, LOOK_AHEAD))
-        if candidates[0].num_preempted:
+        if candidates[0].has_begun:
+            if candidates[0].layout is None:
+                candidates[0].lay_out(self._lay_out(candidates[0], candidates))
             return candidates[0]
         last = next((at for at, request in enumerate(candidates) if request.num_overtaken >= self._window), LOOK_AHEAD)
         layouts = {request: self._lay_out(request, candidates) for request in candidates[: last + 1]}
@@ -124,7 +133,8 @@ class Queue:
     def _lay_out(self, request: Request, waiting: list[Request]) -> Layout:
         rivals = [other.prompt for other in waiting if other is not request and other.index_scope == request.index_scope]
         try:
-            return request.prompt.arrange(self._tree, request.index_scope, rivals)
+            whole = request.prompt.arrange(self._tree, request.index_scope, rivals)
+            return next_stage(self._tree, request, whole)
         except Exception as error:
             self._waiting.remove(request)
             raise Rejected(request, error) from error

@@ -11,6 +11,8 @@ import numpy as np
 from .node import Node, Sequence
 from .radix import PromptTree, common_prefix
 from .scope import Scope
+from .separate.marks import ids_of
+from .separate.moved import Moved, Readings
 from .tree import Claim, PrefixTree
 
 
@@ -30,6 +32,8 @@ class Layout:
 
     tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: (stop, label) of all parts of the
     prompt, for the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them.
+    moved: the documents that are read separately; their tokens are marked. reads: this is no prompt to be answered but the
+    reading of one of these, by its place among them.
     """
 
     tokens: np.ndarray
@@ -37,6 +41,12 @@ class Layout:
     documents: tuple[PlacedDocument, ...] = ()
     segments: tuple[tuple[int, str], ...] = ()
     repeated: tuple[str, ...] = ()
+    moved: tuple[Moved, ...] = ()
+    reads: tuple[int, Moved] | None = None
+
+    def is_moved_at(self, position: int) -> bool:
+        """Whether the KV of a position is moved there: it cannot be computed in place."""
+        return any(document.moves_from <= position < document.stop for document in self.moved)
 
     def splits(self, position: int) -> bool:
         """Whether a segment begins before `position` and ends behind it."""
@@ -107,6 +117,7 @@ class Request:
     cached: int = 0  # prompt tokens that were not computed, at its first admission and by catching up
     sources: dict[str, int] = field(default_factory=dict)  # those tokens by origin: own, fork, host, disk, snapshot
     reused: list[Reused] = field(default_factory=list)  # and where they stand, in order
+    readings: Readings = field(default_factory=Readings)  # of documents that are read separately
     num_preempted: int = 0
     num_overtaken: int = 0  # later requests that were admitted before it
 
@@ -121,8 +132,34 @@ class Request:
         """Put its prompt into the tree, with nodes that end where its segments end."""
         assert self.layout is not None
         stops = [*self.layout.stops, self.num_tokens]
-        documents = [(document.key, document.start, document.stop) for document in self.layout.documents]
+        placed = () if self.layout.moved else self.layout.documents  # a moved one is of no use to other prompts
+        documents = [(document.key, document.start, document.stop) for document in placed]
         return tree.claim(self.scope, self.tokens[: self.num_tokens], stops, documents, guess=self.guess)
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        """Return tokens as the model knows them."""
+        tokens = self.tokens[start:stop]
+        return ids_of(tokens) if self.layout is not None and self.layout.moved else tokens
+
+    def step_back(self) -> Request:
+        """Be laid out again: a document has been read."""
+        self.layout, self.computed = None, 0
+        return self
+
+    @property
+    def pauses(self) -> tuple[int, ...]:
+        """Return where its prefill pauses for documents that are moved."""
+        return tuple(document.moves_from for document in self.layout.moved) if self.layout is not None else ()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it ran before, and waits to go on."""
+        return self.num_preempted > 0 or bool(self.readings.pieces)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it reads a document for its prompt, and samples nothing."""
+        return self.layout is not None and self.layout.reads is not None
 
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token

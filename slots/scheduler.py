@@ -21,6 +21,8 @@ from .plan import Plan
 from .queue import Queue
 from .radix import PromptTree
 from .request import Request
+from .separate.placing import fetch
+from .separate.reading import keep_moved
 from .step import Step, in_turn
 from .tree import PrefixTree
 
@@ -65,10 +67,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """End a waiting or running request. Its KV stays in the tree, unless it is not to be cached."""
-        if request.sequence is None:
-            self.waiting.discard(request)
-        else:
-            self._leave(request)
+        self.waiting.discard(request) if request.sequence is None else self._leave(request)
         forget_uncached(self.tree, request, itertools.chain(self.running, self.waiting))
         self.waiting.unblock()
 
@@ -110,7 +109,11 @@ class Scheduler:
         Returns the requests with a new token, and the token; the caller decides whether a request is finished.
         """
         self.counters.count_step(len(plan.spans))
-        return self.step.commit(plan, sampled)
+        progress = self.step.commit(plan, sampled)
+        for request in self.step.have_read:
+            self._leave(request)
+            self.waiting.resume(request.step_back(), blocks=False)
+        return progress
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a plan took."""
@@ -137,7 +140,7 @@ class Scheduler:
         self.running.clear()
         self.tree.clear()
         self.snapshots.void()
-        self.waiting.unblock()
+        self.waiting.restart()
         return failed
 
     def _next_step(self) -> Step:
@@ -188,18 +191,17 @@ class Scheduler:
 
     def _start(self, request: Request) -> None:
         """Run a request that has left the queue: claim its path, bring back its KV, give it a lane."""
+        keep_moved(self.tree, request)
         claim = request.claim(self.tree)
         request.sequence, request.claimed, request.rest = claim.sequence, request.num_tokens, self.tree.rest
         self.counters.count_cached(request, claim.source, claim.cached)
         if not request.guess:
             self.cells.spill_idle(request)
-        if (needed := self.tree.copies.restorable(claim.sequence)) and self.cells.reserve(needed):
-            for source, tokens in self.tree.copies.restore(claim.sequence):
-                self.counters.count_cached(request, source, tokens)
+        fetch(self.tree, self.cells, self.counters, request)
         if request.snapshot_scope is not None and self.cells.reserve(request.num_tokens):
             self.counters.count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
-        request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else ()
+        request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else request.pauses
         self.lanes.take(request, claim.sequence.id)
         self.running.append(request)
 

@@ -10,6 +10,8 @@ from .counters import Counters
 from .hybrids.snapshots import Snapshots, next_stop
 from .plan import Plan, Span
 from .request import Request
+from .separate.placing import fetch, place
+from .separate.reading import note_read
 from .tree import PrefixTree
 
 
@@ -37,6 +39,11 @@ class Step:
     def background(self) -> bool:
         """Whether no client waits for its results."""
         return all(request.background for request in self.requests)
+
+    @property
+    def have_read(self) -> list[Request]:
+        """Return the requests that have read a document for their prompt to its end."""
+        return [one for one in self.requests if one.is_reading and one.computed == one.num_tokens]
 
     def decode(self, requests: Iterable[Request]) -> None:
         """Add the last token of each request. Their cells are free."""
@@ -67,7 +74,9 @@ class Step:
                     self._counters.idle_tokens += len(span.tokens)
                 else:
                     self._counters.prefilled_tokens += len(span.tokens)
-            if request.computed in request.stops:
+            if request.is_reading:
+                note_read(self._tree, request, span)
+            if request.snapshot_scope is not None and request.computed in request.stops:
                 self._snapshots.take(request)
             if span.logits:
                 token = next(tokens)
@@ -87,6 +96,9 @@ class Step:
         if gained:
             self._counters.count_cached(request, source, gained)
             request.computed += gained
+        if place(self._tree, self._cells, self._counters, request):
+            fetch(self._tree, self._cells, self._counters, request)
+            request.computed = request.sequence.length
 
     def _follows_a_leader(self, request: Request) -> bool:
         """Return whether this step computes the next tokens of this request for another one."""
@@ -96,6 +108,9 @@ class Step:
         """Return how many tokens of a prompt to compute: at most `num_tokens`, up to its next snapshot, if cells allow."""
         costs = self._tree.costs
         most = min(num_tokens, self._background_size(request.computed)) if request.background else num_tokens
+        assert request.layout is not None
+        if request.layout.is_moved_at(request.computed):
+            return 0  # no cells are free for the document that is to be moved here
         stop = next_stop(request.stops, request.computed) or request.num_tokens
         size = chunk_size(stop - request.computed, most, costs)
         if size > 0 and not self._cells.reserve(self._num_cells + size):
@@ -110,8 +125,8 @@ class Step:
     def _add(self, request: Request, size: int) -> None:
         assert request.sequence is not None
         start, stop = request.computed, request.computed + size
-        tokens, is_last = request.tokens[start:stop], stop == request.num_tokens
-        self.spans.append(Span(request.id, request.sequence.id, start, tokens, logits=is_last))
+        is_last = stop == request.num_tokens and not request.is_reading
+        self.spans.append(Span(request.id, request.sequence.id, start, request.ids(start, stop), logits=is_last))
         self.requests.append(request)
         self.num_tokens += size
         self._num_cells += size

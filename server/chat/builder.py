@@ -26,11 +26,11 @@ from ..wire.requests import ChatRequest, CompletionRequest, Options, TextRequest
 from .answered import Sampled, Shown, answer_key, place_answers
 from .begun import Begun, continues_answer
 from .conversation import Origin
-from .given import parse_documents_of
+from .given import check_attention, parse_documents_of
 from .history import Chat, Entry, History, continue_history
 from .infill import Infill
 from .parts import DocumentSet, Fixed
-from .prompt import ChatPrompt
+from .prompt import ChatPrompt, SeparatePrompt
 from .reading import Answers
 from .rendering import Rendering
 from .results import make_places
@@ -106,6 +106,7 @@ class PromptBuilder:
         origin: the point of a conversation that it continues. open_turn: more documents of the last message, a user's,
         are still to come, so the prompt ends with its documents.
         """
+        check_attention(request, separates=self.separates(request))
         remembered, kind = (origin.entries, origin.kind) if origin else ((), "whole")
         given = parse_documents_of(request, auto=self._takes_tool_documents(request))
         history = continue_history(request.messages, given, remembered, kind)
@@ -123,7 +124,7 @@ class PromptBuilder:
             return None
         next_turn = _label(len(entries), NEXT_TURN)
         known = list(itertools.takewhile(lambda part: not isinstance(part, Fixed) or part.label != next_turn, parts))
-        return ChatPrompt(known) if len(known) < len(parts) else None
+        return self._fitting(known, request) if len(known) < len(parts) else None
 
     def _takes_tool_documents(self, request: ChatRequest) -> bool:
         return (request.tool_documents or self._settings.tool_documents) == "auto"
@@ -175,10 +176,16 @@ class PromptBuilder:
         begun = Begun.of(messages[-1], shown_pieces[-1].piece, parts[-1], request.shows_begun) if continues else None
         opening = pieces[:-1] if continues and pieces[-1].message is not None else pieces
         form = self._forms.of(request, use, opening)
-        return Chat(self._fitting(parts), tuple(entries), len(history.kept), form=form, begun=begun)
+        return Chat(self._fitting(parts, request), tuple(entries), len(history.kept), form=form, begun=begun)
 
-    def _fitting(self, parts: Sequence[Fixed | DocumentSet]) -> ChatPrompt:
+    def separates(self, request: ChatRequest) -> bool:
+        """Whether the documents of a chat are read separately."""
+        return (request.documents_attention or self._settings.documents_attention) == "separate"
+
+    def _fitting(self, parts: Sequence[Fixed | DocumentSet], request: ChatRequest) -> ChatPrompt:
         """Make the prompt, without hints of the ranking if it is too long with them."""
+        if self.separates(request):
+            return SeparatePrompt(parts, request.link_tokens or 0)
         prompt = ChatPrompt(parts)
         if prompt.num_tokens < self._limit:
             return prompt

@@ -28,6 +28,17 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
         raise RequestError(str(error), param=error.where) from None
 
 
+def check_attention(request: ChatRequest, *, separates: bool) -> None:
+    """Refuse options that documents which are read separately, or jointly, would ignore. Raises RequestError."""
+    if not separates:
+        if request.link_tokens is not None:
+            raise RequestError("link_tokens: only documents that are read separately have some", param="link_tokens")
+        return
+    if request.document_order not in (None, "retrieval"):
+        wrong = f"document_order is {request.document_order}: documents that are read separately keep retrieval order"
+        raise RequestError(wrong, param="document_order")
+
+
 def _check(message: Message, where: str) -> None:
     role = message.get("role")
     if role not in ROLES:

@@ -7,14 +7,17 @@ keep their order, because the rest of the conversation is cached behind that ord
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ...ordering.document import Document
 from ...slots.node import Node
-from ...slots.radix import PromptTree
+from ...slots.radix import NO_TOKENS, PromptTree
 from ...slots.request import Layout, PlacedDocument, Prompt
 from ...slots.scope import Scope
+from ...slots.separate.marks import mark
+from ...slots.separate.moved import Moved
 from .cached import CachedPrompt
 from .parts import DocumentSet, Fixed, Part
 
@@ -67,6 +70,41 @@ class ChatPrompt:
         return [part.key_set for part in same if isinstance(part, DocumentSet)]
 
 
+class SeparatePrompt(ChatPrompt):
+    """A prompt whose documents are read separately, each behind the text in front of the first of them.
+
+    They stand in retrieval rank, or as an earlier turn has shown them: their order does not decide what is reused.
+    num_links: how many of a document's first tokens are computed in place.
+    """
+
+    def __init__(self, parts: Sequence[Part], num_links: int) -> None:
+        last = max((at for at, part in enumerate(parts) if isinstance(part, Fixed)), default=-1)
+        # Documents at the end are left out: more of them are to come, and a prompt ends in tokens that are computed.
+        super().__init__([_in_rank(part) if isinstance(part, DocumentSet) else part for part in parts[: last + 1]])
+        self._layout = self._lay_out(num_links)
+
+    def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+        """Return its one layout."""
+        return self._layout
+
+    def _lay_out(self, num_links: int) -> Layout:
+        layout = _LayoutBuilder(num_links)
+        for part in self.parts:
+            if isinstance(part, Fixed):
+                layout.add(part.tokens, part.label, part.ends)
+            else:
+                for at in part.order or ():
+                    layout.add_separate(part.documents[at], part.tokens[at])
+                layout.add(part.hint_tokens(part.order or ()), "the hints", ends=False)
+            layout.repeat(part.repeated)
+        return layout.build()
+
+
+def _in_rank(documents: DocumentSet) -> DocumentSet:
+    """Return documents in retrieval rank, unless they have an order."""
+    return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
+
+
 def _follow(tree: PromptTree, node: Node, runs: Sequence[np.ndarray]) -> Node | None:
     """Return the node that ends exactly where `runs` end behind `node`, if one does."""
     if not runs:
@@ -81,13 +119,16 @@ def _is_same_text(one: Part, other: Part) -> bool:
 class _LayoutBuilder:
     """Joins parts and counts their positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_links: int = 0) -> None:
         self._tokens: list[np.ndarray] = []
         self._stops: list[int] = []
         self._documents: list[PlacedDocument] = []
         self._segments: list[tuple[int, str]] = []
         self._repeated: list[str] = []
         self._length = 0
+        self._num_links = num_links
+        self._front: np.ndarray | None = None  # in front of documents that are read separately
+        self._moved: list[Moved] = []
 
     def add(self, tokens: np.ndarray, label: str, ends: bool) -> None:
         if not len(tokens):
@@ -103,6 +144,20 @@ class _LayoutBuilder:
         self.add(tokens, f"document {document.id}", ends=True)
         self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
 
+    def add_separate(self, document: Document, tokens: np.ndarray) -> None:
+        """Add a document that is read separately."""
+        if self._front is None:
+            self._front = np.concatenate([NO_TOKENS, *self._tokens])
+            self._stops.append(self._length)
+        start, front = self._length, len(self._front)
+        self.add(mark(tokens, self._num_links), f"document {document.id}", ends=True)
+        self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
+        moves_from = start if start == front else start + self._num_links
+        if moves_from < self._length:
+            text = np.concatenate([self._front, tokens])
+            place = (document.id, document.key, start, self._length)
+            self._moved.append(Moved(*place, front=front, text=text, moves_from=moves_from))
+
     def repeat(self, ids: Sequence[str]) -> None:
         self._repeated += ids
 
@@ -113,4 +168,5 @@ class _LayoutBuilder:
             documents=tuple(self._documents),
             segments=tuple(self._segments),
             repeated=tuple(self._repeated),
+            moved=tuple(self._moved),
         )

@@ -16,7 +16,7 @@ from ...models.sampling import Chances, Sampling
 from ...models.text import TextStream
 from ...slots.request import Request
 from .events import Delta, End, Event, Failure, Final, Progress, Unread
-from .report import Fields, Miss, Report, document_reuse, segment_reuse, timings
+from .report import Fields, Miss, Report, document_reuse, first_gap, moved_reuse, segment_reuse, timings
 from .volatile import volatile_span
 
 AROUND = 32  # tokens on either side of a miss that are searched for volatile text
@@ -59,6 +59,7 @@ class Generation:
     unsent_chances: list[Chances] = field(default_factory=list)  # of these, where they were asked for
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
+    is_primed: bool = False  # its sampler has seen the prompt
     first_token: float = 0.0
     patience: float = 0.0  # seconds for the answer after its first token, if it has a whole line by then; 0: no limit
     has_line: bool = False
@@ -157,7 +158,8 @@ class Generation:
             num_cached=request.cached,
             num_generated=self.num_generated if self.limit else 0,
             stop=self.text.stopped,
-            documents=document_reuse(layout, request.cached),
+            documents=moved_reuse(layout, request.reused) if layout.moved else document_reuse(layout, request.cached),
+            documents_attention="separate" if layout.moved else None,
             repeated=layout.repeated,
             miss=self._miss(),
             queue_time=self.admitted - self.arrived,
@@ -175,12 +177,13 @@ class Generation:
             return None
         if self.no_cache_reason:
             return {"at": request.cached, "why": self.no_cache_reason}
-        why = f"{request.layout.segment_at(request.cached)} is not cached here"
-        volatile = self._volatile(request.cached) if request.layout.splits(request.cached) else None
-        return {"at": request.cached, "why": f"{why}: {volatile} differs" if volatile else why}
+        at = first_gap(request.reused) if request.layout.moved else request.cached
+        why = f"{request.layout.segment_at(at)} is not cached here"
+        volatile = self._volatile(at) if request.layout.splits(at) else None
+        return {"at": at, "why": f"{why}: {volatile} differs" if volatile else why}
 
     def _volatile(self, at: int) -> str | None:
         """Return the text at a token's place in the prompt, if it is of a kind that changes with each request."""
-        tokens = self.request.tokens[: self.request.num_prompt]
+        tokens = self.request.ids(0, self.request.num_prompt)
         before = self.detokenize(tokens[max(at - AROUND, 0) : at])
         return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))

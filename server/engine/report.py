@@ -62,6 +62,7 @@ class Report:
     prompt_time: float
     generation_time: float
     num_preempted: int
+    documents_attention: str | None = None
     segments: list[SegmentReuse] | None = None
     conversation: Mapping[str, object] | None = None
     retrieval: Mapping[str, object] | None = None
@@ -88,7 +89,12 @@ class Report:
             "miss": self.miss,
             "preempted": self.num_preempted,
         }
-        optional = {"segments": self.segments, "conversation": self.conversation, **(self.retrieval or {})}
+        optional = {
+            "documents_attention": self.documents_attention,
+            "segments": self.segments,
+            "conversation": self.conversation,
+            **(self.retrieval or {}),
+        }
         return fields | {name: value for name, value in optional.items() if value is not None}
 
     def usage(self) -> Fields:
@@ -111,6 +117,28 @@ def document_reuse(layout: Layout, num_cached: int) -> list[DocumentReuse]:
         }
         for document in layout.documents
     ]
+
+
+def moved_reuse(layout: Layout, reused: Sequence[Reused]) -> list[DocumentReuse]:
+    """Return how much of each document was not computed, where documents are read separately."""
+    return [
+        {
+            "id": document.id,
+            "tokens": document.stop - document.start,
+            "cached_tokens": sum(max(min(one.stop, document.stop) - max(one.start, document.start), 0) for one in reused),
+        }
+        for document in layout.documents
+    ]
+
+
+def first_gap(reused: Sequence[Reused]) -> int:
+    """Return the first position that was computed."""
+    at = 0
+    for one in reused:
+        if one.start > at:
+            break
+        at = one.stop
+    return at
 
 
 def segment_reuse(layout: Layout, reused: Sequence[Reused], adapters: str = "") -> list[SegmentReuse]:

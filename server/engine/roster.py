@@ -47,8 +47,10 @@ class Roster:
             generation = self._open[id]
             if not generation.admitted:
                 generation.admitted = now
-                self.samplers[id].prime(generation.request.tokens[: generation.request.num_prompt])
                 self._report_progress(generation, now)
+            if not generation.is_primed and not generation.request.is_reading:
+                generation.is_primed = True
+                self.samplers[id].prime(generation.request.ids(0, generation.request.num_prompt))
 
     def push(self, request: Request, token: int) -> None:
         """Give a generation its next token, which may end it, and those that must follow. An error ends only this one."""
@@ -83,7 +85,7 @@ class Roster:
                 self._report_progress(self._open[request.id], now)
 
     def _report_progress(self, generation: Generation, now: float) -> None:
-        if generation.wants_progress:
+        if generation.wants_progress and not generation.request.is_reading:
             self._outbox.put(generation, generation.progress(now))
 
     def end(self, generation: Generation) -> None:

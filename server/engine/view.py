@@ -83,6 +83,11 @@ class View:
     def num_lanes(self) -> int:
         return len(self._scheduler.lanes)
 
+    async def why_unmovable(self) -> str:
+        """Return why saved KV cannot be moved to other positions; empty: it can."""
+        found = await self._ask(lambda: self._engine.runner.states.rotation)
+        return found if isinstance(found, str) else ""
+
     async def holdings(self, scope: str) -> Holdings:
         """Return the KV that a scope has cached."""
         found = await self._ask(lambda: Holdings.of(self._scheduler, scope))

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from ...slots.scope import MAX_NAME, SEPARATOR
 from ..errors import RequestError
-from ..settings import ORDERS, ReasoningFormat
+from ..settings import ORDERS, Attention, ReasoningFormat
 from .adapters import AdapterList
 from .grammar import GrammarOptions
 from .retrieval import Retrieval
@@ -120,12 +120,15 @@ class ConversationReference(Struct, frozen=True):
 class ChatRequest(Options, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
 
+    documents_attention: whether documents see each other. link_tokens: of those that do not, the first ones that do.
     retrieval: whether the server's documents are searched for the last question, and how.
     conversation, previous_response_id: the history that the messages continue. store: store this answer, as in OpenAI's API.
     """
 
     messages: list[dict[str, Json]]
     documents: list[Json] | None = None
+    documents_attention: Attention | None = None
+    link_tokens: Literal[0, 8, 16, 32] | None = None
     retrieval: bool | Retrieval | None = None
     conversation: str | ConversationReference | None = None
     previous_response_id: str | None = None

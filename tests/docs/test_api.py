@@ -69,6 +69,8 @@ def test_every_status_and_code_of_an_error_is_described():
 def test_the_report_is_as_described(demo_server):
     conversation = {"conversation": "report", "documents": ["A text of a document."]}
     report = demo_server.chat(**conversation, report_segments=True, retrieval=True)["slotcache"]
+    separate = demo_server.chat(documents=["A text of a document."], documents_attention="separate")["slotcache"]
+    report["documents_attention"] = separate["documents_attention"]
     report.pop("index", None)  # of folders that are still read: it is described beside `retrieved`
     assert {name for name, _ in first_codes(section(API, "## The report"))} == set(report)
 

@@ -1,0 +1,66 @@
+"""The records of documents that are read separately: where they were read, and where they stand."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ..node import Blob
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """A document at positions [start, stop) of a prompt, which is read behind the prompt's front alone.
+
+    id, key: as in `PlacedDocument`. front: tokens up to the prompt's first document. text: int32, these and then the
+    document. moves_from: the first position whose KV is moved; the link tokens in front of it are computed in place.
+    """
+
+    id: str
+    key: str
+    start: int
+    stop: int
+    _: KW_ONLY
+    front: int
+    text: np.ndarray
+    moves_from: int
+
+    @property
+    def distance(self) -> int:
+        """Positions from the place where it was read to that where it stands."""
+        return self.start - self.front
+
+
+class Piece(NamedTuple):
+    """A copy of a document's KV, or of a part of it: positions [start, stop) of the text that it was read in."""
+
+    blob: Blob
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Readings:
+    """The documents that a request has read or found, by their place in its layout.
+
+    pieces: their KV, which a request keeps whatever leaves the cache. front, tokens: how many tokens the request itself has
+    computed for it, of the front and of documents. reached: the position up to which reuse was counted.
+    """
+
+    pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
+    front: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+    reached: int = 0
+
+    def count(self, document: int, front: int, start: int, stop: int) -> None:
+        """Count computed tokens at positions [start, stop) of the text that a document is read in."""
+        in_front = max(min(stop, front) - start, 0)
+        self.front += in_front
+        self.tokens[document] = self.tokens.get(document, 0) + stop - start - in_front
+
+    def forget_unmade(self) -> None:
+        """Forget copies that were decided and never made, because a step failed."""
+        made = {at: pieces for at, pieces in self.pieces.items() if all(piece.blob.data is not None for piece in pieces)}
+        self.pieces = made

@@ -1,0 +1,39 @@
+"""KV from host memory to a request's sequence: copies that follow its own KV, and documents moved to their places."""
+
+from __future__ import annotations
+
+from ..cells import Cells
+from ..counters import Counters
+from ..plan import Restore
+from ..request import Request
+from ..tree import PrefixTree
+
+
+def fetch(tree: PrefixTree, cells: Cells, counters: Counters, request: Request) -> None:
+    """Bring back all KV that follows the request's own, while cells are free for it."""
+    assert request.sequence is not None
+    while True:
+        if (needed := tree.copies.restorable(request.sequence)) and cells.reserve(needed):
+            for source, tokens in tree.copies.restore(request.sequence):
+                counters.count_cached(request, source, tokens)
+        if not place(tree, cells, counters, request):
+            return
+
+
+def place(tree: PrefixTree, cells: Cells, counters: Counters, request: Request) -> bool:
+    """Move the document that follows the request's KV to its place. False: none follows, or no cells are free for it."""
+    sequence, layout = request.sequence, request.layout
+    assert sequence is not None and layout is not None
+    start = sequence.length
+    at = next((at for at, one in enumerate(layout.moved) if one.moves_from <= start < one.stop), None)
+    if at is None or not cells.reserve(layout.moved[at].stop - start):
+        return False
+    document = layout.moved[at]
+    distance = document.distance
+    for piece in request.readings.pieces[at]:
+        first, last = max(piece.start + distance, start), piece.stop + distance
+        if first < last:
+            tree.ledger.perform(Restore(piece.blob, sequence.id, first, last, distance=distance))
+    tree.ledger.advance(sequence, document.stop)
+    counters.count_moved(request, start, document.stop, request.readings.tokens.get(at, 0))
+    return True

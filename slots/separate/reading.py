@@ -1,0 +1,107 @@
+"""Documents are read one after the other, each behind the prompt's front alone, before their prompt is computed.
+
+A request with documents that are read separately runs in stages. In each stage but the last it is a prompt of its own, the
+front and one document, exact KV like that of any other request:
+
+    stage 1    | front | document 2 |                          computed and copied; then the request leaves its lane
+    stage 2    | front | document 3 |                          and goes on at the head of the queue
+    last       | front | document 1 | 2 | 3 | question |       1 was cached; 2 and 3 are moved to their places
+
+One after the other, since the bits of a token's KV depend on its cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..node import Blob, Node
+from ..plan import Save, Span
+from ..radix import PromptTree, path
+from ..request import Layout, PlacedDocument, Request
+from ..scope import Scope
+from ..tree import PrefixTree
+from .moved import Moved, Piece
+
+
+def next_stage(tree: PromptTree, request: Request, whole: Layout) -> Layout:
+    """Return the layout of a request's next stage. whole: that of its prompt."""
+    for at, document in enumerate(whole.moved):
+        if at not in request.readings.pieces and not _is_cached(tree, request.scope, document):
+            return _stage(whole, at, document)
+    return whole
+
+
+def note_read(tree: PrefixTree, request: Request, span: Span) -> None:
+    """Take over a computed span of a document; keep a copy once it is read, whatever leaves the cache from now on."""
+    assert request.layout is not None and request.layout.reads is not None
+    at, document = request.layout.reads
+    request.readings.count(at, document.front, span.start, span.stop)
+    if request.computed == request.num_tokens:
+        request.readings.pieces[at] = _copies(tree, request.scope, document)
+
+
+def keep_moved(tree: PrefixTree, request: Request) -> None:
+    """Keep copies of the documents that a request is about to move and has not read itself."""
+    assert request.layout is not None
+    pieces = request.readings.pieces
+    missing = {at: document for at, document in enumerate(request.layout.moved) if at not in pieces}
+    found = {at: list(_runs(tree, request.scope, document)) for at, document in missing.items()}
+    # Runs with a copy first: to copy another one may push them out of host memory.
+    pieces |= {at: tuple(piece for piece in map(_piece, runs) if piece) for at, runs in found.items()}
+    for at, runs in found.items():
+        if len(pieces[at]) < len(runs):
+            pieces[at] = _copies(tree, request.scope, missing[at])
+
+
+Run = tuple[Node, int, int]
+"""A run of the tree, and the positions of a document that stand in it."""
+
+
+def _is_cached(tree: PromptTree, scope: Scope, document: Moved) -> bool:
+    """Return whether all KV of a document is on the device or in host memory."""
+    at = document.front
+    for node, start, stop in _runs(tree, scope, document):
+        if start != at or (node.blob is None and node.start + node.ready < stop):
+            return False
+        at = stop
+    return at == len(document.text)
+
+
+def _runs(tree: PromptTree, scope: Scope, document: Moved) -> Iterator[Run]:
+    match = tree.match(scope, document.text)
+    for node in reversed(list(path(match.node))):
+        start, stop = max(node.start, document.front), min(node.end, match.length)
+        if start < stop:
+            yield node, start, stop
+
+
+def _piece(run: Run) -> Piece | None:
+    node, start, stop = run
+    return None if node.blob is None else Piece(node.blob, start, stop)
+
+
+def _copies(tree: PrefixTree, scope: Scope, document: Moved) -> tuple[Piece, ...]:
+    """Return copies of a document's KV, made by the next plan where the host tier has none."""
+    return tuple(Piece(_copy(tree, node), start, stop) for node, start, stop in list(_runs(tree, scope, document)))
+
+
+def _copy(tree: PrefixTree, node: Node) -> Blob:
+    if node.blob is None and not (node.complete and tree.copies.save(node, node.longest_holder())):
+        blob = Blob(node.start, node.start + node.ready)
+        tree.ledger.perform(Save(node.longest_holder().id, blob))
+        return blob
+    assert node.blob is not None
+    return node.blob
+
+
+def _stage(whole: Layout, at: int, document: Moved) -> Layout:
+    """Return the layout of the front and one document."""
+    front, stop = document.front, len(document.text)
+    segments = tuple(segment for segment in whole.segments if segment[0] <= front)
+    return Layout(
+        document.text,
+        stops=(front,),
+        documents=(PlacedDocument(document.id, document.key, front, stop),),
+        segments=(*segments, (stop, f"document {document.id}")),
+        reads=(at, document),
+    )

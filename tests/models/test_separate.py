@@ -1,0 +1,161 @@
+"""Documents that are read separately: the same logits, bit for bit, whatever was read before and beside them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from slotcache.models.model import Model
+from slotcache.ordering.document import Document
+from slotcache.server.chat.parts import DocumentSet, Fixed
+from slotcache.server.chat.prompt import ChatPrompt, SeparatePrompt
+from slotcache.slots.request import Request
+from slotcache.slots.scope import Scope
+from support.lab import Answer, Lab
+from support.scopes import COMMON
+
+RNG = np.random.default_rng(0)
+FRONT, QUESTION = (RNG.integers(300, 900, size).astype(np.int32) for size in (45, 30))
+TEXTS = {name: RNG.integers(300, 900, size).astype(np.int32) for name, size in zip("abcd", (70, 64, 101, 40), strict=True)}
+
+
+def prompt_of(names: str, links: int = 0, question=QUESTION, joint=False):
+    documents = tuple(Document(name, name) for name in names)
+    tokens = tuple(TEXTS[name] for name in names)
+    parts = [Fixed(FRONT, "front"), DocumentSet(documents, tokens, "retrieval", None), Fixed(question, "question")]
+    return ChatPrompt(parts) if joint else SeparatePrompt(parts, links)
+
+
+@dataclass
+class Desk:
+    """Asks one question after the other."""
+
+    lab: Lab
+
+    def ask(self, prompt, limit=6, scope=COMMON, cache=True) -> Answer:
+        answer = self.submit(prompt, limit, scope, cache)
+        self.lab.finish()
+        return answer
+
+    def submit(self, prompt, limit=6, scope=COMMON, cache=True) -> Answer:
+        lab = self.lab
+        lab.number += 1
+        request = Request(lab.number, prompt, limit, scope if cache else Scope.private(lab.number), cache)
+        lab.samplers[lab.number] = lab.sampler
+        lab.answers[lab.number] = Answer(request)
+        lab.scheduler.submit(request)
+        return lab.answers[lab.number]
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    model = Model(tiny)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def desk(model):
+    lab = Lab(model, host=8192)
+    lab.runner.warm_up()
+    yield Desk(lab)
+    lab.close()
+
+
+def rows(answer: Answer) -> np.ndarray:
+    return np.stack(answer.logits)
+
+
+def fresh(model, prompt, **options) -> np.ndarray:
+    lab = Lab(model, host=8192)
+    lab.runner.warm_up()
+    found = rows(Desk(lab).ask(prompt, **options))
+    lab.close()
+    return found
+
+
+@pytest.mark.parametrize("links", [0, 8, 32])
+def test_the_answer_is_that_of_an_empty_cache_to_the_bit(model, desk, links):
+    alone = {names: fresh(model, prompt_of(names, links)) for names in ("abc", "cab", "ba", "dcb")}
+    desk.ask(prompt_of("ab", joint=True))
+    for names in ("abc", "cab", "ba", "dcb", "abc"):
+        assert np.array_equal(rows(desk.ask(prompt_of(names, links))), alone[names]), names
+
+
+def test_documents_that_were_read_are_not_computed_again(desk):
+    first = desk.ask(prompt_of("abc")).request
+    assert (first.cached, first.sources.get("moved", 0)) == (0, 0)
+    before = desk.lab.scheduler.counters.prefilled_tokens
+    again = desk.ask(prompt_of("cba", question=QUESTION[::-1].copy())).request
+    assert desk.lab.scheduler.counters.prefilled_tokens - before == len(QUESTION)
+    assert again.sources["moved"] == sum(len(TEXTS[name]) for name in "abc")
+    assert again.cached == again.num_prompt - len(QUESTION)
+    linked = desk.ask(prompt_of("cab", links=8)).request
+    assert linked.num_prompt - linked.cached == len(QUESTION) + 2 * 8
+    partly = desk.ask(prompt_of("da")).request
+    assert partly.num_prompt - partly.cached == len(QUESTION) + len(TEXTS["d"])
+
+
+def test_no_joint_prompt_reads_a_moved_document_and_each_cut_is_a_path_of_its_own(model, desk):
+    joint = fresh(model, prompt_of("ab", joint=True))
+    desk.ask(prompt_of("ab"))
+    found = desk.ask(prompt_of("ab", joint=True))
+    assert np.array_equal(rows(found), joint)
+    assert found.request.cached <= len(FRONT) + len(TEXTS["a"])
+    assert not np.array_equal(rows(desk.ask(prompt_of("ab"))), joint)
+    whole, TEXTS["ab"] = np.concatenate([TEXTS["a"], TEXTS["b"]]), None
+    TEXTS["ab"] = whole
+
+
+def test_a_document_sees_no_other_one(model, desk):
+    """The KV of the second document is the same behind another first one of the same length."""
+    TEXTS["e"] = TEXTS["a"][::-1].copy()
+    one, other = rows(desk.ask(prompt_of("ab"))), rows(desk.ask(prompt_of("eb")))
+    assert not np.array_equal(one, other)
+    runs = {node.tokens.tobytes(): node for root in desk.lab.scheduler.tree.roots.values() for node in _all(root)}
+    assert len(runs) > 4
+
+
+def _all(node):
+    for child in node.children.values():
+        yield child
+        yield from _all(child)
+
+
+def test_requests_together_read_each_document_once(desk):
+    answers = [desk.submit(prompt_of(names)) for names in ("abc", "bca", "cab", "abd")]
+    desk.lab.finish()
+    alone = Desk(desk.lab)
+    for answer, names in zip(answers, ("abc", "bca", "cab", "abd"), strict=True):
+        assert answer.tokens == alone.ask(prompt_of(names)).tokens
+    needed = len(FRONT) + sum(len(TEXTS[name]) for name in "abcd") + 4 * len(QUESTION)
+    assert desk.lab.scheduler.counters.prefilled_tokens < 1.6 * needed
+
+
+@pytest.mark.parametrize("host", [60, 200])
+def test_a_host_tier_without_room_changes_nothing(model, host):
+    lab = Lab(model, host=host, num_cells=512)
+    lab.runner.warm_up()
+    desk = Desk(lab)
+    for names in ("abc", "cab"):
+        assert np.array_equal(rows(desk.ask(prompt_of(names))), fresh(model, prompt_of(names)))
+    lab.close()
+
+
+def test_private_requests_leave_nothing(desk):
+    private = desk.ask(prompt_of("abc"), cache=False)
+    assert not desk.lab.scheduler.tree.roots
+    assert np.array_equal(rows(private), rows(desk.ask(prompt_of("abc"), scope=Scope.shared("other"))))
+    assert desk.ask(prompt_of("abc")).request.cached == 0
+
+
+def test_preempted_requests_go_on(model):
+    lab = Lab(model, host=0, num_cells=560, lanes=2, batch=64)
+    lab.runner.warm_up()
+    desk = Desk(lab)
+    answers = [desk.submit(prompt_of(names), limit=40) for names in ("abc", "dcb")]
+    lab.finish()
+    assert lab.scheduler.counters.preemptions
+    for answer, names in zip(answers, ("abc", "dcb"), strict=True):
+        assert len(answer.tokens) == 40
+        assert answer.request.layout is not None and len(answer.request.layout.moved) == len(names)
+    lab.close()

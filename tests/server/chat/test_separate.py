@@ -1,0 +1,130 @@
+"""Chats whose documents are read separately, over HTTP."""
+
+import pytest
+from support.architectures import windowed
+
+from server.conftest import REST, running, until
+
+NAMES = ("Baker", "Smith", "Miller", "Priest", "Tailor")
+DOCUMENTS = [
+    {"id": f"d{at}", "text": f"{name} keeps {at + 7} boats behind the mill, as its book says. " * 6}
+    for at, name in enumerate(NAMES)
+]
+SAME = 2  # tokens with which all of these documents begin
+SEPARATE = {"documents_attention": "separate"}
+
+
+def ask(server, ranks, question="How many boats does the smith keep?", **fields):
+    return server.chat(question, documents=[DOCUMENTS[at] for at in ranks], **(SEPARATE | fields))
+
+
+def report_of(answer):
+    return answer["slotcache"]
+
+
+def text_of(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
+def test_a_document_is_computed_once_and_serves_at_any_place(server):
+    first = ask(server, [0, 1, 2], cache_scope="any place")
+    report = report_of(first)
+    assert report["documents_attention"] == "separate"
+    assert [one["cached_tokens"] for one in report["documents"]] == [0, SAME, SAME]
+    assert report["cached_tokens"] == 2 * SAME == first["usage"]["prompt_tokens_details"]["cached_tokens"]
+    again = ask(server, [2, 3, 0], cache_scope="any place")
+    report = report_of(again)
+    assert report["source"] == "moved"
+    assert [one["id"] for one in report["documents"]] == ["d2", "d3", "d0"]  # as they were sent
+    assert [one["cached_tokens"] == one["tokens"] for one in report["documents"]] == [True, False, True]
+    assert report["documents"][1]["cached_tokens"] == SAME
+
+
+def test_the_answer_is_the_same_with_an_empty_and_a_warm_cache(server):
+    given = ((4, 1, 2), (1, 0), (2, 4, 3))
+    fresh = {ranks: text_of(ask(server, ranks, cache_prompt=False, max_tokens=24)) for ranks in given}
+    for _ in range(2):
+        for ranks, text in fresh.items():
+            assert text_of(ask(server, ranks, cache_scope="warm", max_tokens=24)) == text
+    jointly = {"documents_attention": "joint", "document_order": "retrieval", "max_tokens": 24}
+    joint = text_of(ask(server, (4, 1, 2), cache_scope="warm", **jointly))
+    alone = text_of(ask(server, (4, 1, 2), cache_prompt=False, **jointly))
+    assert joint == alone != fresh[4, 1, 2]
+
+
+@pytest.mark.parametrize("links", [8, 32])
+def test_link_tokens_are_computed_in_place(server, links):
+    scope = f"links {links}"
+    ask(server, [0, 1, 2], cache_scope=scope, link_tokens=links)
+    report = report_of(ask(server, [1, 2, 0], "Who?", cache_scope=scope, link_tokens=links))
+    assert [one["tokens"] - one["cached_tokens"] for one in report["documents"]] == [0, links, links]
+    assert report["miss"]["why"].startswith("document d2 is not cached")
+
+
+def test_a_conversation_goes_on(server):
+    fields = SEPARATE | {"conversation": "boats", "cache_scope": "talk"}
+    first = server.chat("How many has the smith?", documents=DOCUMENTS[:3], **fields)
+    second = server.chat("And the tailor?", documents=DOCUMENTS[3:], **fields)
+    assert report_of(second)["cached_tokens"] > report_of(first)["cached_tokens"] + 100
+    assert [one["id"] for one in report_of(second)["documents"]] == ["d0", "d1", "d2", "d3", "d4"]
+    turned = report_of(ask(server, [4, 3, 0], cache_scope="talk"))
+    assert turned["source"] == "moved"
+
+
+def test_warming_reads_documents_ahead(server):
+    body = {"messages": [{"role": "user", "content": "?"}], "documents": DOCUMENTS, "cache_scope": "ahead"} | SEPARATE
+    warmed = server.http.post("/v1/cache/warm", json=body)
+    assert warmed.status_code == 200 and warmed.json()["slotcache"]["documents_attention"] == "separate"
+    report = report_of(ask(server, [3, 1], cache_scope="ahead"))
+    assert all(one["cached_tokens"] == one["tokens"] for one in report["documents"])
+
+
+def test_scopes_do_not_share(server):
+    ask(server, [0, 1], cache_scope="mine")
+    assert report_of(ask(server, [1, 0], cache_scope="yours"))["cached_tokens"] == SAME
+
+
+def test_the_choices_of_one_request(server):
+    answer = server.chat("Who?", documents=DOCUMENTS[:2], n=3, cache_scope="choices", **SEPARATE)
+    assert len({one["message"]["content"] for one in answer["choices"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"link_tokens": 8}, "link_tokens"),
+        (SEPARATE | {"link_tokens": 5}, "link_tokens"),
+        (SEPARATE | {"document_order": "auto"}, "document_order"),
+        ({"documents_attention": "none"}, "documents_attention"),
+    ],
+)
+def test_fields_that_would_be_ignored_are_refused(server, fields, param):
+    body = {"messages": [{"role": "user", "content": "Who?"}], "documents": DOCUMENTS[:1]} | fields
+    refused = server.http.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_documents_are_read_while_they_are_searched(server):
+    scope = {"cache_scope": "searched"}
+    for documents in ([], DOCUMENTS[:2]):
+        body = {"messages": [{"role": "user", "content": "Who?"}], "documents": documents} | SEPARATE | scope
+        assert server.http.post("/v1/speculate", json=body).json()["state"] == "started"
+        until(lambda: not len(server.service.engine.background))
+    report = report_of(ask(server, [1, 0], **scope))
+    assert all(one["cached_tokens"] == one["tokens"] for one in report["documents"])
+
+
+def test_a_model_whose_kv_cannot_be_moved_says_why(tmp_path):
+    with running(windowed(tmp_path / "windowed.gguf"), documents_attention="separate") as server:
+        body = {"messages": [{"role": "user", "content": "Who?"}], "documents": DOCUMENTS[:1]}
+        refused = server.http.post("/v1/chat/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "documents_attention")
+        assert "cannot be moved" in refused.json()["error"]["message"]
+        joint = server.http.post("/v1/chat/completions", json=body | {"documents_attention": "joint", "max_tokens": 2})
+        assert joint.status_code == 200
+
+
+def test_the_rest_of_a_prompt_is_computed(server):
+    ask(server, [0, 1], cache_scope="rest")
+    again = ask(server, [0, 1], cache_scope="rest")
+    assert again["usage"]["prompt_tokens"] - report_of(again)["cached_tokens"] == REST
