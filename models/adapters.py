@@ -14,7 +14,8 @@ from ..slots.scope import OF_PROCESS
 from . import log
 from .digest import check_unchanged, digest, stamp
 from .errors import ModelError
-from .model import Model, check_file
+from .memory.weights import check_file
+from .model import Model
 
 NO_ADAPTERS = ""  # the name of the empty set
 

@@ -12,10 +12,9 @@ import llama_cpp
 import numpy as np
 
 from .digest import check_unchanged, digest
-from .errors import ModelError
 from .hardware.device import Device, devices, load_backends
 from .memory.overrides import Override, as_array
-from .memory.weights import Weights
+from .memory.weights import Weights, check_file
 from .tokenizer import Tokenizer
 
 ALL_LAYERS = -1
@@ -24,7 +23,6 @@ TYPE_BYTES = {  # of one number, scales included
     "f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
     "iq4_nl": 18 / 32,
 }  # fmt: skip
-GGUF_MAGIC = b"GGUF"
 NO_KV = frozenset({  # architectures for which llama.cpp keeps no KV
     "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
     "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
@@ -130,14 +128,13 @@ class Model:
     @property
     def rope(self) -> tuple[int, int, int]:
         """llama.cpp's kind of rotary positions (-1: none), and the numbers of a head's key, and of those that it turns."""
-        head, architecture = self._head_size("key"), self.metadata("general.architecture")
-        turned = int(self.metadata(f"{architecture}.rope.dimension_count") or head)
-        return llama_cpp.llama_model_rope_type(self.handle), head, turned
+        head = self._head_size("key")
+        return llama_cpp.llama_model_rope_type(self.handle), head, int(self._own("rope.dimension_count") or head)
 
     def _head_size(self, what: str) -> int:
         """Width of one head's key or value."""
         usual = llama_cpp.llama_model_n_embd(self.handle) // max(llama_cpp.llama_model_n_head(self.handle), 1)
-        return int(self.metadata(f"{self.metadata('general.architecture')}.attention.{what}_length") or usual)
+        return int(self._own(f"attention.{what}_length") or usual)
 
     def kv_bytes(self, type_k: str, type_v: str) -> int:
         """Bytes that one token's KV takes in all layers."""
@@ -147,17 +144,16 @@ class Model:
     @property
     def _kv_heads(self) -> list[int]:
         """KV heads of each layer, 0 for one without attention. Hybrids list them, or have attention in every n-th layer."""
-        architecture, heads = self.metadata("general.architecture"), llama_cpp.llama_model_n_head_kv(self.handle)
-        listed = self.metadata(f"{architecture}.attention.head_count_kv") or ""
+        heads, listed = llama_cpp.llama_model_n_head_kv(self.handle), self._own("attention.head_count_kv") or ""
         if listed.startswith("["):
             return [int(number) for number in listed.strip("[]").split(",")]
-        interval = max(int(self.metadata(f"{architecture}.full_attention_interval") or 1), 1)
+        interval = max(int(self._own("full_attention_interval") or 1), 1)
         return [0 if (layer + 1) % interval else heads for layer in range(self.num_layers)]
 
     @property
     def rope_depends_on_context(self) -> bool:
         """Whether llama.cpp's rotary factors depend on the size of the pool of cells, as for Phi 3."""
-        return bool(self.metadata(f"{self.metadata('general.architecture')}.rope.scaling.original_context_length"))
+        return bool(self._own("rope.scaling.original_context_length"))
 
     def digest(self) -> str:
         """Return a digest over every byte of the model's files. Slow for a file that was not read before.
@@ -183,15 +179,14 @@ class Model:
     @property
     def can_chat(self) -> bool:
         """Whether it is a causal decoder, which can generate text. Encoders only make vectors."""
-        architecture = self.metadata("general.architecture")
-        is_causal = architecture not in NO_KV and self.metadata(f"{architecture}.attention.causal") != "false"
+        is_causal = self.metadata("general.architecture") not in NO_KV and self._own("attention.causal") != "false"
         has_encoder = llama_cpp.llama_model_has_encoder(self.handle)
         return is_causal and llama_cpp.llama_model_has_decoder(self.handle) and not has_encoder
 
     @property
     def pooling(self) -> str:
         """How the vectors of a text's tokens become one, as its file says; empty: it does not say."""
-        number = self.metadata(f"{self.metadata('general.architecture')}.pooling_type") or "-1"
+        number = self._own("pooling_type") or "-1"
         return next((name for name, value in POOLINGS.items() if str(value) == number), "")
 
     def metadata(self, key: str) -> str | None:
@@ -203,6 +198,10 @@ class Model:
             buffer = ctypes.create_string_buffer(needed + 1)
             self._read_metadata(key, buffer)
         return buffer.value.decode("utf-8", "replace") if needed >= 0 else None
+
+    def _own(self, key: str) -> str | None:
+        """Return a metadata value of the model's architecture."""
+        return self.metadata(f"{self.metadata('general.architecture')}.{key}")
 
     def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
         """Return the length of a value, and write as much of it to `buffer` as fits; -1: no value has this key."""
@@ -218,8 +217,7 @@ class Model:
     @property
     def num_expert_layers(self) -> int:
         """Layers that may have experts; 0: it is no mixture."""
-        experts = int(self.metadata(f"{self.metadata('general.architecture')}.expert_count") or 0)
-        return self.num_layers if experts else 0
+        return self.num_layers if int(self._own("expert_count") or 0) else 0
 
     # ---- vocabulary ------------------------------------------------------------------------------------------------
 
@@ -290,14 +288,3 @@ class Model:
     @property
     def eos(self) -> str:
         return self.text_of(int(llama_cpp.llama_vocab_eos(self.vocab)))
-
-
-def check_file(path: Path) -> None:
-    """Raise ModelError with one clear line unless `path` is a readable GGUF file."""
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ModelError(f"cannot read the model {path}: {error.strerror}") from None
-    if magic != GGUF_MAGIC:
-        raise ModelError(f"{path} is not a GGUF file: it begins with {magic!r}, not with {GGUF_MAGIC!r}")

@@ -20,7 +20,7 @@ from ..models.demo.corpus import Corpus
 from ..models.errors import ModelError
 from ..models.generate import built_in_model
 from ..models.hub import fetch
-from ..models.model import check_file
+from ..models.memory.weights import check_file
 from ..models.packaged import PACKAGED
 from ..models.packaged import fetch as fetch_packaged
 from ..slots.tiers.folder import FolderError

@@ -12,6 +12,7 @@ from .. import log
 from ..digest import check_unchanged, files_of, stamp
 from ..errors import ModelError
 
+GGUF_MAGIC = b"GGUF"
 CLOSED = llama_cpp.llama_model_p(0)
 
 
@@ -84,3 +85,14 @@ def _load(path: Path, params: llama_cpp.llama_model_params) -> llama_cpp.llama_m
     if not handle:
         raise ModelError(f"cannot load {path}: {log.last_complaint()}")
     return handle
+
+
+def check_file(path: Path) -> None:
+    """Raise ModelError with one clear line unless `path` is a readable GGUF file."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"cannot read the model {path}: {error.strerror}") from None
+    if magic != GGUF_MAGIC:
+        raise ModelError(f"{path} is not a GGUF file: it begins with {magic!r}, not with {GGUF_MAGIC!r}")
