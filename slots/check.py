@@ -62,6 +62,8 @@ def check_snapshots(snapshots: Snapshots) -> None:
         assert node.blob is not None and node.blob.start <= node.start and node.end <= node.blob.stop
         assert node.blob.users == sum(other.blob is node.blob for other in nodes)
         assert node.state is None or (node.state.start, node.state.stop) == (0, node.end)
+    assert all(node.state is not None and node.frequency < 2 for node in snapshots.unused)
+    assert all(node.state is None for node in snapshots.aged) and snapshots.aged <= set(nodes)
     assert snapshots.pinned == {node for node in nodes if node.pinned_until}
     assert snapshots.candidates.nodes == {node for node in nodes if snapshots.may_leave(node)}
 

@@ -21,14 +21,16 @@ from ..tiers.restoring import restores_to
 from ..tree import PrefixTree
 from .statetree import Cut, StateTree
 
-SPACING = 64  # tokens between two states of a prompt; fewer at its end
+SPACING = 64  # tokens between two states of a prompt
+UNUSED = 32  # states within prompts that wait for a second prompt; as many more for each that leaves too early
 
 
 class Snapshots(StateTree):
     """Takes states of running requests and brings them back.
 
     tree: has the ledger of the sequences. max_bytes, policy, cut: as in `StateTree`. spacing: the fewest tokens between two
-    states of a prompt, but for the last ones.
+    states of a prompt, but for its end. unused: states within prompts that may wait for a second one; more where such
+    states leave and have to be taken again.
     """
 
     def __init__(
@@ -37,30 +39,28 @@ class Snapshots(StateTree):
         max_bytes: int,
         *,
         spacing: int = SPACING,
+        unused: int = UNUSED,
         policy: EvictionPolicy | None = None,
         cut: Cut = lambda run, start, stop: run,
     ) -> None:
         super().__init__(max_bytes, costs=tree.costs, profile=tree.profile, policy=policy, cut=cut)
         self.num_taken = 0  # states, ever
         self.num_loaded = 0  # states, ever
-        self._tree, self._spacing = tree, spacing
+        self._tree, self._spacing, self._most_unused = tree, max(spacing, tree.rest), unused
 
     def stops(self, request: Request) -> tuple[int, ...]:
-        """Return the positions of states to take while the rest of a prompt is computed: ends of its segments.
+        """Return the positions of states to take while the rest of a prompt is computed: ends of its segments, well apart.
 
-        The last two (for the same question again, and for another one) as they are, and before them well apart. If the last
-        question is too short for a piece of its own, only its beginning.
+        If the last question is too short for a piece of its own, its beginning counts and not its end: other questions part
+        from it there.
         """
         assert request.layout is not None
+        last, least = request.num_prompt - self._tree.rest, request.computed + self._spacing
         chosen: list[int] = []
-        for stop in reversed(request.layout.stops):
-            behind = chosen[-1] if chosen else request.num_prompt
-            least = max(self._spacing, self._tree.rest) if len(chosen) > 1 else self._tree.rest
-            if stop - request.computed < self._tree.rest:
-                break
-            if behind - stop >= least:
+        for index, stop in enumerate(reversed([stop for stop in request.layout.stops if least <= stop <= last])):
+            if not chosen or chosen[-1] - stop >= self._spacing:
                 chosen.append(stop)
-            elif len(chosen) == 1:
+            elif index == 1:
                 chosen = [stop]
         return tuple(reversed(chosen))
 
@@ -107,10 +107,12 @@ class Snapshots(StateTree):
         if not any(document.start < node.end < document.stop for document in layout.documents):
             request.taken = node
         if node.state is None:
+            self._most_unused += UNUSED * (node in self.aged)
             self.keep_state(node, state := Blob(0, node.end))
             self.num_taken += 1
             self._tree.ledger.perform(Snap(request.sequence.id, state))
             node.frequency += not request.guess
+            self._thin_out(node, request)
         self.make_room(node)
 
     def _known(self, request: Request, length: int) -> Node | None:
@@ -125,7 +127,30 @@ class Snapshots(StateTree):
         """Count a request that begins with a state. The next turn of a conversation does not count again."""
         self._clock += 1
         node.frequency += bool(node.children) and not request.guess
+        if node.frequency > 1:
+            self.unused.pop(node, None)
         self.price(node)
+
+    def _thin_out(self, node: Node, request: Request) -> None:
+        """Forget states that count for little beside a new one.
+
+        Such is the one that the request has continued from, if it is close and no other prompt has used it. And within
+        prompts, states that no second prompt has used: it comes soon or not at all. The last state of a prompt stays.
+        """
+        above = next((one for one in path(node) if one is not node and one.state is not None), None)
+        if above is None or above.frequency > 1 or above.pinned_until:
+            return
+        is_close = above.end == request.started_at and node.end - above.end < self._spacing
+        if is_close and len(above.children) == 1 and not above.document_of:
+            self.forget(above)
+            return
+        self.unused[above] = None
+        while len(self.unused) > self._most_unused:
+            oldest = next(iter(self.unused))
+            del self.unused[oldest]
+            if not oldest.pinned_until:
+                self.forget(oldest)
+                self.aged.add(oldest)
 
 
 def next_stop(stops: Sequence[int], computed: int) -> int | None:

@@ -43,6 +43,8 @@ class StateTree(PromptTree):
         self.num_bytes = 0
         self.num_runs = self.num_tokens = 0  # runs, and their tokens
         self.num_states = 0
+        self.unused: dict[Node, None] = {}  # states within prompts that no second prompt has used, the oldest first
+        self.aged: set[Node] = set()  # nodes whose states have left for that reason
         self.unsaved: list[Node] | None = None  # changed since the last `take_unsaved`; None: they are not written behind
         self._profile, self._cut = profile, cut
         self._policy = policy or EvictionPolicy()
@@ -173,6 +175,7 @@ class StateTree(PromptTree):
         """Drop the state at the end of a node, and the runs that no other state needs."""
         if node.state is not None:
             node.state = None
+            self.unused.pop(node, None)
             self.num_states -= 1
             self.num_bytes -= self.size_of(node.end)
         while node.parent and node.blob and not node.children and node.state is None:
@@ -182,6 +185,7 @@ class StateTree(PromptTree):
             self.num_runs -= 1
             self.num_tokens -= len(node.tokens)
             self.pinned.discard(node)
+            self.aged.discard(node)
             node.blob = None  # as of a node that was forgotten before
             self._unlink(node)
             node = parent
@@ -220,6 +224,7 @@ class StateTree(PromptTree):
     def keep_state(self, node: Node, blob: Blob) -> None:
         """Give a node a state at its end."""
         node.state = blob
+        self.aged.discard(node)
         self.num_states += 1
         self.num_bytes += self.size_of(node.end)
         self._note(node)

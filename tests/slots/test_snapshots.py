@@ -4,7 +4,7 @@ import numpy as np
 from slotcache.slots import radix
 from slotcache.slots.archive import Record
 from slotcache.slots.check import check
-from slotcache.slots.hybrids.snapshots import SPACING, Snapshots
+from slotcache.slots.hybrids.snapshots import Snapshots
 from slotcache.slots.node import Sizes
 from slotcache.slots.plan import Clear
 from slotcache.slots.request import Request
@@ -20,10 +20,10 @@ S = Scope.shared("s")
 class Server:
     """A hybrid model, with `budget` bytes for one byte a token and five a state."""
 
-    def __init__(self, budget, cells=100, spacing=SPACING):
+    def __init__(self, budget, cells=100, spacing=2, unused=2):
         self.memory = Memory(cells, can_cut=False)
         tree = PrefixTree(cells, 8)
-        self.snapshots = Snapshots(tree, budget, spacing=spacing, cut=cut)
+        self.snapshots = Snapshots(tree, budget, cut=cut, spacing=spacing, unused=unused)
         self.snapshots.sizes = Sizes(run_token=1, state=5)
         self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
 
@@ -81,6 +81,24 @@ def test_a_prompt_that_is_longer_than_the_budget_leaves_the_rest_alone():
     assert server.kept() == [20] and server.ask(PROMPT[10:]) == 0
 
 
+def test_a_state_within_a_prompt_waits_for_a_second_one_and_leaves_before_newer_ones():
+    server = Server(budget=1000)
+    server.ask(PROMPT, stops=[10, 20])
+    assert server.ask(np.append(PROMPT[:10], PROMPT[20:])) == 10
+    for first in (3, 5):
+        server.ask(np.roll(PROMPT, -first), stops=[12])
+    server.ask(np.roll(PROMPT, -7), stops=[15])
+    assert server.kept() == [10, 12, 15, 20, 30, 30, 30, 30], "the first 20 is gone, the second one is a prompt's end"
+    assert server.ask(PROMPT) == 10
+
+
+def test_a_next_turn_replaces_the_state_close_in_front_of_it():
+    server = Server(budget=1000)
+    server.ask(PROMPT[:20])
+    assert server.ask(PROMPT[:21]) == 20 and server.kept() == [21]
+    assert server.ask(PROMPT) == 21 and server.kept() == [21, 30]
+
+
 def record(length):
     return Record(
         Scope.shared("s"), np.arange(length, dtype=np.int32), 0, np.zeros(length, np.uint8), state=np.zeros(5, np.uint8)
@@ -115,7 +133,7 @@ def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
 
 
 def test_each_segment_of_a_prompt_is_looked_at_a_few_times_however_many_snapshots_it_has(monkeypatch):
-    server, looks, compare = Server(budget=10_000, cells=1000, spacing=1), [], radix.common_prefix
+    server, looks, compare = Server(budget=10_000, cells=1000, spacing=1, unused=1000), [], radix.common_prefix
     monkeypatch.setattr(radix, "common_prefix", lambda a, b: looks.append(a) or compare(a, b))
     stops = range(4, 400, 4)
     server.ask(np.arange(400, dtype=np.int32), stops)

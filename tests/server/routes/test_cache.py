@@ -92,12 +92,13 @@ def test_a_ttl_without_a_pin_is_refused(server):
 
 def test_snapshots_are_pinned_too(tmp_path):
     with running(hybrid(tmp_path / "hybrid.gguf")) as up:
-        warmed = up.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": True}).json()
+        messages = [{"role": "user", "content": "A question that is long enough for a state of its own. " * 8}]
+        warmed = up.http.post("/v1/cache/warm", json={"messages": messages, "pin": True}).json()
         assert warmed["pinned_tokens"] == warmed["prompt_tokens"] > 0
         held = up.http.get("/v1/cache").json()
         assert held["snapshots"][-1]["tokens"] == held["tokens"]["host"] == warmed["prompt_tokens"]
         assert all(run["pinned"] and run["host"] for run in held["runs"])
-        warmed = up.http.post("/v1/cache/warm", json={"messages": MESSAGES, "pin": False}).json()
+        warmed = up.http.post("/v1/cache/warm", json={"messages": messages, "pin": False}).json()
         assert warmed["slotcache"]["source"] == "snapshot" and warmed["pinned_tokens"] == 0
         body = {"messages": MESSAGES, "documents": DOCUMENTS}
         up.http.post("/v1/cache/warm", json=body)
