@@ -87,7 +87,7 @@ class Life(RuleBasedStateMachine):
         tier = HostTier(host if self.can_cut else 0, EvictionPolicy(self.policy))
         self.tree = PrefixTree(cells, self.num_ids, tier, EvictionPolicy(self.policy), costs=self.costs)
         self.met_others: set[int] = set()  # requests that did not run alone all the time
-        self.snapshots = Snapshots(self.tree, states or 0, spacing=8, policy=EvictionPolicy(self.policy), cut=cut)
+        self.snapshots = Snapshots(self.tree, states or 0, spacing=8, unused=2, policy=EvictionPolicy(self.policy), cut=cut)
         self.snapshots.sizes = Sizes(run_token=1, state=3)
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, **self.shape)
         self.scheduler.pins = Pins(self.scheduler.index, lambda: self.now)
