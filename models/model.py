@@ -54,7 +54,7 @@ class Model:
         is_simulated: bool = False,
     ) -> None:
         load_backends()
-        self.path, self.gpu_layers = path, gpu_layers
+        self.path, self.gpu_layers, self.overrides = path, gpu_layers, overrides
         check_file(path)
         self._digest = ""
         params = llama_cpp.llama_model_default_params()

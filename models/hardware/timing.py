@@ -69,7 +69,8 @@ def subject_of(context: Context, device: Device) -> Subject:
             settings.cache_type_v,
             settings.threads,
             settings.micro_batch,
-            min(settings.num_cells, 4 * MOST_IDLE),
+            min(settings.num_cells, MOST_IDLE),
+            list(map(str, model.overrides)),
         ],
     )
 

@@ -10,6 +10,7 @@ from slotcache.models.hardware import timing
 from slotcache.models.hardware.device import Device
 from slotcache.models.hardware.times import Times, keep_times, kept_times, summarize, times_on
 from slotcache.models.hardware.timing import Timing, fastest, learn_costs, subject_of
+from slotcache.models.memory.overrides import Override
 from slotcache.models.model import Model
 from slotcache.models.runner import Runner
 from support.on_device import ON_DEVICE
@@ -49,12 +50,15 @@ def test_all_kinds_of_work_are_timed_and_the_pool_is_left_empty(context, times):
     runner.clear()
 
 
-def test_times_are_kept_for_one_device_one_build_and_one_model(context, times, folder):
+def test_times_are_kept_for_one_device_one_build_and_one_model(context, times, folder, monkeypatch):
     subject = subject_of(context, CARD)
     assert kept_times(subject) is None
     keep_times(subject, times)
     assert kept_times(subject) == times
+    monkeypatch.setattr(context.model, "overrides", (Override("exps", "CPU"),))
+    elsewhere = subject_of(context, CARD)
     for other in (
+        elsewhere,
         replace(subject, engine=["9", *subject.engine[1:]]),
         replace(subject, model=[*subject.model[:-1], 7]),
         subject_of(context, replace(CARD, description="Another card")),
