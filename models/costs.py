@@ -67,7 +67,7 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
     A copy of idle KV was made in idle time: to spill it costs its way back.
     """
     token = max(times.double - times.chunk, 0.0) / times.chunk_tokens
-    if times.short_deep > CLEARLY * times.chunk_deep:
+    if times.short_deep > CLEARLY * max(times.chunk_deep, times.chunk):
         per_tile_cell = max(times.chunk_deep - times.chunk, 0.0) / times.depth
         costs = replace(
             costs,
