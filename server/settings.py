@@ -52,7 +52,7 @@ class Settings(Numbers):
     cache_disk: int = row(8192, ("--cache-disk",), "size limit of the KV in --cache-dir, MiB, all models and settings together; the least recently used runs leave first", least=0)
     slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`, which only its owner may write to; without one they are refused")
     eviction: str = row("pgdsf", ("--eviction",), "which idle KV leaves first when a tier is full: pgdsf counts use, cost and age", choices=tuple(POLICIES))
-    idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; the rest moves to host memory")
+    idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; the rest moves to host memory, from a GPU if that saves time")
     window: int = row(8, ("--window",), "how many later requests, with more of their prompt cached, may overtake a waiting request")
     max_queue: int = row(256, ("--max-queue",), "most requests that wait; one more is answered 429")
     threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each fast core that this process may use", words={"-1": 0}, llama="LLAMA_ARG_THREADS")
