@@ -59,7 +59,7 @@ class Model:
         self._digest = ""
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
-        self._overrides = as_array(overrides)
+        self.overrides, self._overrides = overrides, as_array(overrides)
         address = ctypes.cast(self._overrides, ctypes.c_void_p).value if self._overrides else None
         params.tensor_buft_overrides = address  # type: ignore[assignment]  # an array by its declaration, by its field a pointer
         if is_simulated:

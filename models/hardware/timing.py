@@ -64,6 +64,7 @@ def subject_of(context: Context, device: Device) -> Subject:
         model=[model.description, model.num_layers, model.width, model.attention_width, model.num_parameters, model.size],
         settings=[
             model.gpu_layers,
+            [[override.pattern, override.buffer] for override in model.overrides],
             settings.flash_attention,
             settings.cache_type_k,
             settings.cache_type_v,

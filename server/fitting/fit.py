@@ -19,6 +19,8 @@ from .measure import Measure
 
 logger = logging.getLogger("slotcache")
 CELLS = 256  # llama.cpp pads the pool to a multiple of it
+SHARES = (1, 0.5, 0.25, 0.125, 0)  # of --fit-target that stay free, where no more can
+READ_AGAIN = "the weights are larger than the free memory: the system reads them again and again, which is slow"
 DEFAULTS = Settings()
 
 
@@ -70,20 +72,14 @@ class Fitting:
 
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
         """Yield what must hold: a margin, whether weights in host memory count; and a note on what no longer holds."""
-        margin = self.settings.fit_target * MIB
-        if self.settings.fit and margin:
-            yield margin, not self.has_gpu, ""
-        yield (
-            0,
-            not self.has_gpu,
-            f"less than {mib(margin)} stay free (--fit-target)" if self.settings.fit and margin else "",
-        )
-        if not self.has_gpu and not self.limits[HOST].cap:
-            yield (
-                0,
-                False,
-                "the weights are larger than the free memory: the system reads them again and again, which is slow",
-            )
+        target = self.settings.fit_target * MIB if self.settings.fit else 0
+        for share in SHARES if target else (0,):
+            note = f"of --fit-target only {mib(target * share)} stay free" if target and share < 1 else ""
+            yield int(target * share), not self.has_gpu, note
+        host = self.limits[HOST]
+        if not self.has_gpu and not host.cap:
+            for share in (0.5, 0):
+                yield int(max(host.free, 0) * share), False, READ_AGAIN
 
     def _concessions(self) -> Iterator[Concession]:
         """Yield what may be lowered, the least painful first: all that no flag gives."""

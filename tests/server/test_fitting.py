@@ -6,6 +6,7 @@ import pytest
 from slotcache.models.errors import ModelError
 from slotcache.models.generate import SHAPES, generate
 from slotcache.models.hardware.device import devices
+from slotcache.models.hardware.memory import free_memory
 from slotcache.models.memory.breakdown import breakdown
 from slotcache.server.fitting.fit import fit
 from slotcache.server.settings import Settings
@@ -75,6 +76,13 @@ def test_below_the_least_context_the_line_says_what_would_fit(wide):
     assert chosen(wide, ctx_size=cells, device_memory=60)[0].ctx_size == cells
     with pytest.raises(ModelError, match="CPU lacks"):
         fit(Settings(ctx_size=cells + 512, device_memory=60), wide)
+
+
+def test_where_the_memory_to_leave_free_is_not_there_less_of_it_stays(wide):
+    settings, decision = fit(Settings(fit_target=free_memory() // MIB), wide)
+    assert decision is not None and settings.ctx_size == 8192
+    assert any(line.startswith("of --fit-target only ") for line in decision.lines())
+    assert free_memory() // 4 < decision.margin < free_memory()
 
 
 def test_no_flag_helps_where_the_weights_do_not_fit(wide):
