@@ -199,7 +199,7 @@ class Ingress:
             if is_over:
                 return
             error = lost(asked.replica)
-            logger.warning("%s: %s", asked.forward.path, error.message)
+            logger.warning("%.128r: %s", asked.forward.path, error.message)
             if not answer.status:
                 raise error from None
             if not answer.is_stream:

@@ -140,7 +140,7 @@ class Relay:
     def _note(self, error: RequestError) -> None:
         """Note a failure that the client's status does not show."""
         self.failure = error
-        logger.warning("%s: %s", self._path, error.message)
+        logger.warning("%.128r: %s", self._path, error.message)
 
     @property
     def _is_chat(self) -> bool:

@@ -38,6 +38,12 @@ def test_a_stream_that_breaks_off_ends_as_its_clients_expect(path, ends):
     assert b"upstream_broke_off" in answer.content and answer.content.endswith(DONE) is ends
 
 
+def test_a_path_makes_no_line_of_its_own_in_the_log(caplog):
+    ask([STREAM, chunk(event("one")), "reset"], QUESTION, "/v1/a%0Dlie" + "x" * 1000)
+    (noted,) = [record.getMessage() for record in caplog.records if "broke off" in record.getMessage()]
+    assert noted.isprintable() and "x" * 200 not in noted
+
+
 def test_an_upstream_that_refuses_is_a_bad_gateway():
     with ordering(f"http://127.0.0.1:{free_port()}", **PATIENCE) as front:
         for body in (QUESTION, WITH_DOCUMENTS):
