@@ -10,7 +10,7 @@ from threading import Lock
 import msgspec
 from starlette.datastructures import QueryParams
 
-from ...ordering.fleet import Fleet, Placement
+from ...ordering.fleet import DISPLACING, Fleet, Placement
 from ...ordering.prompt import document_text
 from ...server.errors import RequestError
 from ..chat import NO_JSON, Chat, Fields, messages_of, read_chat
@@ -28,6 +28,7 @@ ANSWER = 100  # tokens of an answer, if the request sets no limit
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 MOST_COUNTED = 40_000  # documents whose tokens are remembered
 MOST_PLACED, MOST_BEFORE = 1000, 1000  # documents and earlier messages that place a request: no prompt holds more for long
+MOST_AHEAD = 10_000.0  # tokens of prefill that may wait more where a history is than elsewhere, beside its own
 MAX_NAME = 256  # characters of the name of a scope or a conversation: a replica refuses longer ones
 
 
@@ -170,9 +171,7 @@ class Asked:
             return [self.forward.only]
         needs, fleet = self.needs, self.fleets.fleet
         self.begins_anew = fleet.home(needs.stored) not in (None, *self.fleets.names)
-        sessions = (needs.stored, *needs.history)
-        known = next((one for one in sessions if fleet.home(one) in self.fleets.names), None)
-        ranked = fleet.rank(self._counted(needs.documents), names, self.fleets.ahead, known)
+        ranked = fleet.rank(self._counted(needs.documents), names, self.fleets.ahead, self._session())
         self._placements = {placement.replica: placement for placement in ranked}
         return [placement.replica for placement in ranked[: 1 if self.is_bound else None]]
 
@@ -227,6 +226,17 @@ class Asked:
             return self.forward.path  # its replica refuses it; a request whose router fails waits for ever
         said[self.needs.at : self.needs.at] = map(document_text, documents)
         return "".join(said) or self.forward.path
+
+    def _session(self) -> str | None:
+        """Return the session whose replica comes first; None: the request has none, or too much work waits there."""
+        fleets, needs = self.fleets, self.needs
+        if self.is_bound:
+            return needs.stored
+        known = next((one for one in needs.history if fleets.fleet.home(one) in fleets.names), None)
+        if known is None:
+            return None
+        waiting = fleets.ahead(fleets.fleet.home(known) or "") - min(map(fleets.ahead, fleets.names))
+        return known if waiting <= MOST_AHEAD + DISPLACING * needs.tokens else None
 
     def _counted(self, documents: Iterable[Part]) -> list[tuple[str, int]]:
         """Return the key and the tokens of each document, as the fleet has them."""

@@ -219,6 +219,29 @@ def test_a_history_that_is_sent_whole_stays_where_it_is():
     assert asked(fleets, messages=later, cache_scope="mine").rank(NAMES)[0] == "r1"
 
 
+def test_many_requests_that_continue_one_history_do_not_all_wait_at_one_replica():
+    """Beyond its queue, it would refuse them while the others have nothing to do."""
+    fleets = Fleets()
+    first = [{"role": "user", "content": "Which?"}]
+    home = send(fleets, messages=first)
+    many = []
+    for number in range(100):
+        one = asked(
+            fleets, messages=[*first, {"role": "assistant", "content": "a"}, {"role": "user", "content": f"{number}"}]
+        )
+        one.accepted_by(one.rank(NAMES)[0])
+        many.append(one)
+    replicas = [one.replica for one in many]
+    assert replicas[:10] == [home] * 10 and 30 < replicas.count(home) < 70
+    for one in many:
+        one.answered(Answer())
+    long = [{"role": "user", "content": "word " * 40_000}]
+    home = send(fleets, messages=long)
+    fleets.add(home, 100_000.0)
+    one = asked(fleets, messages=[*long, {"role": "assistant", "content": "a"}, {"role": "user", "content": "More"}])
+    assert one.rank(NAMES)[0] == home, "to compute it anew takes longer"
+
+
 def test_an_answer_corrects_what_was_expected():
     fleets = Fleets()
     reuse = [{"id": one["id"], "tokens": 90, "cached_tokens": 0} for one in DOCUMENTS[1::-1]]
