@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 import msgspec
@@ -25,6 +25,7 @@ STORED = re.compile(
 KINDS = {"conversations": "conversation", "responses": "answer"}
 DECODING = 4.0  # tokens of prefill that take as long as a token of an answer
 ANSWER = 100  # tokens of an answer, if the request sets no limit
+ANSWERED = ("/chat/completions", "/responses", "/v1/messages")  # the ends of paths whose requests begin a session
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 MOST_COUNTED = 40_000  # documents whose tokens are remembered
 MOST_PLACED, MOST_BEFORE = 1000, 1000  # documents and earlier messages that place a request: no prompt holds more for long
@@ -62,9 +63,10 @@ class Needs:
         if forward.method != "POST" or not forward.body:
             return cls()
         try:
-            return cls._of_chat(read_chat(forward.body, tool_documents))
+            needs = cls._of_chat(read_chat(forward.body, tool_documents))
         except RequestError:
             return cls()
+        return needs if forward.path.endswith(ANSWERED) else replace(needs, own="")
 
     @classmethod
     def _of_stored(cls, kind: str, scope: str, id: str) -> Needs:

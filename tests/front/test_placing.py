@@ -242,6 +242,17 @@ def test_many_requests_that_continue_one_history_do_not_all_wait_at_one_replica(
     assert one.rank(NAMES)[0] == home, "to compute it anew takes longer"
 
 
+@pytest.mark.parametrize("path", ["/v1/cache/warm", "/v1/chat/completions/input_tokens", "/apply-template"])
+def test_a_beginning_that_is_only_warmed_or_counted_is_no_history(path):
+    """Else all chats behind one system prompt would stay where that prompt was warmed."""
+    fleets = Fleets()
+    system = {"role": "system", "content": "Be kind."}
+    home = send(fleets, path=path, messages=[system], conversation="c")
+    fleets.add(home, 10.0)
+    assert asked(fleets, messages=[system, {"role": "user", "content": "?"}]).rank(NAMES)[0] != home
+    assert asked(fleets, conversation="c").is_unknown
+
+
 def test_an_answer_corrects_what_was_expected():
     fleets = Fleets()
     reuse = [{"id": one["id"], "tokens": 90, "cached_tokens": 0} for one in DOCUMENTS[1::-1]]
