@@ -6,7 +6,8 @@ import shlex
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from .client import Client
@@ -24,12 +25,16 @@ WARM_UP = Query("warm-up", 1, "Say hello.")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side of a comparison. command: the server's command line for a port; None for a server that runs at `url`."""
+    """One side of a comparison. command: the server's command line for a port; None for a server that runs at `url`.
+
+    ahead: queries that are sent before the measurement.
+    """
 
     name: str
     dialect: Dialect
     command: Callable[[int], list[str]] | None = None
     url: str = ""
+    ahead: tuple[Query, ...] = ()
 
     def measure(self, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
         """Start the server, run `work` with a client of it, stop the server."""
@@ -52,10 +57,11 @@ class Arm:
         return {"name": self.name, "dialect": repr(self.dialect), **server}
 
     async def work(self, url: str, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Run `work` with a client of the server at `url`, after one uncounted request."""
+        """Run `work` with a client of the server at `url`, after one uncounted request, and those that are sent ahead."""
         async with Client(url, self.dialect, sampling) as client:
-            if (warm := await client.ask(WARM_UP)).error:
-                raise BenchError(f"{self.name} at {url}: {warm.error}")
+            for query in (WARM_UP, *self.ahead):
+                if error := (await client.ask(query)).error:
+                    raise BenchError(f"{self.name} at {url}: {error}")
             return await work(client)
 
 
@@ -83,6 +89,25 @@ def arms_for(
         theirs = _options(args, model, llama_lanes, shlex.split(args.llama_args))
         arms.append(Arm("llama-server", CompletionDialect(), lambda port: llama_server_command(binary, theirs, port)))
     return arms
+
+
+def separate_arms(args: argparse.Namespace, ahead: Sequence[Query] = ()) -> list[Arm]:
+    """Return slotcache with documents read separately, slotcache as it is, and llama-server with both of its ways.
+
+    ahead: queries whose documents the first arm reads before the measurement. `--cache-reuse` lets llama-server move KV,
+    too, but only that of the same slot, and forwards.
+    """
+    joint, *theirs = arms_for(args, llama_lanes=args.parallel if args.concurrency > 1 else None)
+    dialect = ChatDialect(documents_field=True, extra={"documents_attention": "separate"})
+    arms = [replace(joint, name="slotcache, separate", dialect=dialect, ahead=tuple(ahead))]
+    if args.joint and not args.url:
+        arms.append(joint)
+    if args.cache_reuse:
+        flags = copy(args)
+        flags.llama_args += f" --cache-reuse {args.cache_reuse}"
+        *_, moving = arms_for(flags, llama_lanes=args.parallel if args.concurrency > 1 else None)
+        theirs.append(replace(moving, name=f"llama-server, --cache-reuse {args.cache_reuse}"))
+    return [*arms, *theirs]
 
 
 def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:

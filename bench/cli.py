@@ -59,6 +59,7 @@ _ALL = (
     Scenario(".scenarios.facts", "answers about files that an agent has read"),
     Scenario(".scenarios.quality", "answer quality of the embedded model"),
     Scenario(".offline.arrange", "time to choose an order and write the prompt"),
+    Scenario(".offline.attention", "documents read separately: likelihood of human answers, without a server"),
     Scenario(".offline.residency", "cost of idle and moved KV, without a server"),
     Scenario(".offline.masks", "time of a grammar at each token, without a server"),
     Scenario(".offline.retrieval", "search over documents: recall, time of index and search, without a server"),

@@ -2,13 +2,13 @@
 
 import argparse
 
-from ..arms import arms_for
+from ..arms import arms_for, separate_arms
 from ..comparison import Outcome, compare, pace, problems, table
 from ..error import BenchError
 from ..options import add_clients, add_options
 from ..report import Bar, Report
 from ..reuse import differences
-from ..trace import burst
+from ..trace import Query, burst
 
 LIST_AT_MOST = 20
 """Differing queries to print; the JSON result has all of them."""
@@ -25,6 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--burst", type=int, default=10, help="queries on one region in a row (default: %(default)s)")
     add("--overlap", type=float, default=0.6, help="share of documents kept from query to query (default: %(default)s)")
     add("--seed", type=int, default=0)
+    add("--documents-attention", choices=("joint", "separate"), default="joint", help="default: %(default)s")
+    add("--ahead", action="store_true", help="with separate: all documents are read once before the measurement")
+    add("--joint", action="store_true", help="with separate: an arm that reads them jointly, too")
+    add("--cache-reuse", type=int, default=0, metavar="N", help="with separate: an arm of llama-server with this flag, too")
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
 
 
@@ -34,6 +38,8 @@ def run(args: argparse.Namespace) -> Report:
         queries = burst(args.queries, args.regions, burst=args.burst, k=args.k, overlap=args.overlap, seed=args.seed)
     except ValueError as error:
         raise BenchError(error) from error
+    if args.documents_attention == "separate":
+        return _separate(queries, args)
     # With one client, llama-server runs with its own defaults; under load with one slot for each lane of slotcache.
     arms = arms_for(args, ("auto", "retrieval"), args.parallel if args.concurrency > 1 else None)
     outcomes = compare(arms, queries, args)
@@ -51,6 +57,30 @@ def run(args: argparse.Namespace) -> Report:
     title += f"{pace(args)}, k = {args.k}, overlap {args.overlap:.0%}"
     data = {"arms": [outcome.data() for outcome in outcomes]}
     return Report("burst", [table(title, outcomes)], bars=bars, notes=notes, data=data)
+
+
+def _separate(queries: list[Query], args: argparse.Namespace) -> Report:
+    """Compare documents that are read separately with llama-server."""
+    documents = sorted({document for query in queries for document in query.documents}) if args.ahead else []
+    groups = [tuple(documents[at : at + args.k]) for at in range(0, len(documents), args.k)]
+    ahead = [Query(f"ahead {at}", 1, "Which?", group) for at, group in enumerate(groups)]
+    outcomes = compare(separate_arms(args, ahead), queries, args)
+    own, theirs = outcomes[0], next((outcome for outcome in outcomes if outcome.arm.name == "llama-server"), None)
+    bars = [] if theirs is None else _separate_bars(own, theirs, args)
+    read = ", documents read ahead" if args.ahead else ""
+    title = f"burst, documents read separately: {args.queries} queries, {pace(args)}, k = {args.k}{read}"
+    data = {"arms": [outcome.data() for outcome in outcomes]}
+    return Report("burst", [table(title, outcomes)], bars=bars, notes=problems(outcomes), data=data)
+
+
+def _separate_bars(own: Outcome, theirs: Outcome, args: argparse.Namespace) -> list[Bar]:
+    p50, mean = own.ttft.p50 / theirs.ttft.p50, own.ttft.mean / theirs.ttft.mean
+    if args.concurrency > 1:
+        total = own.seconds / theirs.seconds
+        return [Bar(1, "mean TTFT over llama-server's", mean, 0.5), Bar(1, "total time over llama-server's", total, 0.5)]
+    if args.ahead:
+        return [Bar(1, "TTFT p50 over llama-server's", p50, 0.2)]
+    return [Bar(1, "TTFT p50 over llama-server's", p50, 0.35), Bar(1, "mean TTFT over llama-server's", mean, 0.45)]
 
 
 def _ratios(own: Outcome, theirs: Outcome, concurrency: int) -> list[Bar]:
