@@ -41,10 +41,10 @@ class ContextSettings:
 class Context:
     """The pool and the graphs over it. One thread at a time may use it.
 
-    costs: of this model on this device. times: where it was timed, they follow from these. scratch: the sequence through
-    which ranges are saved and restored; the tree has the ids below it. twin: with a sliding window, the offset from a
-    sequence's id to a second one that holds the same cells, else 0. llama.cpp reuses a cell that the window has passed,
-    although a later prompt may continue from there; it does not if two sequences hold the cell.
+    costs: of this model on this device. times: where it was timed, they follow from these. max_rows: of logits in a step.
+    scratch: the sequence through which ranges are saved and restored; the tree has the ids below it. twin: with a sliding
+    window, the offset from a sequence's id to a second one that holds the same cells, else 0. llama.cpp reuses a cell that
+    the window has passed, although a later prompt may continue from there; it does not if two sequences hold the cell.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -60,7 +60,8 @@ class Context:
         params.n_ctx = max(settings.num_cells, settings.num_sequences)
         params.n_batch = max(batch, self.costs.tile, settings.num_sequences, WARM_UP)
         params.n_ubatch = min(settings.micro_batch, batch)
-        params.n_seq_max = params.n_outputs_max = settings.num_sequences  # a step asks for one row of logits a sequence
+        # A step asks for a row of logits a sequence, or, with drafts, for a few a sequence.
+        params.n_seq_max = params.n_outputs_max = self.max_rows = settings.num_sequences
         params.kv_unified = True
         params.swa_full = True  # else tokens that the window has passed have no cells
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]

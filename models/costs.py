@@ -41,6 +41,8 @@ CPU = Costs(
     token_ns=0.0,
     cell_ns=0.0,
     tile_cell_ns=0.0,
+    pass_ns=0.0,
+    row_ns=0.0,
 )
 """A CPU with flash attention, before the model is known: tiles are added by `cpu_costs`."""
 
@@ -103,13 +105,14 @@ def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
     Tiles: at 1,024 cells 63 tokens take 550 ms, 64 tokens 91 ms. A tile attends over the cells of all requests in it: at
     4,100 cells, 3 tokens of 3 requests with 256 of a fourth's prompt take 344 ms, and apart 28 and 221 ms.
     """
+    cpu = replace(CPU, pass_ns=PASS * model.num_parameters, row_ns=WEIGHT * model.num_parameters)
     if flash_attention == "off":
-        return replace(CPU, rest=MIN_ROWS)
+        return replace(cpu, rest=MIN_ROWS)
     width = model.attention_width
     if kernel_size < TILE:
-        return CPU
+        return cpu
     return replace(
-        CPU,
+        cpu,
         tile=TILE,
         token_ns=WEIGHT * model.num_layer_parameters,
         cell_ns=CELL * width,

@@ -40,7 +40,7 @@ class Runner:
     def run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
         """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
 
-        samplers: by request id, for each request with a span that asks.
+        samplers: by request id, for each request with a span that asks. Tokens behind right ones of a draft stay with them.
         Raises NoRoom and Interrupted (all operations are done, the spans are not computed), and RunnerError.
         """
         for operation in plan.operations:
@@ -202,16 +202,22 @@ class Runner:
         return np.ctypeslib.as_array(pointer, (num_rows, self.context.model.num_vocab))
 
     def _sample(self, spans: tuple[Span, ...], samplers: Mapping[int, Sampler]) -> list[int]:
-        num_rows = sum(span.logits for span in spans)
+        num_rows = sum(span.logits + span.drafted for span in spans)
         if not num_rows:
             return []
         logits = self.logits(num_rows)
         tokens: list[int] = []
-        last = -1
+        row, last = 0, -1
         for span in spans:
             last += len(span.tokens)
-            if span.logits:
-                tokens.append(samplers[span.request].choose(logits[len(tokens)], self.context.handle, last))
+            if not span.logits:
+                continue
+            sampler, first = samplers[span.request], last - span.drafted
+            if span.drafted:
+                tokens.append(sampler.choose_along(span.draft, logits[row:], self.context.handle, first))
+            else:
+                tokens.append(sampler.choose(logits[row], self.context.handle, first))
+            row += 1 + span.drafted
         return tokens
 
 
@@ -243,7 +249,7 @@ class Batch:
             self.position[start:stop] = self._steps[: stop - start] + span.start
             self.sequence[start:stop] = span.sequence
             self.wants_logits[start:stop] = 0
-            self.wants_logits[stop - 1] = span.logits
+            self.wants_logits[stop - 1 - span.drafted : stop] = span.logits
             start = stop
         self.struct.n_tokens = start
 

@@ -34,6 +34,7 @@ class Sampler:
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self._chances: Chances | None = None  # of the last token, where the request asks for them
+        self._further: list[tuple[int, Chances | None]] = []  # tokens behind it that were chosen in the same step
         self.constraint: Constraint | None = None
         self._grammar, self._end = sampling.grammar, min(model.ends, default=0)
         self._clock = None if sampling.thought is None else ThoughtClock(sampling.thought)
@@ -86,6 +87,36 @@ class Sampler:
             self._count(np.array([token], np.int32))
         self._go_on([token])
         return token
+
+    def choose_along(self, draft: np.ndarray, rows: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
+        """Return the next token, and keep those behind it as far as the choices are the draft's: see `take_further`.
+
+        draft: (tokens,), int32. rows: the logits in front of the draft and behind each token of it, those of the batch rows
+        from `index` on. Forced tokens end it: they come without a choice.
+        """
+        first = token = self.choose(rows[0], context, index)
+        chances = self.take_chances()
+        for place, drafted in enumerate(draft.tolist(), start=1):
+            if token != drafted or self.error or self._forces:
+                break
+            token = self.choose(rows[place], context, index + place)
+            if not self.error:
+                self._further.append((token, self.take_chances()))
+        self._chances = chances
+        return first
+
+    @property
+    def _forces(self) -> bool:
+        """Whether the next token is no choice."""
+        is_over = self._clock is not None and self._clock.is_over
+        return is_over or (self.constraint is not None and self.constraint.has_forced)
+
+    def take_further(self) -> list[tuple[int, Chances | None]]:
+        """Return the tokens that were chosen behind the last one in the same step, each with its chances."""
+        if not self._further:
+            return self._further
+        further, self._further = self._further, []
+        return further
 
     def _go_on(self, tokens: Sequence[int]) -> None:
         """Let the grammar, and the clock of thoughts, know tokens."""

@@ -10,6 +10,7 @@ from functools import partial
 from ..models.model import Model
 from ..models.sampling import GREEDY, Sampling
 from ..models.text import TextStream
+from ..slots.drafts.lookup import Lookup
 from ..slots.request import Request
 from ..slots.scope import Scope
 from .chat.prompt import ChatPrompt
@@ -127,6 +128,7 @@ class Intake:
             background=background,
             wanted_lane=-1 if choice or background else self._lane(options),
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
+            draft=Lookup() if self._drafts(options) and not background else None,
         )
         piece, keeps = self._pieces(submission), request.cache or request.snapshot_scope is not None
         # Only the first choice is read as a chat's answer, so the control tokens of others would count as text.
@@ -146,6 +148,18 @@ class Intake:
             detokenize=self._model.detokenize,
             spells=partial(self._model.spells, piece=piece) if keeps else None,
         )
+
+    @property
+    def why_no_drafts(self) -> str:
+        """Why no request can have drafts; empty where all can."""
+        return "" if self._model.can_trim else "this model's state cannot be cut, so no wrong draft could leave it"
+
+    def _drafts(self, options: Options) -> bool:
+        """Return whether a request's next tokens are drafted. Raises RequestError."""
+        if options.draft == "lookup" and self.why_no_drafts:
+            raise RequestError(f"draft is lookup: {self.why_no_drafts}", param="draft")
+        wants = self.defaults.drafts if options.draft is None else options.draft != "off"
+        return wants and not self.why_no_drafts
 
     def _lane(self, options: Options) -> int:
         """Return the lane that a request wants; -1: any. Raises RequestError."""

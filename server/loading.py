@@ -24,6 +24,7 @@ from ..models.hardware.timing import learn_costs
 from ..models.memory.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
+from ..slots.drafts.drafts import Drafts
 from ..slots.eviction import EvictionPolicy
 from ..slots.hybrids.snapshots import Snapshots
 from ..slots.scheduler import Scheduler
@@ -148,17 +149,19 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     host_bytes = _host_bytes(settings)
     host = HostTier(host_bytes // max(token_bytes(settings, model), 1), EvictionPolicy(settings.eviction))
     tree = PrefixTree(context.num_cells, context.scratch, host, EvictionPolicy(settings.eviction), costs=context.costs)
+    max_stall = settings.max_stall / 1000 or math.inf
     scheduler = Scheduler(
         tree,
         num_lanes=settings.parallel,
         batch_size=context.batch,
         prefill_budget=settings.prefill_budget,
-        max_stall=settings.max_stall / 1000 or math.inf,
+        max_stall=max_stall,
         idle_cells=settings.idle_cells,
         window=settings.window,
         snapshots=Snapshots(
             tree, 0 if model.can_trim else host_bytes, policy=EvictionPolicy(settings.eviction), cut=runner.states.cut
         ),
+        drafts=Drafts(context.costs, max_rows=min(context.max_rows, context.batch), max_stall=max_stall, ends=model.ends),
     )
     answers = AnswerMemory()
     made_by = _provenance(settings, model, context)

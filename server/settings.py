@@ -16,6 +16,7 @@ KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0",
 FlashAttention = Literal["on", "off", "auto"]
 Dedup = Literal["auto", "off"]
 Attention = Literal["joint", "separate"]
+Draft = Literal["off", "lookup"]
 Switch = Literal["on", "off", "auto"]
 LogFormat = Literal["text", "json"]
 Pooling = Literal["", "none", "mean", "cls", "last", "rank"]
@@ -47,6 +48,7 @@ class Settings(Numbers):
     ubatch_size: int = row(512, ("-ub", "--ubatch-size"), "most tokens a kernel computes", least=1, llama="LLAMA_ARG_UBATCH")
     prefill_budget: int = row(512, ("--prefill-budget",), "most prompt tokens a step computes while other requests generate", least=1)
     max_stall: int = row(200, ("--max-stall",), "ms that the prompt tokens of such a step may take: running streams wait so long, or for one chunk of 64 tokens where that takes longer; 0: no limit", least=0)
+    draft: Draft = row("off", ("--draft",), "default of a request's `draft`; lookup: where the last tokens of an answer stand in its prompt or further up in the answer, those that follow there are checked in the same step, if that is likely to save time")
     cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out", words={"-1": 1 << 31}, llama="LLAMA_ARG_CACHE_RAM")
     cache_dir: str = row("", ("--cache-dir",), "folder where idle KV and stored conversations are kept for the next start of the server; it reveals prompts and can change answers, so only its owner may read it, and the server refuses a folder that other users may write to")
     cache_disk: int = row(8192, ("--cache-disk",), "size limit of the KV in --cache-dir, MiB, all models and settings together; the least recently used runs leave first", least=0)

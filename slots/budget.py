@@ -23,13 +23,16 @@ class PrefillBudget:
         self._slowdown = 1.0  # time of the last step over that of the profile
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn from the time that a plan took, before the profile does.
+        """Learn from the time that a plan took, and let the profile learn. A draft's rows are no prompt tokens.
 
         The profile is a mean of many steps. One that took longer, beside other work on the machine or over the KV of many
         requests, makes the next ones smaller at once.
         """
-        if plan.num_tokens >= self._chunk and self._profile.is_learnt:
+        if plan.num_tokens < self._chunk or plan.has_drafts:
+            return
+        if self._profile.is_learnt:
             self._slowdown = max(1.0, seconds / self._profile.seconds_of(plan))
+        self._profile.observe(plan, seconds)
 
     def limit(self, most: int, requests: Sequence[Request]) -> int:
         """Return how many tokens of these requests' prompts a step may compute now; it has room for `most`."""

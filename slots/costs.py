@@ -30,6 +30,7 @@ class Costs:
     tile: query tokens of one tile of the attention kernel; 1 where it has no tiles.
     token_ns: a token more in a batch of whole tiles.
     cell_ns, tile_cell_ns: a cell that a token sees; a cell that a tile of tokens sees.
+    pass_ns, row_ns: a batch of its own, which reads all weights; a token more in it with its row of logits. 0: unknown.
     """
 
     chunk: int
@@ -48,6 +49,15 @@ class Costs:
     token_ns: float
     cell_ns: float
     tile_cell_ns: float
+    pass_ns: float
+    row_ns: float
+
+    def step_ns(self, rows: int, depth: int) -> float:
+        """Return the time of a step of `rows` rows with logits that see `depth` cells each."""
+        attention = self.cell_ns * rows * depth
+        if rows < self.tile:
+            attention = min(attention, self.tile_cell_ns * depth + self.token_ns * (self.tile - rows))
+        return self.pass_ns + rows * self.row_ns + attention
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.
@@ -87,5 +97,7 @@ UNMEASURED = Costs(
     token_ns=0.0,
     cell_ns=0.0,
     tile_cell_ns=0.0,
+    pass_ns=0.0,
+    row_ns=0.0,
 )
 """No device: every rule is off. For a tree whose plans are not computed."""

@@ -23,6 +23,9 @@ class Counters:
     idle_tokens: int = 0  # prompt tokens of background requests
     generated_tokens: int = 0
     forced_tokens: int = 0  # of these, the ones that a grammar left no choice about: they were not sampled
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of these, the ones that were the sampler's choice
     preemptions: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)
 
@@ -34,6 +37,16 @@ class Counters:
         """Count a generated token that was not sampled."""
         self.generated_tokens += 1
         self.forced_tokens += 1
+
+    def count_draft(self, num_tokens: int) -> None:
+        """Count a draft that was checked."""
+        self.drafts += 1
+        self.drafted_tokens += num_tokens
+
+    def count_accepted(self) -> None:
+        """Count a generated token that was chosen behind a drafted one, in the same step."""
+        self.generated_tokens += 1
+        self.accepted_tokens += 1
 
     def count_cached(self, request: Request, source: str, tokens: int) -> None:
         """Count prompt tokens that a request need not compute, behind those that have KV.

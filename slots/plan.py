@@ -86,6 +86,8 @@ class Span:
     """A run of one request's tokens to compute.
 
     tokens: int32, the ids at positions [start, start + len(tokens)) of `sequence`. `logits`: sample after the last one.
+    drafted: how many of the last ones are a draft; then sample after each of them, too, and in front of the first one, as
+    long as the choices are the draft's.
     """
 
     request: int
@@ -93,10 +95,15 @@ class Span:
     start: int
     tokens: np.ndarray
     logits: bool
+    drafted: int = 0
 
     @property
     def stop(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def draft(self) -> np.ndarray:
+        return self.tokens[len(self.tokens) - self.drafted :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,10 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         return sum(len(span.tokens) for span in self.spans)
+
+    @property
+    def has_drafts(self) -> bool:
+        return any(span.drafted for span in self.spans)
 
     def __bool__(self) -> bool:
         return bool(self.operations or self.spans)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from .drafts.lookup import Lookup
 from .node import Node, Sequence
 from .radix import PromptTree, common_prefix
 from .scope import Scope
@@ -100,6 +101,7 @@ class Request:
     follows: int | None = None
     wanted_lane: int = -1
     snapshot_scope: Scope | None = None  # of its snapshots, if its model cannot be cut and may keep them
+    draft: Lookup | None = None  # the source of its drafts, if it has any
 
     layout: Layout | None = None
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -164,6 +166,13 @@ class Request:
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
+
+    def accept(self, token: int) -> None:
+        """Append the token that was sampled behind a drafted one: that one was right, so its KV counts."""
+        self.append(token)
+        self.computed += 1
+        if self.draft is not None:
+            self.draft.num_accepted += 1
 
     def waits_for(self, leader: Request, min_shared: int) -> bool:
         """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start.

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from .budget import PrefillBudget
 from .cells import Cells
 from .counters import Counters
+from .drafts.drafts import Drafts
 from .hybrids.snapshots import Snapshots
 from .lanes import Lanes
 from .pins import Pins
@@ -32,7 +33,7 @@ class Scheduler:
 
     batch_size: most tokens of a step. prefill_budget, max_stall: as in `PrefillBudget`. idle_cells: most cells of idle KV,
     if a host tier takes the rest: every step attends over the whole pool. window: how many later requests may be admitted
-    before a waiting one. snapshots: for models whose memory cannot be cut.
+    before a waiting one. snapshots: for models whose memory cannot be cut. drafts: for requests that want them.
     """
 
     def __init__(
@@ -46,17 +47,17 @@ class Scheduler:
         idle_cells: int = 0,
         window: int = 32,
         snapshots: Snapshots | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
-        self.tree, self.lanes = tree, Lanes(num_lanes)
-        self.batch_size = batch_size
+        self.tree, self.lanes, self.batch_size = tree, Lanes(num_lanes), batch_size
         self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.index: PromptTree = self.snapshots if self.snapshots.max_bytes else tree  # what prompts are compared with
         self.waiting = Queue(self.index, window, self.lanes.may_take)
-        self.pins = Pins(self.index)
+        self.drafts = drafts or Drafts(tree.costs)
         self.running: list[Request] = []  # in order of admission
         self.cells = Cells(tree, self.index, self.running, idle_cells)
-        self.counters = Counters(tree)
+        self.pins, self.counters = Pins(self.index), Counters(tree)
         self.step = Step(tree, self.cells, self.snapshots, self.counters)  # of the last plan
 
     # ---- requests come and go --------------------------------------------------------------------------------------
@@ -83,6 +84,7 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """Return the next step. It is empty if no request runs and none could be admitted."""
+        self.drafts.settle(self.step.checked, self.tree.ledger)
         self.pins.expire()
         started = self._admit()
         step = self.step = self._next_step()
@@ -108,7 +110,6 @@ class Scheduler:
 
         Returns the requests with a new token, and the token; the caller decides whether a request is finished.
         """
-        self.counters.count_step(len(plan.spans))
         progress = self.step.commit(plan, sampled)
         for request in self.step.have_read:
             self._leave(request)
@@ -118,7 +119,7 @@ class Scheduler:
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a plan took."""
         self.budget.observe(plan, seconds)
-        self.tree.profile.observe(plan, seconds)
+        self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
         """Free cells, since the runner had none for the plan's batch. Returns False if no cell can be freed."""
@@ -160,7 +161,7 @@ class Scheduler:
             step = Step(self.tree, self.cells, self.snapshots, self.counters)
             while not self.cells.reserve(len(decoding := in_turn(self.running, last, decoding=True))):
                 self._preempt()
-            step.decode(decoding)
+            step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))
             step.is_decode_turn = apart and bool(step.spans)
             if not step.is_decode_turn:
                 prompts, left = in_turn(self.running, last, decoding=False), self.batch_size - step.num_tokens

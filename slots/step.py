@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
+
+import numpy as np
 
 from .budget import chunk_size
 from .cells import Cells
 from .counters import Counters
 from .hybrids.snapshots import Snapshots, next_stop
 from .plan import Plan, Span
+from .radix import NO_TOKENS
 from .request import Request
 from .separate.placing import fetch, place
 from .separate.reading import note_read
@@ -25,6 +29,7 @@ class Step:
         self._tree, self._cells, self._snapshots, self._counters = tree, cells, snapshots, counters
         self.requests: list[Request] = []
         self.spans: list[Span] = []
+        self.checked: list[tuple[Request, Span]] = []  # those with drafts, once they are computed
         self.num_tokens = 0
         self.is_decode_turn = False
         self._num_cells = 0  # cells of the spans, and of one token behind each prompt
@@ -45,10 +50,10 @@ class Step:
         """Return the requests that have read a document for their prompt to its end."""
         return [one for one in self.requests if one.is_reading and one.computed == one.num_tokens]
 
-    def decode(self, requests: Iterable[Request]) -> None:
-        """Add the last token of each request. Their cells are free."""
-        for request in requests:
-            self._add(request, 1)
+    def decode(self, requests: Iterable[Request], drafts: Sequence[np.ndarray] = ()) -> None:
+        """Add the last token of each request, and its draft. Their cells are free. drafts: of each request, or none."""
+        for request, draft in zip(requests, drafts or repeat(NO_TOKENS), strict=False):
+            self._add(request, 1, draft)
 
     def prefill(self, requests: Iterable[Request], num_tokens: int) -> None:
         """Add as much of the prompts as `num_tokens` and the cells allow; the first request comes first."""
@@ -64,10 +69,15 @@ class Step:
 
     def commit(self, plan: Plan, sampled: Iterable[int]) -> list[tuple[Request, int]]:
         """Take over the results: see `Scheduler.commit`."""
+        self._counters.count_step(len(plan.spans))
         tokens = iter(sampled)
         progress = []
         for request, span in zip(self.requests, plan.spans, strict=True):
-            request.computed = span.stop
+            request.computed = span.stop - span.drafted
+            if span.drafted and request.draft is not None:
+                request.draft.num_drafted += span.drafted
+                self._counters.count_draft(span.drafted)
+                self.checked.append((request, span))
             if request.sequence is not None and request.sequence.length < request.claimed:
                 self._tree.ledger.advance(request.sequence, min(span.stop, request.claimed))
                 if request.background:
@@ -122,11 +132,13 @@ class Step:
         costs = self._tree.costs
         return max(costs.background_step, self._tree.profile.tokens_within(costs.background_ns / 1e9, cached))
 
-    def _add(self, request: Request, size: int) -> None:
+    def _add(self, request: Request, size: int, draft: np.ndarray = NO_TOKENS) -> None:
         assert request.sequence is not None
         start, stop = request.computed, request.computed + size
-        is_last = stop == request.num_tokens and not request.is_reading
-        self.spans.append(Span(request.id, request.sequence.id, start, request.ids(start, stop), logits=is_last))
+        tokens, is_last = request.ids(start, stop), stop == request.num_tokens and not request.is_reading
+        if len(draft):
+            tokens, size = np.concatenate((tokens, draft)), size + len(draft)
+        self.spans.append(Span(request.id, request.sequence.id, start, tokens, logits=is_last, drafted=len(draft)))
         self.requests.append(request)
         self.num_tokens += size
         self._num_cells += size

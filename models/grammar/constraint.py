@@ -86,6 +86,11 @@ class Constraint:
         """Return the next token that must come next; None if there is a choice."""
         return self._forced.pop(0) if self._forced else None
 
+    @property
+    def has_forced(self) -> bool:
+        """Whether the next token must be a certain one."""
+        return bool(self._forced)
+
     def take_forced(self) -> list[int]:
         """Return the tokens that must come next. Where nothing more fits, the last one ends the answer."""
         forced, self._forced = self._forced, []

@@ -121,7 +121,14 @@ class Generation:
             queue_time=self.admitted - self.arrived,
             prompt_time=self.first_token - self.admitted,
             generation_time=perf_counter() - self.first_token,
+            drafts=self._drafts,
         )
+
+    @property
+    def _drafts(self) -> tuple[int, int]:
+        """Tokens drafted, and accepted."""
+        draft = self.request.draft
+        return (0, 0) if draft is None else (draft.num_drafted, draft.num_accepted)
 
     def _end(self, text: str, reason: str, is_end: bool) -> End:
         self.parts.append(text)
@@ -166,6 +173,8 @@ class Generation:
             prompt_time=self.first_token - self.admitted,
             generation_time=now - self.first_token,
             num_preempted=request.num_preempted,
+            num_drafted=self._drafts[0],
+            num_accepted=self._drafts[1],
             segments=segment_reuse(layout, request.reused, request.scope.adapters) if self.wants_segments else None,
         )
 

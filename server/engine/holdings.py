@@ -138,6 +138,7 @@ class Task:
     computed_tokens: int
     generated_tokens: int
     limit: int
+    speculative: bool
 
     @classmethod
     def of(cls, request: Request) -> Task:
@@ -151,6 +152,7 @@ class Task:
             computed_tokens=request.computed,
             generated_tokens=request.num_tokens - request.num_prompt,
             limit=request.limit,
+            speculative=request.draft is not None,
         )
 
 

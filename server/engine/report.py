@@ -63,6 +63,8 @@ class Report:
     generation_time: float
     num_preempted: int
     documents_attention: str | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
     segments: list[SegmentReuse] | None = None
     conversation: Mapping[str, object] | None = None
     retrieval: Mapping[str, object] | None = None
@@ -76,6 +78,7 @@ class Report:
             queue_time=self.queue_time,
             prompt_time=self.prompt_time,
             generation_time=self.generation_time,
+            drafts=(self.num_drafted, self.num_accepted),
         )
 
     def slotcache(self) -> Fields:
@@ -171,8 +174,12 @@ def timings(
     queue_time: float,
     prompt_time: float,
     generation_time: float,
+    drafts: tuple[int, int] = (0, 0),
 ) -> Fields:
-    """Return llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were."""
+    """Return llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were.
+
+    drafts: tokens drafted, and accepted; an answer without drafts does not show them.
+    """
     decoded = max(num_generated - 1, 0)  # the first token comes with the end of the prompt
     return {
         "cache_n": num_cached,
@@ -181,6 +188,7 @@ def timings(
         "predicted_n": num_generated,
         **_rates("predicted", decoded, generation_time),
         "queue_ms": queue_time * 1000,
+        **(dict(zip(("draft_n", "draft_n_accepted"), drafts, strict=True)) if drafts[0] else {}),
     }
 
 

@@ -61,6 +61,12 @@ class Roster:
             if sampler.error:
                 raise RequestError(sampler.error, code="invalid_grammar")
             self._push(generation, token, sampler.take_chances())
+            for further, chances in sampler.take_further():
+                if generation.done:
+                    break
+                request.accept(further)
+                self._scheduler.counters.count_accepted()
+                self._push(generation, further, chances)
             for forced in sampler.take_forced():
                 if generation.done:
                     break

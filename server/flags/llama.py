@@ -88,7 +88,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
         ("-ctxcp --ctx-checkpoints --swa-checkpoints", 1, "CTX_CHECKPOINTS"),
         ("-cms --checkpoint-min-step", 1, "CHECKPOINT_MIN_SPACING_NT"),
     ),
-    "no draft model runs here, and answers are the same without one": (
+    "no draft model runs here, and answers are the same without one; --draft lookup drafts from the prompt": (
         ("--spec-type", 1, "SPEC_TYPE"),
         ("-md --model-draft --spec-draft-model", 1, ""),
         ("-hfd -hfrd --hf-repo-draft --spec-draft-hf", 1, "SPEC_DRAFT_HF_REPO"),
@@ -98,7 +98,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
         ("-ctvd --cache-type-v-draft --spec-draft-type-v", 1, "SPEC_DRAFT_CACHE_TYPE_V"),
         ("-td --threads-draft --spec-draft-threads", 1, ""),
         ("-tbd --threads-batch-draft --spec-draft-threads-batch", 1, ""),
-        ("--draft --draft-n --draft-max --spec-draft-n-max", 1, "DRAFT_MAX"),
+        ("--draft-n --draft-max --spec-draft-n-max", 1, "DRAFT_MAX"),
         ("--draft-min --draft-n-min --spec-draft-n-min", 1, "DRAFT_MIN"),
         ("--draft-p-min --spec-draft-p-min", 1, "SPEC_DRAFT_P_MIN"),
         ("--draft-p-split --spec-draft-p-split", 1, "SPEC_DRAFT_P_SPLIT"),

@@ -44,6 +44,7 @@ def _properties(service: Service) -> Fields:
         "build_info": service.build,
         "system_fingerprint": service.fingerprint,
         "cors_proxy_enabled": False,
+        "draft": _drafts(service),
     }
 
 
@@ -57,6 +58,12 @@ def _device(service: Service) -> Fields:
         "times": asdict(context.times) if context.times else None,
         "costs": costs,
     }
+
+
+def _drafts(service: Service) -> Fields:
+    """Return the mode of requests that leave `draft` out, and why it is off although --draft asks for more."""
+    why = service.intake.why_no_drafts
+    return {"mode": "off", "why": why} if why and service.settings.draft != "off" else {"mode": service.settings.draft}
 
 
 async def change(request: Request) -> Response:

@@ -38,7 +38,7 @@ def _slot(service: Service, lane: LaneState, running: Mapping[int, Generation]) 
     slot: Fields = {
         "id": lane.id,
         "n_ctx": service.intake.limit,
-        "speculative": False,
+        "speculative": service.intake.defaults.drafts and not service.intake.why_no_drafts,
         "is_processing": task is not None,
     }
     if task is None:

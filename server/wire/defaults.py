@@ -15,9 +15,10 @@ from .sampling import SamplingOptions, Vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """caches: of `cache_prompt`. limit: of `max_tokens`; -1: no limit. sampling: of all fields of sampling."""
+    """caches: of `cache_prompt`. drafts: of `draft`. limit: of `max_tokens`; -1: no limit. sampling: of all its fields."""
 
     caches: bool
+    drafts: bool
     limit: int
     sampling: Sampling
 
@@ -35,7 +36,8 @@ class Defaults:
             sampling = asked.sampling(vocabulary, numbers)
         except RequestError as error:
             raise SettingsError(f"the settings of sampling: {error}") from None
-        return cls(caches=settings.cache_prompt, limit=settings.predict, sampling=sampling)
+        drafts = settings.draft != "off"
+        return cls(caches=settings.cache_prompt, drafts=drafts, limit=settings.predict, sampling=sampling)
 
 
 def _breakers(text: str) -> list[str] | None:

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from ...slots.scope import MAX_NAME, SEPARATOR
 from ..errors import RequestError
-from ..settings import ORDERS, Attention, ReasoningFormat
+from ..settings import ORDERS, Attention, Draft, ReasoningFormat
 from .adapters import AdapterList
 from .grammar import GrammarOptions
 from .retrieval import Retrieval
@@ -63,6 +63,7 @@ class Options(GrammarOptions, Struct, frozen=True):
     keep_first: Annotated[int, Meta(ge=0)] = 0
     keep_last: Annotated[int, Meta(ge=0)] = 0
     report_segments: bool = False
+    draft: Draft | None = None
 
     def __post_init__(self) -> None:
         """Take llama-server's name of `n`."""

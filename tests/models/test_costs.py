@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from slotcache.models.costs import CELL, CPU, MIN_ROWS, OTHER, PASS, TILE, TILE_CELL, costs_of, timed_costs
+from slotcache.models.costs import CELL, MIN_ROWS, OTHER, PASS, TILE, TILE_CELL, WEIGHT, costs_of, timed_costs
 from slotcache.models.hardware.times import Times
 from slotcache.models.model import Model
 from slotcache.slots.costs import NEVER, UNMEASURED, Costs
@@ -83,7 +83,9 @@ def test_the_costs_of_a_model_follow_from_its_size():
     costs = costs_of(MODEL, flash_attention="auto", kernel_size=512)
     assert (costs.tile, costs.rest, costs.cell_ns, costs.tile_cell_ns) == (TILE, 1, CELL * 10, TILE_CELL * 10)
     assert costs.apart_from_cells == pytest.approx(PASS * 1000 / (TILE_CELL * 10))
-    assert costs_of(MODEL, flash_attention="on", kernel_size=TILE - 1) == CPU
+    assert costs_of(MODEL, flash_attention="on", kernel_size=TILE - 1).tile == 1
+    assert costs.step_ns(1, 0) == pytest.approx(PASS * 1000 + WEIGHT * 1000)
+    assert costs.step_ns(TILE - 1, 1000) < costs.step_ns(1, 1000) * TILE, "rows of a step share its reading of the weights"
     off = costs_of(MODEL, flash_attention="off", kernel_size=512)
     assert (off.rest, off.tile, off.apart_from_cells) == (MIN_ROWS, 1, NEVER)
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slotcache.models.costs import CPU
 from slotcache.slots.check import check
+from slotcache.slots.drafts.drafts import Drafts
+from slotcache.slots.drafts.lookup import Lookup
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
 from slotcache.slots.hybrids.snapshots import Snapshots
 from slotcache.slots.node import Sizes
@@ -33,7 +35,7 @@ EXPECTED = {
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
     *("refused", "interrupted", "abandoned", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
     *("overtaken", "guess", "private", "its lane", "adapters in turn"),
-    *("forced", "forced and paused"),
+    *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
 }
 
 
@@ -89,7 +91,8 @@ class Life(RuleBasedStateMachine):
         self.met_others: set[int] = set()  # requests that did not run alone all the time
         self.snapshots = Snapshots(self.tree, states or 0, spacing=8, unused=2, policy=EvictionPolicy(self.policy), cut=cut)
         self.snapshots.sizes = Sizes(run_token=1, state=3)
-        self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, **self.shape)
+        drafts = Drafts(self.costs, max_rows=self.shape["batch_size"])
+        self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, drafts=drafts, **self.shape)
         self.scheduler.pins = Pins(self.scheduler.index, lambda: self.now)
 
     @rule(asks=st.lists(ASKS, min_size=1, max_size=3), steps=st.integers(0, 6))
@@ -122,6 +125,7 @@ class Life(RuleBasedStateMachine):
             background=ask.background,
             guess=guess,
             snapshot_scope=kept,
+            draft=Lookup() if self.can_cut and number % 2 else None,
             wanted_lane=-1 if ask.background else min(ask.lane, self.shape["num_lanes"]) - 1,
         )
         self.forced[number] = ask.forced
@@ -239,6 +243,7 @@ class Life(RuleBasedStateMachine):
         sampled = self.memory.run(plan)
         self.ran()
         for request, _ in self.scheduler.commit(plan, sampled):
+            self.take_further(request)
             self.force(request)
             if request.num_tokens == request.num_prompt + request.limit:
                 self.end(request)
@@ -248,6 +253,19 @@ class Life(RuleBasedStateMachine):
             held = self.memory.cells.get(request.sequence.id, {})
             known = seen(request.tokens[: request.computed].tolist(), request.scope.adapters)
             assert request.computed == 0 or held[request.computed - 1] == known
+
+    def take_further(self, request):
+        """Append the tokens that were chosen along a draft; now and then the answer ends there, as by a stop string."""
+        further = self.memory.take_further(request.id)
+        SEEN["right drafts"] += bool(further)
+        if draft := request.draft:
+            SEEN["wrong drafts"] += draft.num_drafted > draft.num_accepted + len(further)
+        for place, token in enumerate(further):
+            if request.id % 3 == place == 1:
+                SEEN["ended within a draft"] += 1
+                request.limit = request.num_tokens - request.num_prompt
+                return
+            request.accept(token)
 
     def force(self, request):
         """Append several tokens at once, as a grammar does: those that would be sampled one after the other."""

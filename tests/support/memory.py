@@ -20,6 +20,7 @@ class Memory:
         self.identities: dict[tuple[int, int], int] = {}  # (sequence, position) -> which cell
         self.next_cell = 0
         self.states: dict[int, tuple] = {}  # sequence -> the tokens that its recurrent state stands for
+        self.further: dict[int, list[int]] = {}  # request -> tokens behind right ones of its draft, in the last step
 
     def run(self, plan: Plan) -> list[int]:
         """Carry out a plan; sampled tokens are a function of the whole prefix, like greedy decoding."""
@@ -41,6 +42,8 @@ class Memory:
                     mine[position] = held[position]
                     self.identities[target, position] = self.identities[source, position]
             case Trim(sequence, start, stop):
+                if sequence not in self.cells:  # it was dropped, with the end of a draft on it
+                    return
                 for position in range(start, stop):
                     del self.cells[sequence][position], self.identities[sequence, position]
             case Drop(sequence):
@@ -81,13 +84,23 @@ class Memory:
         prefix = mine[span.start - 1] if span.start else ()
         assert all(mine[position] == prefix[: position + 1] for position in range(span.start)), "a foreign cell"
         assert self.can_cut or self.states.get(span.sequence, ()) == prefix, "the state of other tokens"
+        choices = []
         for offset, token in enumerate(seen(span.tokens.tolist(), adapters)):
             prefix = (*prefix, token)
+            choices.append(next_token(prefix))
             mine[span.start + offset] = prefix
             self.identities[span.sequence, span.start + offset] = self.next_cell
             self.next_cell += 1
         self.states[span.sequence] = prefix
-        return next_token(prefix) if span.logits else None
+        if not span.logits:
+            return None
+        first, *further = choices[len(choices) - 1 - span.drafted :]
+        right = [choice == drafted for choice, drafted in zip([first, *further], span.draft.tolist(), strict=False)]
+        self.further[span.request] = further[: (*right, False).index(False)]
+        return first
+
+    def take_further(self, request: int) -> list[int]:
+        return self.further.pop(request, [])
 
     @property
     def num_used(self) -> int:

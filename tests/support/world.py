@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from slotcache.models.costs import CPU
 from slotcache.slots.check import check
+from slotcache.slots.drafts.drafts import Drafts
+from slotcache.slots.drafts.lookup import Lookup
 from slotcache.slots.plan import Plan
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
@@ -14,6 +16,8 @@ from slotcache.slots.tree import PrefixTree
 from support.fixed_prompt import Fixed
 from support.memory import Memory
 from support.scopes import COMMON
+
+END = 9  # a token that ends an answer, which the memory never chooses
 
 
 class World:
@@ -32,6 +36,7 @@ class World:
         aside=math.inf,
         rest=1,
         stall=math.inf,
+        rows=0,
         **costs,
     ):
         """costs: more fields of the device's costs."""
@@ -46,13 +51,14 @@ class World:
             max_stall=stall,
             idle_cells=idle,
             window=window,
+            drafts=Drafts(costs, max_rows=rows, max_stall=stall, ends=[END]),
         )
         self.requests = []
         self.plans = []
 
-    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, lane=-1):
-        prompt = Fixed(list(tokens), stops)
-        request = Request(len(self.requests), prompt, limit, scope, priority=priority, wanted_lane=lane)
+    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, lane=-1, drafts=False):
+        prompt, draft = Fixed(list(tokens), stops), Lookup() if drafts else None
+        request = Request(len(self.requests), prompt, limit, scope, priority=priority, wanted_lane=lane, draft=draft)
         self.requests.append(request)
         self.scheduler.submit(request)
         return request
@@ -61,6 +67,8 @@ class World:
         plan = self.scheduler.plan()
         self.plans.append(plan)
         for request, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+            for token in self.memory.take_further(request.id):
+                request.accept(token)
             if request.num_tokens == request.num_prompt + request.limit:
                 self.scheduler.finish(request)
         check(self.scheduler)

@@ -1,0 +1,162 @@
+"""Drafts: found by lookup, checked in the step that computes the last token, and taken back where they are wrong."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slotcache.slots.costs import UNMEASURED
+from slotcache.slots.drafts.drafts import FIRST_CREDIT, ROWS, Drafts
+from slotcache.slots.drafts.lookup import LONGEST, MOST_PLACES, SHORTEST, Lookup
+from slotcache.slots.drafts.odds import Odds, expected
+from slotcache.slots.drafts.pace import UNKNOWN, Pace
+from slotcache.slots.plan import Plan, Span, Trim
+from support.world import END, World
+
+WORDS = st.lists(st.integers(0, 3), max_size=60)
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def longest(tokens: list[int], last: int) -> int:
+    """Return how many last tokens end at or before place `last`, too, at most LONGEST; 0 for fewer than are looked up."""
+    for length in range(min(last, LONGEST), SHORTEST - 1, -1):
+        if any(tokens[stop - length : stop] == tokens[-length:] for stop in range(length, last + 1)):
+            return length
+    return 0
+
+
+@given(prompt=WORDS, steps=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=20))
+def test_a_draft_is_the_text_behind_the_longest_match(prompt, steps):
+    lookup, tokens = Lookup(), list(prompt)
+    for step in steps:
+        tokens += step
+        draft = lookup.draft(np.array(tokens, np.int32), len(prompt), 5)
+        assert (draft is not None) == (longest(tokens, len(tokens) - 1) > 0)
+        if draft:
+            if len(prompt) <= MOST_PLACES:  # else an older place than the newest ones may match further
+                assert draft.matched >= longest(tokens, len(prompt))
+            matched = tokens[len(tokens) - draft.matched :]
+            behind = [
+                (tokens[stop:] * 5)[:5]
+                for stop in range(draft.matched, len(tokens))
+                if tokens[stop - draft.matched : stop] == matched
+            ]
+            assert draft.tokens.tolist() in behind
+
+
+def test_a_draft_goes_on_where_the_last_one_was_right():
+    """Of two places with as much in common, the last draft's."""
+    page = [*range(100, 150), *range(200, 210), *range(100, 150), *range(300, 310)]
+    lookup = Lookup()
+    for length in range(1, 40):
+        answer = [*page, *range(100, 100 + length)]
+        draft = lookup.draft(np.array(answer, np.int32), len(page), 4)
+    assert draft is not None and draft.matched == LONGEST
+    assert draft.tokens.tolist() == [139, 140, 141, 142]
+
+
+def test_a_repetition_goes_on():
+    draft = Lookup().draft(np.array([7, 1, 2, 3, 1, 2, 3, 1, 2, 3], np.int32), 4, 8)
+    assert draft is not None and draft.tokens.tolist() == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def test_drafts_change_no_token_and_save_steps():
+    plain, world = World(), World(rows=64)
+    tokens = [*plain.run(PROMPT, limit=40).tokens[len(PROMPT) :], 8, *PROMPT]
+    expected_tokens = plain.run(tokens, limit=40).tokens
+    request = world.run(tokens, limit=40, drafts=True)
+    assert request.tokens.tolist() == expected_tokens.tolist()
+    assert 0 < request.draft.num_accepted <= request.draft.num_drafted == world.scheduler.counters.drafted_tokens
+    assert len(world.plans) < 20 < len(plain.plans)
+
+
+def test_wrong_tokens_leave_the_cells():
+    world = World(rows=64)
+    request = world.submit([*[5, 6, 7, 1, 1, 1, 1, 1] * 3, 5, 6, 7], limit=30, drafts=True)
+    world.finish()
+    world.step()  # takes back what the last one had wrong
+    trims = [operation for plan in world.plans for operation in plan.operations if isinstance(operation, Trim)]
+    assert sum(trim.stop - trim.start for trim in trims) == request.draft.num_drafted - request.draft.num_accepted > 0
+    assert request.num_tokens == request.num_prompt + 30
+
+
+@pytest.mark.parametrize("reason", ["not asked for", "a prompt waits", "no rows", "no cells"])
+def test_no_drafts(reason):
+    repeated = PROMPT * 4
+    world = World(rows=0 if reason == "no rows" else 64, cells=42 if reason == "no cells" else 1000, budget=4)
+    world.submit(repeated, limit=8, drafts=reason != "not asked for")
+    while world.scheduler.waiting or not world.requests[0].decoding:
+        world.step()
+    if reason == "a prompt waits":
+        world.submit(range(100, 200), limit=2)
+    world.step()
+    world.step()
+    assert not any(plan.has_drafts for plan in world.plans)
+
+
+def test_tokens_that_end_an_answer_are_not_drafted():
+    world = World(rows=64)
+    request = world.submit([1, 2, 3, 5, END, 4, 1, 2], limit=8, drafts=True)
+    request.lay_out(request.prompt.arrange(world.scheduler.index, request.scope))
+    request.append(3)
+    (draft,) = world.scheduler.drafts.propose([request], [request], world.scheduler.cells)
+    assert draft.tolist() == [5]
+
+
+def test_what_is_never_right_costs_half_a_percent():
+    """A step of n rows takes n times as long as one: nothing pays unless nearly all is right, and here nothing is."""
+    drafts, request = Drafts(UNMEASURED, max_rows=64), World(rows=64).submit(PROMPT * 4, limit=20000, drafts=True)
+    request.lay_out(request.prompt.arrange(World().scheduler.index, request.scope))
+    request.append(1)
+    request.computed = request.num_prompt
+    seconds = steps = num_rows = 0.0
+    world = World(cells=100000)
+    for number in range(5000):
+        proposed = drafts.propose([request], [request], world.scheduler.cells)
+        draft = proposed[0] if len(proposed) else np.zeros(0, np.int32)
+        rows = 1 + len(draft)
+        span = Span(0, 0, request.computed, np.zeros(rows, np.int32), logits=True, drafted=len(draft))
+        drafts.observe(Plan((), (span,)), rows * 0.01)
+        request.computed += 1
+        request.append(PROMPT[(2 * number + number // 7) % 8])
+        num_rows += rows
+        drafts.settle([(request, span)] if len(draft) else [], world.scheduler.tree.ledger)
+        seconds, steps = seconds + rows * 0.01, steps + 1
+    assert num_rows > steps, "nothing was drafted"
+    assert seconds < 0.01 * (steps * 1.005 + FIRST_CREDIT + max(ROWS))
+
+
+def test_all_streams_of_a_step_gain_or_none_drafts():
+    world = World(rows=64)
+    first = world.submit(PROMPT * 4, limit=30, drafts=True)
+    second = world.submit(range(100, 130), limit=30)
+    world.finish()
+    alone = [plan for plan in world.plans if plan.has_drafts and len(plan.spans) == 2]
+    assert not alone and first.num_tokens == second.num_tokens + 2
+
+
+def test_odds_are_learnt_by_the_matched_length_and_by_request():
+    odds, lookup, other = Odds(), Lookup(), Lookup()
+    before = odds.chance(other, 4), odds.chance(other, 20)
+    for _ in range(20):
+        odds.learn(lookup, 4, right=0, drafted=7)
+    assert odds.chance(other, 4) < before[0] and odds.chance(other, 20) == before[1]
+    assert odds.chance(lookup, 20) < before[1]
+    for _ in range(200):
+        odds.forget(lookup)
+    assert odds.chance(lookup, 20) == pytest.approx(before[1], abs=0.01)
+
+
+def test_expected_tokens():
+    assert expected(1.0, 7) == 7 and expected(0.0, 7) == 0
+    assert expected(0.5, 3) == pytest.approx(0.5 + 0.25 + 0.125)
+
+
+def test_the_pace_is_that_of_the_steps_that_ran():
+    pace = Pace(UNMEASURED)
+    assert pace.multiple(1, 8, 100) == pytest.approx(1 + 7 * UNKNOWN), "no cost is known"
+    for _ in range(10):
+        pace.observe(1, 1, depth=100, seconds=0.01)
+        pace.observe(1, 8, depth=100, seconds=0.03)
+    assert pace.multiple(1, 8, 100) == pytest.approx(3) and pace.multiple(1, 5, 100) == pytest.approx(3)
+    assert pace.multiple(1, 64, 100) == pytest.approx(1 + 63 * 2 / 7), "as wrong as about eight rows"
+    assert pace.seconds(1) == pytest.approx(0.01)
