@@ -148,7 +148,7 @@ class Snapshots(StateTree):
         while len(self.unused) > self._most_unused:
             oldest = next(iter(self.unused))
             del self.unused[oldest]
-            if not oldest.pinned_until:
+            if oldest.children and not oldest.pinned_until:  # without children it is a prompt's end by now
                 self.forget(oldest)
                 self.aged.add(oldest)
 
