@@ -157,7 +157,8 @@ class Fitting:
 
     def _advice(self, would: Placement | None) -> str:
         if would is None:
-            return "no other flag helps: it takes a smaller file, more memory, or a higher --device-memory if that was given"
+            remedies = "it takes a smaller file, more memory, or a higher --device-memory"
+            return f"{CELLS} cells and a lane do not fit either: {remedies}"
         flags = {
             "-c": (would.cells, self.wanted.cells),
             "-np": (would.lanes, self.wanted.lanes),

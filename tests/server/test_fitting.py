@@ -86,7 +86,7 @@ def test_where_the_memory_to_leave_free_is_not_there_less_of_it_stays(wide):
 
 
 def test_no_flag_helps_where_the_weights_do_not_fit(wide):
-    with pytest.raises(ModelError, match=r"CPU lacks .*no other flag helps"):
+    with pytest.raises(ModelError, match=r"CPU lacks .*256 cells and a lane do not fit either"):
         fit(Settings(device_memory=1), wide)
 
 
