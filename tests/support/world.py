@@ -51,7 +51,7 @@ class World:
             max_stall=stall,
             idle_cells=idle,
             window=window,
-            drafts=Drafts(costs, max_rows=rows, max_stall=stall, ends=[END]),
+            drafts=Drafts(device, max_rows=rows, max_stall=stall, ends=[END]),
         )
         self.requests = []
         self.plans = []
