@@ -101,7 +101,10 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
     if service is not None and library is not None and settings.read_ahead:
         front = Front.first(Scope.shared(library.scope, service.intake.lora.name(None)))
         most_tokens = (settings.read_ahead << 20) // max(token_bytes(settings, model), 1)
-        library.beginnings = Beginnings(library.index, service.builder, front, most_tokens)
+        view = service.view
+        library.beginnings = Beginnings(
+            library.index, service.builder, front, most_tokens, state_tokens=lambda: view.state_tokens
+        )
         service.idle.beginnings = library.beginnings
     return Loaded(service, vectors, library)
 

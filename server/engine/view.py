@@ -80,6 +80,11 @@ class View:
         return self._scheduler.snapshots.max_bytes > 0
 
     @property
+    def state_tokens(self) -> int:
+        """The tokens whose KV takes as many bytes as one recurrent state; 0 for a model without."""
+        return self._scheduler.snapshots.sizes.state // max(self._token_bytes, 1)
+
+    @property
     def num_lanes(self) -> int:
         return len(self._scheduler.lanes)
 

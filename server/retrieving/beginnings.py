@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -77,15 +77,24 @@ class Beginning:
 class Beginnings:
     """The beginnings of prompts, the likeliest first. It belongs to the event loop.
 
-    front: of chats before the first one. most_tokens: that all beginnings may have together. num_documents: that are at the
+    front: of chats before the first one. most_tokens: that all beginnings may have together. state_tokens: those that the
+    recurrent state behind a document counts for, known once the model is warm. num_documents: that are at the
     front of a prompt by now; num_tokens: of these. may_begin: whether KV of an earlier start is back, so that none of it
     is computed again.
     """
 
-    def __init__(self, index: Index, builder: PromptBuilder, front: Front, most_tokens: int) -> None:
+    def __init__(
+        self,
+        index: Index,
+        builder: PromptBuilder,
+        front: Front,
+        most_tokens: int,
+        *,
+        state_tokens: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.most_tokens, self.may_begin = most_tokens, False
         self.num_documents = self.num_tokens = 0
-        self._index, self._builder = index, builder
+        self._index, self._builder, self._state_tokens = index, builder, state_tokens
         self._front = front  # that is followed
         self._last: Front | None = None  # of the newest chat
         self._shared, self._shared_scope = NO_TOKENS, front.scope  # the tokens of the front
@@ -126,15 +135,19 @@ class Beginnings:
         if self._left is None:
             self._left = await self._look_up()
         while self._left:
-            number = self._left[0]
-            if (tokens := self._tokens.get(number)) is not None:
-                self._count(number, tokens)
-            elif (beginning := await self._builder.threads.run(0, self._make, number)) is None:
-                self._left.popleft()
-            elif len(self._shared) + self.num_tokens + beginning.num_tokens > self.most_tokens:
+            number, beginning = self._left[0], None
+            tokens = self._tokens.get(number)
+            if tokens is None:
+                beginning = await self._builder.threads.run(0, self._make, number)
+                tokens = beginning.num_tokens if beginning else 0
+            if not self._has_room_for(tokens):
                 self._left.clear()
-            else:
+            elif beginning is not None:
                 return beginning
+            elif tokens:
+                self._count(number, tokens)
+            else:
+                self._left.popleft()
         logger.debug("%d documents are at the front of a prompt: %d tokens", self.num_documents, self.num_tokens)
         return None
 
@@ -145,6 +158,11 @@ class Beginnings:
     def shown(self) -> dict[str, int | bool]:
         """Return the progress as JSON."""
         return {"documents": self.num_documents, "tokens": self.num_tokens, "done": not self.has_more}
+
+    def _has_room_for(self, num_tokens: int) -> bool:
+        """Return whether a document of that many tokens fits beside those that are counted."""
+        states = (self.num_documents + 1) * self._state_tokens()
+        return len(self._shared) + self.num_tokens + num_tokens + states <= self.most_tokens
 
     def _count(self, number: int, tokens: int) -> None:
         assert self._left and self._left[0] == number

@@ -71,7 +71,6 @@ def check_read_ahead(settings: Settings, model: Model) -> None:
         "it needs documents: --docs": not settings.docs,
         "it needs host memory, and --cache-ram is 0": not settings.cache_ram,
         "this model generates no text": not model.can_chat,
-        "this model keeps no KV that can be cut at a prefix": not model.can_trim,
     }
     if settings.read_ahead and (found := next((text for text, holds in hindrances.items() if holds), None)):
         raise SettingsError(f"--read-ahead: {found}")

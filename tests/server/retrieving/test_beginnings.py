@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 from slotcache.server.serve import serve
 from slotcache.server.settings import Settings
+from support.architectures import delta
 from support.notes import is_ready, write
 
 from server.conftest import REST, running, until
@@ -217,6 +218,24 @@ def test_a_restart_has_them_at_once(tiny, tmp_path):
     with reading(tiny, tmp_path, **kept) as server:
         assert settled(server) == before and idle_tokens(server) == 0
         assert ask(server, "the birch")["slotcache"]["source"] == "disk"
+
+
+def test_a_hybrid_reads_ahead_as_many_documents_as_their_states_fit(tmp_path):
+    model, names = delta(tmp_path / "delta.gguf"), [f"tree{number}" for number in range(40)]
+    forest(tmp_path / "notes", names)
+    kept = {"cache_dir": str(tmp_path / "kv"), "idle_prefill": False, "read_ahead": 1}
+    with reading(model, tmp_path, **kept) as server:
+        before = settled(server)
+        sizes = server.service.engine.scheduler.snapshots.sizes
+        assert sizes.state > 50 * sizes.run_token
+        taken = before["documents"] * sizes.state + before["tokens"] * sizes.run_token
+        assert 0.7 * (1 << 20) < taken <= 1.1 * (1 << 20) and before["documents"] < 40
+        assert set(at_the_front(server)) == set(names[: before["documents"]])
+        until(lambda: server.metric("slotcache_disk_bytes") >= 0.7 * (1 << 20))
+    with reading(model, tmp_path, **kept) as server:
+        assert settled(server) == before and idle_tokens(server) == 0
+        answer = ask(server, f"What of {names[0]}?")["slotcache"]
+        assert answer["source"] == "snapshot" and answer["cached_tokens"] > 100
 
 
 @pytest.mark.parametrize(("settings", "word"), [({}, "--docs"), ({"docs": ".", "cache_ram": 0}, "--cache-ram")])
