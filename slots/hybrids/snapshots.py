@@ -89,7 +89,7 @@ class Snapshots(StateTree):
         assert request.sequence is not None and request.layout is not None
         scope, tokens = request.snapshot_scope, request.tokens[: request.computed]
         path_bytes = len(tokens) * self.sizes.run_token + self.size_of(len(tokens))
-        if scope is None or not len(tokens) or path_bytes > self.max_bytes:
+        if scope is None or not len(tokens) or not self.max_bytes or path_bytes > self.max_bytes:
             return
         origin = self._known(request, len(tokens)) or self.root(scope)
         begin, layout = origin.end, request.layout

@@ -114,6 +114,13 @@ def test_there_is_room_until_the_budget_is_spent():
     assert server.kept() == [20] and server.snapshots.num_bytes == 25
 
 
+def test_without_a_budget_nothing_is_kept_whatever_its_size():
+    server = Server(budget=0)
+    server.snapshots.sizes = Sizes()  # a failed warm-up: they are not known
+    server.ask(PROMPT, stops=[20])
+    assert not server.snapshots.roots
+
+
 def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
     server = Server(budget=200)
     server.ask(PROMPT)
