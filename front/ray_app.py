@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 from ray import serve  # pyright: ignore[reportMissingImports]
@@ -42,7 +41,7 @@ from .events import closing
 from .replicas.answer import Answer
 from .replicas.forward import REPLICA, Answering, Forward, lost, meant_for, unknown
 from .replicas.placing import STORED, Asked, Fleets, Needs
-from .replicas.settings import Replicas, read_settings
+from .replicas.settings import Replicas, at_rank, read_settings
 
 logger = logging.getLogger("slotcache")
 PLACED = "x-slotcache-placed"
@@ -279,8 +278,3 @@ def _number(own: Replicas, settings: Settings) -> dict[str, object]:
             downscale_delay_s=own.downscale_delay,
         )
     }
-
-
-def at_rank(settings: Settings, rank: int) -> Settings:
-    """Return the settings of one replica, with a cache folder of its own: the next replica of this rank finds it."""
-    return replace(settings, cache_dir=str(Path(settings.cache_dir) / f"replica-{rank}")) if settings.cache_dir else settings

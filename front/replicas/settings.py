@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from pathlib import Path
 
 from ...server.flags.parser import from_environment
 from ...server.flags.setting import Setting, SettingsError, Value, row, table_of, written
@@ -82,6 +86,31 @@ def _as_text(setting: Setting, given: object) -> str:
     if setting.choices:
         raise ValueError(f"expected one of {', '.join(setting.choices)}")
     raise ValueError("expected a text in quotes" if isinstance(setting.default, str) else "expected a number")
+
+
+def at_rank(settings: Settings, rank: int) -> Settings:
+    """Return the settings of one replica, with a cache folder of its own: the next replica of this rank finds it.
+
+    Ray gives the rank of a replica that has left to another one that runs, which keeps its folder. So the folder is locked
+    until this process ends, and one that is locked is passed by.
+    """
+    if not settings.cache_dir:
+        return settings
+    whole = Path(settings.cache_dir).expanduser()
+    whole.mkdir(mode=0o700, parents=True, exist_ok=True)
+    number = next(number for number in chain((rank,), count()) if _locks(whole / f"replica-{number}.lock"))
+    return replace(settings, cache_dir=str(whole / f"replica-{number}"))
+
+
+def _locks(file: Path) -> bool:
+    """Lock a file until this process ends; whether no other one has it."""
+    descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    return True
 
 
 def as_markdown() -> str:

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 from slotcache.front.replicas.answer import Answer, Told
 from slotcache.front.replicas.answer import Conversation as Remembered
 from slotcache.front.replicas.forward import Answering, Forward, meant_for
 from slotcache.front.replicas.placing import ANSWER, DECODING, MAX_NAME, MOST_BEFORE, MOST_PLACED, Asked, Fleets, Needs
-from slotcache.front.replicas.settings import Replicas, read_settings
+from slotcache.front.replicas.settings import Replicas, at_rank, read_settings
 from slotcache.server.app import make_app
 from slotcache.server.flags.setting import SettingsError
+from slotcache.server.settings import Settings
 
 REMEMBERED = Remembered(id="conv-1", remembered=True)
 NAMES = ["r0", "r1"]
@@ -361,6 +363,15 @@ def test_a_wrong_variable_is_an_error_that_a_worker_of_ray_can_tell(monkeypatch)
     monkeypatch.setenv("SLOTCACHE_REPLICAS", "two")
     with pytest.raises(SettingsError, match="SLOTCACHE_REPLICAS='two': expected a whole number"):
         read_settings({})
+
+
+def test_no_two_replicas_have_one_cache_folder(tmp_path):
+    """Of three replicas the first one leaves, the third one gets its rank, and a new one the rank of the third."""
+    settings = Settings(cache_dir=str(tmp_path / "cache"))
+    # Locks of one process exclude each other as those of several do.
+    folders = [at_rank(settings, rank).cache_dir for rank in (0, 2, 2, 2)]
+    assert [Path(folder).name for folder in folders] == ["replica-0", "replica-2", "replica-1", "replica-3"]
+    assert at_rank(Settings(), 2) == Settings()
 
 
 def test_yaml_may_say_switches_and_texts_in_its_own_way():
