@@ -62,6 +62,7 @@ _ALL = (
     Scenario(".offline.attention", "documents read separately: likelihood of human answers, without a server"),
     Scenario(".offline.residency", "cost of idle and moved KV, without a server"),
     Scenario(".offline.masks", "time of a grammar at each token, without a server"),
+    Scenario(".offline.drafts", "drafts from the prompt: gain, loss and equal texts, without a server"),
     Scenario(".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario(".offline.replacement", "eviction policies for idle KV, simulated"),
     Scenario(".offline.fleet", "requests placed on replicas, simulated"),

@@ -84,3 +84,20 @@ def test_each_request_and_each_chunk_is_timed_with_a_front_and_without(tmp_path:
     arms = json.loads(written.read_text())["data"]["arms"]
     assert [[len(values) for values in arm.values()] for arm in arms.values()] == [[6, 6, 14]] * 3
     assert all(value > 0 for arm in arms.values() for values in arm.values() for value in values)
+
+
+def test_drafts_change_no_text_and_are_right_where_an_answer_quotes(tiny: Path, tmp_path: Path, capsys: Any) -> None:
+    turn = {"documents": [{"text": "The mill stands at the river. " * 8}], "question": "Where is the mill?"}
+    turn["answer"] = "It is said there: " + "the mill stands at the river. " * 3
+    (tmp_path / "conversations.jsonl").write_text(json.dumps({"turns": [turn]}))
+    out = tmp_path / "out.json"
+    model = ["-m", str(tiny), "--quoting", str(tiny), "--data", str(tmp_path)]
+    sizes = ["--references", "1", "--passages", "1", "--same", "2", "--max-tokens", "12", "--rounds", "1", "-t", "1"]
+    assert main(["drafts", *model, *sizes, "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    (table,) = report["tables"]
+    rows = {row[0]: row[1:] for row in table["rows"]}
+    assert rows["random weights"][0] == 2 and rows["a model asked to quote"][0] == 1
+    assert 0 < rows["MT-RAG, forced"][-1] <= rows["MT-RAG, forced"][-2]
+    assert [bar["number"] for bar in report["bars"]] == [1, 2, 3, 4, 5]
+    assert report["bars"][3]["met"], "a right draft gave another text than a wrong one of as many rows"
