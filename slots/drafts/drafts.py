@@ -95,7 +95,7 @@ class Drafts:
         if request.draft is None:
             return None
         room = len(request.tokens) - request.num_tokens - 1  # the last token of an answer is sampled behind a draft
-        draft = request.draft.draft(request.ids(0, request.num_tokens), request.num_prompt, min(most, room))
+        draft = request.draft.draft(request.tokens[: request.num_tokens], request.num_prompt, min(most, room))
         if draft is None:
             return None
         end = next((place for place, token in enumerate(draft.tokens.tolist()) if token in self._ends), len(draft.tokens))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..separate.marks import ids_of
+
 SHORTEST = 3  # tokens of the shortest suffix that is looked up
 LONGEST = 32  # tokens in front of a place that are compared
 MOST_PLACES = 16  # of a suffix, the newest ones: a text of one word has thousands
@@ -38,19 +40,23 @@ class Lookup:
         self._place = 0  # behind which the last draft's text goes on; 0: no draft yet
 
     def draft(self, tokens: np.ndarray, num_prompt: int, most: int) -> Draft | None:
-        """Return at most `most` tokens that may come next; None without a match. tokens: the prompt and the answer."""
+        """Return at most `most` tokens that may come next; None without a match.
+
+        tokens (int32): the prompt and the answer, which has begun; those of documents that are read separately are marked.
+        """
         self._learn(tokens, num_prompt)
         if len(tokens) < SHORTEST or most <= 0 or not len(places := self._places(key_of(tokens, len(tokens)))):
             return None
         lengths = matched(tokens, places)
         best = len(lengths) - 1 - int(lengths[::-1].argmax())  # of equals that of the last draft, else the newest
         self._place = int(places[best])
-        return Draft(np.resize(tokens[self._place :], most), int(lengths[best]))  # a text that meets its own end goes round
+        source = ids_of(tokens[self._place : self._place + most])
+        return Draft(np.resize(source, most), int(lengths[best]))  # a text that meets its own end goes round
 
     def _learn(self, tokens: np.ndarray, num_prompt: int) -> None:
         """Take over the text since the last call: once the prompt, then a few tokens a step."""
         if self._prompt is None:
-            self._prompt, self._end = Places(tokens[:num_prompt]), num_prompt
+            self._prompt, self._end = Places(ids_of(tokens[:num_prompt])), num_prompt
         for stop in range(max(self._end, SHORTEST), len(tokens)):  # behind the last token nothing stands yet
             self._newest[key_of(tokens, stop)] = stop
         if self._place:
@@ -89,7 +95,7 @@ class Places:
 def key_of(tokens: np.ndarray, stop: int) -> int:
     """Return the key of the suffix that ends at `stop`."""
     key = 0
-    for token in tokens[stop - SHORTEST : stop].tolist():
+    for token in ids_of(tokens[stop - SHORTEST : stop]).tolist():
         key = key << BITS | token
     return key
 
@@ -98,5 +104,5 @@ def matched(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return for each place how many tokens in front of it are also the last ones of `tokens`. (places,)."""
     length = min(LONGEST, len(tokens))
     at = places[:, None] - np.arange(1, length + 1)
-    same = (tokens[np.maximum(at, 0)] == tokens[: -length - 1 : -1]) & (at >= 0)
+    same = (ids_of(tokens[np.maximum(at, 0)]) == ids_of(tokens[: -length - 1 : -1])) & (at >= 0)
     return np.where(same.all(1), length, same.argmin(1))
