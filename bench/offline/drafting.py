@@ -26,15 +26,15 @@ Source = Callable[[], Lookup | None]
 """Makes the source of a request's drafts."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Tokens:
     """A prompt of certain tokens (int32)."""
 
     tokens: np.ndarray
+    num_tokens: int = field(init=False)
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.tokens)
 
     def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Return them as they are."""

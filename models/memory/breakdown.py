@@ -87,7 +87,8 @@ def breakdown(context: llama_cpp.llama_context_p) -> tuple[Use, ...]:
 
 def _logit_bytes(context: llama_cpp.llama_context_p) -> int:
     model = llama_cpp.llama_get_model(context)
-    vocab = model and llama_cpp.llama_model_get_vocab(model)
+    assert model
+    vocab = llama_cpp.llama_model_get_vocab(model)
     assert vocab
     return llama_cpp.llama_n_seq_max(context) * llama_cpp.llama_vocab_n_tokens(vocab) * ctypes.sizeof(ctypes.c_float)
 

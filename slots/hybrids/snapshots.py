@@ -22,7 +22,7 @@ from ..tree import PrefixTree
 from .statetree import Cut, StateTree
 
 SPACING = 64  # tokens between two states of a prompt
-UNUSED = 32  # states within prompts that wait for a second prompt; as many more for each that leaves too early
+UNUSED = 64  # states within prompts that wait for a second prompt; as many more for each that leaves too early
 
 
 class Snapshots(StateTree):

@@ -135,7 +135,10 @@ def test_the_number_of_replicas_may_follow_the_load():
 
 def test_requests_do_not_wait_without_limit():
     """While no replica is up, each of them holds its body in the ingress."""
-    from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+    from ray.serve.exceptions import (  # pyright: ignore[reportMissingImports]
+        BackPressureError,
+        DeploymentUnavailableError,
+    )
     from slotcache.front.ray_app import BESIDE, app, turned_away
 
     (engines,) = app({"replicas": 3, "parallel": 2, "max_queue": 8, "threads": 1})._bound_deployment.init_args[:1]

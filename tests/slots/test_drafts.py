@@ -46,7 +46,7 @@ def test_a_draft_is_the_text_behind_the_longest_match(prompt, steps):
 def test_a_draft_goes_on_where_the_last_one_was_right():
     """Of two places with as much in common, the last draft's."""
     page = [*range(100, 150), *range(200, 210), *range(100, 150), *range(300, 310)]
-    lookup = Lookup()
+    lookup, draft = Lookup(), None
     for length in range(1, 40):
         answer = [*page, *range(100, 100 + length)]
         draft = lookup.draft(np.array(answer, np.int32), len(page), 4)
@@ -64,7 +64,7 @@ def test_drafts_change_no_token_and_save_steps():
     tokens = [*plain.run(PROMPT, limit=40).tokens[len(PROMPT) :], 8, *PROMPT]
     expected_tokens = plain.run(tokens, limit=40).tokens
     request = world.run(tokens, limit=40, drafts=True)
-    assert request.tokens.tolist() == expected_tokens.tolist()
+    assert request.tokens.tolist() == expected_tokens.tolist() and request.draft is not None
     assert 0 < request.draft.num_accepted <= request.draft.num_drafted == world.scheduler.counters.drafted_tokens
     assert len(world.plans) < 20 < len(plain.plans)
 
@@ -75,6 +75,7 @@ def test_wrong_tokens_leave_the_cells():
     world.finish()
     world.step()  # takes back what the last one had wrong
     trims = [operation for plan in world.plans for operation in plan.operations if isinstance(operation, Trim)]
+    assert request.draft is not None
     assert sum(trim.stop - trim.start for trim in trims) == request.draft.num_drafted - request.draft.num_accepted > 0
     assert request.num_tokens == request.num_prompt + 30
 

@@ -147,13 +147,13 @@ def test_each_segment_of_a_prompt_is_looked_at_a_few_times_however_many_snapshot
     assert server.kept() == [*stops, 400] and len(looks) < 10 * len(stops)
 
 
-def test_a_pin_of_a_long_prompt_looks_for_each_state_once():
+def test_a_pin_of_a_long_prompt_looks_for_each_state_once(monkeypatch):
     server, looks = Server(budget=10_000, cells=1000), []
     stops = range(2, 400, 2)
     tokens = np.arange(400, dtype=np.int32)
     server.ask(tokens, stops)
     seconds = server.snapshots._profile.seconds
-    server.snapshots._profile.seconds = lambda *run: looks.append(run) or seconds(*run)
+    monkeypatch.setattr(server.snapshots._profile, "seconds", lambda *run: looks.append(run) or seconds(*run))
     assert server.scheduler.pins.pin(S, tokens, 60) == 400
     assert len(looks) == len(server.kept()) < 20
     check(server.scheduler)
