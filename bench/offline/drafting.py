@@ -31,10 +31,7 @@ class Tokens:
     """A prompt of certain tokens (int32)."""
 
     tokens: np.ndarray
-    num_tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.num_tokens = len(self.tokens)
+    num_tokens: int
 
     def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Return them as they are."""
@@ -125,7 +122,7 @@ class Streams:
         for place, prompt in enumerate(prompts):
             self._number += 1
             most = len(forced[place]) if forced else limit
-            request = Request(self._number, Tokens(prompt), most, Scope.shared("bench"), draft=source())
+            request = Request(self._number, Tokens(prompt, len(prompt)), most, Scope.shared("bench"), draft=source())
             answers[request.id] = Answer(request)
             samplers[request.id] = Chooser(self._runner, forced[place] if forced else None)
             self.scheduler.submit(request)
