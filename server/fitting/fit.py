@@ -166,4 +166,5 @@ class Fitting:
             "-ncmoe": (self.num_layers - would.gpu_experts, self.num_layers - self.wanted.gpu_experts),
         }
         changed = " ".join(f"{flag} {new}" for flag, (new, old) in flags.items() if new != old)
-        return f"it fits with {changed}" + ("" if self.settings.fit else ", or --fit chooses")
+        can_choose = not self.settings.fit and would.cells >= min(self.settings.fit_ctx, self.wanted.cells)
+        return f"it fits with {changed}" + (", or --fit chooses" if can_choose else "")

@@ -104,6 +104,8 @@ def test_without_a_fit_the_start_ends_with_what_was_missing(wide):
     assert result.returncode == 2 and "Traceback" not in result.stderr
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("slotcache: ")]
     assert "CPU lacks" in line and "--fit chooses" in line and "it fits with -c " in line
+    with pytest.raises(ModelError, match=r"it fits with -c \d+$"):
+        fit(Settings(fit=False, fit_ctx=8000, device_memory=60), wide)
     assert fit(Settings(fit=False, ctx_size=4096, device_memory=60), wide)[0].ctx_size == 4096
 
 
