@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -45,9 +47,10 @@ class Layout:
     moved: tuple[Moved, ...] = ()
     reads: tuple[int, Moved] | None = None
 
-    def is_moved_at(self, position: int) -> bool:
-        """Whether the KV of a position is moved there: it cannot be computed in place."""
-        return any(document.moves_from <= position < document.stop for document in self.moved)
+    def moved_at(self, position: int) -> int | None:
+        """Return the document, by its place among the moved ones, that brings a position's KV; None: none does."""
+        at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1
+        return at if at >= 0 and position < self.moved[at].stop else None
 
     def splits(self, position: int) -> bool:
         """Whether a segment begins before `position` and ends behind it."""

@@ -119,7 +119,7 @@ class Step:
         costs = self._tree.costs
         most = min(num_tokens, self._background_size(request.computed)) if request.background else num_tokens
         assert request.layout is not None
-        if request.layout.is_moved_at(request.computed):
+        if request.layout.moved_at(request.computed) is not None:
             return 0  # no cells are free for the document that is to be moved here
         stop = next_stop(request.stops, request.computed) or request.num_tokens
         size = chunk_size(stop - request.computed, most, costs)

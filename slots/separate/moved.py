@@ -46,13 +46,15 @@ class Readings:
     """The documents that a request has read or found, by their place in its layout.
 
     pieces: their KV, which a request keeps whatever leaves the cache. front, tokens: how many tokens the request itself has
-    computed for it, of the front and of documents. reached: the position up to which reuse was counted.
+    computed for it, of the front and of documents. reached: the position up to which reuse was counted. looked: how many of
+    the first documents were read or found cached when they were looked for last.
     """
 
     pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
     front: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
     reached: int = 0
+    looked: int = 0
 
     def count(self, document: int, front: int, start: int, stop: int) -> None:
         """Count computed tokens at positions [start, stop) of the text that a document is read in."""

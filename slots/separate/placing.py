@@ -25,7 +25,7 @@ def place(tree: PrefixTree, cells: Cells, counters: Counters, request: Request) 
     sequence, layout = request.sequence, request.layout
     assert sequence is not None and layout is not None
     start = sequence.length
-    at = next((at for at, one in enumerate(layout.moved) if one.moves_from <= start < one.stop), None)
+    at = layout.moved_at(start)
     if at is None or not cells.reserve(layout.moved[at].stop - start):
         return False
     document = layout.moved[at]

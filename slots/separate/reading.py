@@ -25,9 +25,13 @@ from .moved import Moved, Piece
 
 def next_stage(tree: PromptTree, request: Request, whole: Layout) -> Layout:
     """Return the layout of a request's next stage. whole: that of its prompt."""
-    for at, document in enumerate(whole.moved):
-        if at not in request.readings.pieces and not _is_cached(tree, request.scope, document):
-            return _stage(whole, at, document)
+    readings, count = request.readings, len(whole.moved)
+    first = readings.looked
+    # On from the last one, so that all stages together look once at each. Then at the others, which may have left since.
+    for at in (*range(first, count), *range(first)):
+        readings.looked = at
+        if at not in readings.pieces and not _is_cached(tree, request.scope, whole.moved[at]):
+            return _stage(whole, at, whole.moved[at])
     return whole
 
 
