@@ -56,7 +56,7 @@ class Histories:
             length = node.end if node else 0
         else:
             length = self._archive.length(scope, tokens)
-        lane.remember(scope, tokens[:length])
+        lane.remember(scope, tokens[:length], length)
         return length
 
     def erase(self, lane: Lane) -> int:

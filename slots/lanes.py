@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .radix import NO_TOKENS
+from .radix import NO_TOKENS, common_prefix
 from .request import Request
 from .scope import Scope
 
@@ -17,8 +17,8 @@ class Lane:
     """The place of one running request.
 
     last: id of the last request of a client here; -1 before the first. scope, history (int32): of that request; empty if
-    nothing of it was kept. ahead (int32): the tokens of its next turn that have been prefilled since. Any other background
-    request leaves no trace here.
+    nothing of it was kept. num_prompt: the tokens of its prompt in the history. ahead (int32): the tokens of its next turn
+    that have been prefilled since. Any other background request leaves no trace here.
     """
 
     id: int
@@ -28,11 +28,21 @@ class Lane:
     last: int = -1
     scope: Scope | None = None
     history: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    num_prompt: int = 0
     ahead: np.ndarray = field(default_factory=lambda: NO_TOKENS)
 
-    def remember(self, scope: Scope | None, history: np.ndarray, last: int = -1) -> None:
-        """Replace the history."""
+    def remember(self, scope: Scope | None, history: np.ndarray, num_prompt: int, last: int = -1) -> None:
+        """Replace the history. num_prompt: the tokens of the prompt, of which the history may have fewer."""
         self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
+        self.num_prompt = min(num_prompt, len(history))
+
+    def is_continued_by(self, request: Request) -> bool:
+        """Return whether a prompt begins with the last one that ran here.
+
+        The answer may read another way in the next turn: without its reasoning, or as other tokens of the same text.
+        """
+        mine, prompt = self.history[: self.num_prompt], request.tokens[: request.num_tokens]
+        return self.scope == request.index_scope and 0 < len(mine) == common_prefix(mine, prompt)
 
 
 class Lanes:
@@ -60,10 +70,13 @@ class Lanes:
         return request.wanted_lane < 0 or self._lanes[request.wanted_lane].request is None
 
     def take(self, request: Request, sequence_id: int) -> None:
-        """Give a request its idle lane: the one it wants, else that of this sequence, else the least recently used."""
+        """Give a request its idle lane: the one it wants, else the one it continues, else the least recently used.
+
+        sequence_id: of the request's sequence, which may be a new one even where it continues a lane.
+        """
         idle = [lane for lane in self._lanes if lane.request is None and request.wanted_lane in (-1, lane.id)]
-        own = next((lane for lane in idle if lane.sequence_id == sequence_id), None)
-        lane = own or min(idle, key=lambda lane: lane.last_use)
+        continued = [lane for lane in idle if lane.is_continued_by(request)]
+        lane = max(continued, key=lambda lane: lane.num_prompt, default=min(idle, key=lambda lane: lane.last_use))
         lane.request, request.lane = request, lane.id
         if request.background:
             if followed := self._followed(request):
@@ -81,7 +94,8 @@ class Lanes:
                 followed.ahead = request.tokens[: request.computed]
             return
         scope = request.scope if request.cache else request.snapshot_scope
-        lane.remember(scope, NO_TOKENS if scope is None else request.tokens[: request.computed], request.id)
+        history = NO_TOKENS if scope is None else request.tokens[: request.computed]
+        lane.remember(scope, history, request.num_prompt, request.id)
 
     def _followed(self, request: Request) -> Lane | None:
         """Return the lane of the request whose next turn this one prefills, if the lane still remembers it."""

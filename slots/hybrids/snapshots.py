@@ -65,13 +65,14 @@ class Snapshots(StateTree):
         return tuple(reversed(chosen))
 
     def load(self, request: Request) -> int:
-        """Bring the deepest state that a request's tokens begin with into its sequence, with the runs in front of it.
+        """Bring the deepest state that a request's prompt begins with into its sequence, with the runs in front of it.
 
-        Return how many tokens that spares, behind those that the sequence has.
+        Return how many tokens that spares, behind those that the sequence has. Nothing comes back behind the prompt: the
+        tail of an answer is the request's own, also where a grammar forces several tokens of it at once.
         """
         assert request.sequence is not None
         begin = request.sequence.length
-        tokens = request.tokens[: max(request.num_tokens - self._tree.rest, 0)]
+        tokens = request.tokens[: max(min(request.num_tokens - self._tree.rest, request.claimed), 0)]
         node = self.longest(request.snapshot_scope, tokens, self._known(request, len(tokens)))
         if node is None or node.end <= begin:
             return 0

@@ -250,6 +250,19 @@ def test_tokens_that_a_grammar_forces_on_two_requests_are_computed_for_both_at_o
     world.finish()
 
 
+def test_a_prompt_runs_in_the_lane_that_it_continues_wherever_its_kv_is():
+    world = World(cells=300, lanes=3)
+    first = world.run(range(50), limit=4)
+    world.run(range(100, 140))
+    turn = world.run([*range(50), 4, 4, 4], limit=4)  # the answer reads another way in it: no sequence ends there
+    assert turn.source == "fork" and turn.lane == first.lane == 0
+    assert world.run([*range(50), 4, 4, 4, 9], scope=Scope.shared("other")).lane == 2, "the history of another scope"
+    world.scheduler.tree.drop(COMMON)
+    assert world.run([*range(50), 4, 4, 4, 9]).lane == 0
+    longer = world.run([*range(50), 4, 4, 5], lane=1)
+    assert world.run([*range(50), 4, 4, 5, 5]).lane == longer.lane == 1
+
+
 def test_a_lane_that_holds_the_whole_history_is_continued_and_others_are_forked():
     world = World(lanes=3)
     first = world.run(range(50))

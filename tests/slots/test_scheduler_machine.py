@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from support.chatting import Chatting
 from support.keeping import Keeping
 from support.life import EXPECTED, SEEN
@@ -19,9 +19,14 @@ class Lives(Chatting, Keeping):
     """Everything that can happen, in any order."""
 
 
-TestLives = pytest.mark.timeout(60 + LIVES)(Lives.TestCase)
+SHRINKING = 300  # s that hypothesis shortens a failing life for, at most: cut off, it would not tell what failed
+TestLives = pytest.mark.timeout(60 + LIVES + SHRINKING)(Lives.TestCase)
 TestLives.settings = settings(
-    max_examples=LIVES, stateful_step_count=30, deadline=None, suppress_health_check=list[Any](HealthCheck)
+    max_examples=LIVES,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list[Any](HealthCheck),
+    phases=set(Phase) - {Phase.explain},  # it traces every line
 )
 
 

@@ -12,7 +12,7 @@ from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.tree import PrefixTree
 from support.fixed_prompt import Fixed
-from support.memory import Memory, cut
+from support.memory import Memory, cut, next_token
 
 S = Scope.shared("s")
 
@@ -27,14 +27,19 @@ class Server:
         self.snapshots.sizes = Sizes(run_token=1, state=5)
         self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
 
-    def ask(self, tokens, stops=()):
-        """Return how much of a prompt a snapshot spared. stops: ends of segments before its own end."""
+    def ask(self, tokens, stops=(), forced=()):
+        """Return how much of a prompt a snapshot spared. stops: ends of segments before its own end. forced: tokens that
+        follow the first one of the answer, which has one more behind them.
+        """
         prompt = Fixed(tokens, [*stops, len(tokens)])
-        request = Request(len(tokens), prompt, 1, Scope.private(len(tokens)), cache=False, snapshot_scope=S)
+        limit = len(forced) + 2 if forced else 1
+        request = Request(len(tokens), prompt, limit, Scope.private(len(tokens)), cache=False, snapshot_scope=S)
         self.scheduler.submit(request)
-        while request.num_tokens == request.num_prompt:
+        while request.num_tokens < request.num_prompt + limit:
             plan = self.scheduler.plan()
-            self.scheduler.commit(plan, self.memory.run(plan))
+            for asked, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+                for token in forced if asked.num_tokens == asked.num_prompt + 1 else ():
+                    asked.append(token)
             check(self.scheduler)
         self.scheduler.finish(request)
         self.memory.run(self.scheduler.plan())
@@ -97,6 +102,14 @@ def test_a_next_turn_replaces_the_state_close_in_front_of_it():
     server.ask(PROMPT[:20])
     assert server.ask(PROMPT[:21]) == 20 and server.kept() == [21]
     assert server.ask(PROMPT) == 21 and server.kept() == [21, 30]
+
+
+def test_an_answer_with_forced_tokens_takes_no_state_from_behind_its_prompt():
+    """Its own tail is there already: the state's runs would be held twice."""
+    server = Server(budget=1000)
+    answer = next_token((*PROMPT.tolist(),))
+    server.ask(np.append(PROMPT, [answer, 1, 1]))
+    assert server.ask(PROMPT, forced=[1, 1, 1]) == 0
 
 
 def record(length):
