@@ -61,10 +61,15 @@ class Counters:
             tokens = max(min(start + tokens, front - own) - start, 0) if own else tokens
         self._count(request, source, start, tokens)
 
-    def count_moved(self, request: Request, start: int, stop: int, num_read: int) -> None:
-        """Count a document that was moved to positions [start, stop). num_read: tokens of it that the request has read."""
-        request.readings.reached = stop
-        self._count(request, "moved", start, max(stop - num_read - start, 0))
+    def count_moved(self, request: Request, at: int, start: int) -> None:
+        """Count a document, by its place among the moved ones, that came to its place from position `start` on."""
+        assert request.layout is not None
+        document, readings = request.layout.moved[at], request.readings
+        num_read = readings.tokens.get(at, 0) + min(readings.front, max(document.front - start, 0))
+        readings.reached = document.stop
+        if not request.cache:
+            return  # from another document of the request, that begins alike
+        self._count(request, "moved", start, max(document.stop - num_read - start, 0))
 
     def _count(self, request: Request, source: str, start: int, tokens: int) -> None:
         if request.num_preempted or request.background or request.is_reading:

@@ -82,7 +82,7 @@ class Ledger:
     def catch_up(self, sequence: Sequence) -> int:
         """Share KV that other sequences have computed on this sequence's path. Return how many tokens that was."""
         node = next((node for node in path(sequence.tip) if node.ready), None)
-        upto = min(node.start + node.ready, self.most_cached(sequence.tip.end)) if node else 0
+        upto = sequence.most_cached(node.start + node.ready, self._rest) if node else 0
         gained = upto - sequence.length
         if gained > 0:
             self.share(sequence, upto)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
+
+Section = tuple[int, int]
+"""Positions [start, stop) of a prompt that are computed, beside documents that are moved to their places."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +89,24 @@ class Sequence:
     tip: Node
     length: int = 0
     active: bool = True
+    sections: tuple[Section, ...] = ()  # of its request's prompt
     parked_at: int = 0  # the ledger's count of parkings: of leaves with equal priorities, the one parked first is evicted
+
+    def most_cached(self, upto: int, rest: int) -> int:
+        """Return how much of its path may come from the cache, if that has `upto` tokens of it."""
+        return most_cached(self.sections, upto, rest)
+
+
+def most_cached(sections: Seq[Section], upto: int, rest: int) -> int:
+    """Return how much of a prompt may come from the cache, if that has `upto` tokens of it.
+
+    sections: the last one ends with the prompt. None of them is computed in pieces of fewer than `rest` tokens, unless it is
+    as short as a whole: the bits of KV depend on that. The prompt's last token is always computed.
+    """
+    upto = min(upto, sections[-1][1] - 1)
+    at = bisect_right(sections, upto, key=itemgetter(0)) - 1
+    start, stop = sections[at] if at >= 0 else (0, 0)
+    return max(min(upto, stop - rest), start) if upto < stop else max(upto, 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from .drafts.lookup import Lookup
-from .node import Node, Sequence
+from .node import Node, Section, Sequence
 from .radix import PromptTree, common_prefix
 from .scope import Scope
 from .separate.marks import ids_of
@@ -51,6 +51,11 @@ class Layout:
         """Return the document, by its place among the moved ones, that brings a position's KV; None: none does."""
         at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1
         return at if at >= 0 and position < self.moved[at].stop else None
+
+    def sections(self, num_tokens: int) -> list[Section]:
+        """Return what is computed of the first `num_tokens` tokens: all that stands between documents that are moved."""
+        starts, stops = [0, *(one.stop for one in self.moved)], [*(one.moves_from for one in self.moved), num_tokens]
+        return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
 
     def splits(self, position: int) -> bool:
         """Whether a segment begins before `position` and ends behind it."""
@@ -139,7 +144,8 @@ class Request:
         stops = [*self.layout.stops, self.num_tokens]
         placed = () if self.layout.moved else self.layout.documents  # a moved one is of no use to other prompts
         documents = [(document.key, document.start, document.stop) for document in placed]
-        return tree.claim(self.scope, self.tokens[: self.num_tokens], stops, documents, guess=self.guess)
+        sections = self.layout.sections(self.num_tokens)
+        return tree.claim(self.scope, self.tokens[: self.num_tokens], stops, documents, guess=self.guess, sections=sections)
 
     def ids(self, start: int, stop: int) -> np.ndarray:
         """Return tokens as the model knows them."""

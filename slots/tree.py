@@ -16,7 +16,7 @@ import numpy as np
 from .costs import UNMEASURED, Costs
 from .eviction import EvictionPolicy, count_use
 from .ledger import Ledger
-from .node import Claim, Node, Sequence
+from .node import Claim, Node, Section, Sequence, most_cached
 from .profile import Profile
 from .radix import NO_TOKENS, PromptTree, descendants, path
 from .scope import Scope
@@ -65,21 +65,23 @@ class PrefixTree(PromptTree):
         stops: Seq[int] = (),
         documents: Seq[tuple[str, int, int]] = (),
         guess: bool = False,
+        sections: Seq[Section] = (),
     ) -> Claim:
         """Put a prompt's whole path into the tree, in use, and give it a sequence that holds its cached beginning.
 
         A parked sequence that is a prefix of the prompt is continued in place; any other match is forked, and its donor
         stays as it is. stops: ascending positions where nodes must end. documents: (key, start, stop) of each. guess: no
-        client asked for the prompt yet, so its runs do not count as used. Raises OutOfSequences, and ValueError for a
-        document outside the prompt; the tree is as before then.
+        client asked for the prompt yet, so its runs do not count as used. sections: what is computed of it, all if there are
+        none. Raises OutOfSequences, and ValueError for a document outside the prompt; the tree is as before then.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
         self._clock += 1
+        sections = sections or ((0, len(tokens)),)
         if not guess:
-            self._vacate(scope, tokens)
+            self._vacate(scope, tokens, sections)
         match = self.match(scope, tokens)
-        cached = min(match.ready, self.ledger.most_cached(len(tokens)))
+        cached = most_cached(sections, match.ready, self.rest)
         parked = self.ledger.parked.get(match.ready_node)
         own = parked if parked and parked.length == match.ready == cached else None
         continues = match.length == match.node.end and not match.node.children
@@ -90,6 +92,7 @@ class PrefixTree(PromptTree):
         for node in (nodes := list(path(tip))):
             self.ledger.begin_use(node)
         sequence = own or self._begin(tip)
+        sequence.sections = tuple(sections)
         self._count_use(nodes, continues=continues, guess=guess)
         if own is not None:
             self.ledger.resume(own, tip)
@@ -156,13 +159,16 @@ class PrefixTree(PromptTree):
                 self._remove(node)
         return dropped
 
-    def _vacate(self, scope: Scope, tokens: np.ndarray) -> None:
+    def _vacate(self, scope: Scope, tokens: np.ndarray, sections: Seq[Section]) -> None:
         """Move the prompt's last `rest` tokens, and all runs behind them, to host memory if only idle sequences hold them.
 
         Their second computation then gets the same cells. Kernels sum over cells in vectors: other cells, another order.
         """
-        at = self.ledger.most_cached(len(tokens))
-        if self.rest == 1 or not self.host.max_tokens or self.match(scope, tokens).ready <= at:
+        if self.rest == 1 or not self.host.max_tokens:
+            return
+        ready = self.match(scope, tokens).ready
+        at = most_cached(sections, ready, self.rest)
+        if ready <= at:
             return
         node = self._descend(self.roots[scope], tokens[:at]).children[int(tokens[at])]
         for run in [node, *descendants(node)][::-1]:

@@ -152,7 +152,7 @@ class _LayoutBuilder:
         start, front = self._length, len(self._front)
         self.add(mark(tokens, self._num_links), f"document {document.id}", ends=True)
         self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
-        moves_from = start if start == front else start + self._num_links
+        moves_from = 0 if start == front else start + self._num_links
         if moves_from < self._length:
             text = np.concatenate([self._front, tokens])
             place = (document.id, document.key, start, self._length)

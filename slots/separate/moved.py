@@ -15,7 +15,8 @@ class Moved:
     """A document at positions [start, stop) of a prompt, which is read behind the prompt's front alone.
 
     id, key: as in `PlacedDocument`. front: tokens up to the prompt's first document. text: int32, these and then the
-    document. moves_from: the first position whose KV is moved; the link tokens in front of it are computed in place.
+    document. moves_from: the first position whose KV comes from there; the link tokens in front of it are computed in place.
+    The first document stands where it was read: with it comes all that stands in front of it, and moves_from is 0.
     """
 
     id: str
@@ -31,6 +32,11 @@ class Moved:
     def distance(self) -> int:
         """Positions from the place where it was read to that where it stands."""
         return self.start - self.front
+
+    @property
+    def needed_from(self) -> int:
+        """The first position of its text whose KV is needed."""
+        return self.moves_from - self.distance
 
 
 class Piece(NamedTuple):

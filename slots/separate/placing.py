@@ -35,5 +35,5 @@ def place(tree: PrefixTree, cells: Cells, counters: Counters, request: Request) 
         if first < last:
             tree.ledger.perform(Restore(piece.blob, sequence.id, first, last, distance=distance))
     tree.ledger.advance(sequence, document.stop)
-    counters.count_moved(request, start, document.stop, request.readings.tokens.get(at, 0))
+    counters.count_moved(request, at, start)
     return True

@@ -58,12 +58,12 @@ def keep_moved(tree: PrefixTree, request: Request) -> None:
 
 
 Run = tuple[Node, int, int]
-"""A run of the tree, and the positions of a document that stand in it."""
+"""A run of the tree, and the positions of a document's text that stand in it."""
 
 
 def _is_cached(tree: PromptTree, scope: Scope, document: Moved) -> bool:
     """Return whether all KV of a document is on the device or in host memory."""
-    at = document.front
+    at = document.needed_from
     for node, start, stop in _runs(tree, scope, document):
         if start != at or (node.blob is None and node.start + node.ready < stop):
             return False
@@ -74,7 +74,7 @@ def _is_cached(tree: PromptTree, scope: Scope, document: Moved) -> bool:
 def _runs(tree: PromptTree, scope: Scope, document: Moved) -> Iterator[Run]:
     match = tree.match(scope, document.text)
     for node in reversed(list(path(match.node))):
-        start, stop = max(node.start, document.front), min(node.end, match.length)
+        start, stop = max(node.start, document.needed_from), min(node.end, match.length)
         if start < stop:
             yield node, start, stop
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from ..node import Node, Sequence
+from ..node import Blob, Node, Sequence
 from ..plan import Restore
 from ..radix import path
 
@@ -15,19 +15,24 @@ def restores(sequence: Sequence, rest: int) -> list[tuple[Restore, list[Node]]]:
 
     The path's last `rest` tokens are left out and computed: the last one gives the logits.
     """
-    found: list[tuple[Restore, list[Node]]] = []
-    last = sequence.tip.end - rest
-    behind = itertools.takewhile(lambda node: node.end > sequence.length, path(sequence.tip))
-    for node in reversed(list(behind)):
-        start = found[-1][0].stop if found else sequence.length
-        if node.ready or node.blob is None or node.start != start or start >= last:
+    runs: list[tuple[Node, Blob]] = []
+    reached = sequence.length
+    for node in reversed(list(itertools.takewhile(lambda node: node.end > sequence.length, path(sequence.tip)))):
+        if node.ready or node.blob is None or node.start != reached:
             break
-        stop = min(node.end, last)
-        if found and found[-1][0].blob is node.blob:
+        runs.append((node, node.blob))
+        reached = node.end
+    last = sequence.most_cached(reached, rest)
+    found: list[tuple[Restore, list[Node]]] = []
+    for node, blob in runs:
+        start, stop = node.start, min(node.end, last)
+        if start >= stop:
+            break
+        if found and found[-1][0].blob is blob:
             restore, nodes = found.pop()
             found.append((replace(restore, stop=stop), [*nodes, node]))
         else:
-            found.append((Restore(node.blob, sequence.id, start, stop), [node]))
+            found.append((Restore(blob, sequence.id, start, stop), [node]))
     return found
 
 

@@ -7,13 +7,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from slotcache.ordering.document import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed, Part
-from slotcache.server.chat.prompt import ChatPrompt
+from slotcache.server.chat.prompt import ChatPrompt, SeparatePrompt
+from slotcache.slots.separate.marks import LINKS, ids_of
 
 from support.asks import CONTEXT, SCOPES, Ask
 from support.life import EXPECTED, SEEN, Life
 
-EXPECTED |= {"chat", "several sets", "reordered", "reordered history", "kept order", "repeated", "document reused"}
-TEXTS = ["0 1", "0 1 2", "1", "3 3 1", "4 0", "2 2", "2 2"]  # some begin alike, and two read the same
+EXPECTED |= {
+    "moved",
+    "read and moved",
+    "linked",
+    "chat",
+    "several sets",
+    "reordered",
+    "reordered history",
+    "kept order",
+    "repeated",
+    "document reused",
+}
+TEXTS = ["0 1", "0 1 2", "1", "3 3 1", "4 0", "2 2", "2 2", "1 0 2 3 3 1 4 2 0 4 1"]  # some begin alike, two read the same
 DOCUMENTS = [Document(f"d{number}", text) for number, text in enumerate(TEXTS)]
 POLICIES = ["auto", "auto", "auto", "retrieval", "sorted", "greedy"]
 
@@ -31,7 +43,8 @@ def hint(text):
 class Turn:
     """A question to come with its documents. of: the chat that it continues, counted from the latest; 0: a new one.
 
-    keeps: the order that documents were read in earlier is kept, as where the server remembers the conversation.
+    keeps: the order that documents were read in earlier is kept, as where the server remembers the conversation. links:
+    of documents that are read separately, the tokens that are computed in place; -1: they are read jointly.
     """
 
     of: int
@@ -43,6 +56,7 @@ class Turn:
     keep_last: int
     keeps: bool
     dedup: bool
+    links: int
 
 
 TURNS = st.builds(
@@ -56,6 +70,7 @@ TURNS = st.builds(
     keep_last=st.sampled_from([0, 0, 1]),
     keeps=st.booleans(),
     dedup=st.booleans(),
+    links=st.sampled_from([-1, -1, -1, *LINKS[:2]]),
 )
 ASKED = st.builds(
     Ask,
@@ -86,7 +101,8 @@ class Chatting(Life):
                 sum(part.num_tokens if isinstance(part, Fixed) else most_tokens(part) for part in parts) + ask.limit
                 <= CONTEXT
             ):
-                self.submit_prompt(ChatPrompt(parts), ask)
+                separate = turn.links >= 0 and self.can_cut
+                self.submit_prompt(SeparatePrompt(parts, turn.links) if separate else ChatPrompt(parts), ask)
         self.step(steps)
 
     def parts(self, turn):
@@ -119,7 +135,7 @@ class Chatting(Life):
             assert sorted(one.key for one in mine) == sorted(part.keys), "each document stands where it belongs, once"
             for one in mine:
                 text = part.tokens[part.keys.index(one.key)]
-                assert request.tokens[one.start : one.stop].tolist() == text.tolist()
+                assert ids_of(request.tokens[one.start : one.stop]).tolist() == text.tolist()
             orders.append(tuple(part.keys.index(one.key) for one in mine))
             assert part.order is None or orders[-1] == part.order
         assert not placed
@@ -136,6 +152,9 @@ class Chatting(Life):
         SEEN["reordered history"] += any(moved[:-1]) and any(part.order is None for part in sets[:-1])
         SEEN["kept order"] += any(len(part.order or ()) > 1 for part in sets)
         SEEN["repeated"] += any(part.repeated for part in sets)
+        SEEN["moved"] += bool(request.sources.get("moved"))
+        SEEN["read and moved"] += bool(request.readings.tokens)
+        SEEN["linked"] += any(one.moves_from > one.start for one in request.layout.moved)
         SEEN["document reused"] += any(one.stop <= request.cached for one in request.layout.documents)
 
 

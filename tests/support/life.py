@@ -21,6 +21,7 @@ from slotcache.slots.plan import Clear
 from slotcache.slots.request import PlacedDocument, Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
+from slotcache.slots.separate.marks import ids_of
 from slotcache.slots.tiers.host import HostTier
 from slotcache.slots.tree import PrefixTree
 
@@ -282,9 +283,11 @@ class Life(RuleBasedStateMachine):
             return
         has_room = self.scheduler.batch_size >= 2 * rest and (self.tree.host.max_tokens or not self.can_cut)
         for request, span in zip(running, plan.spans, strict=False):
-            left = request.num_tokens - span.stop
+            sections = request.layout.sections(request.num_tokens)
+            begin, end = next(section for section in sections if section[0] <= span.start < section[1])
+            left = end - span.stop
             if has_room and request.id not in self.met_others and span.start < request.claimed:
-                assert len(span.tokens) >= min(rest, request.claimed), "a piece that is too small for its bits"
+                assert len(span.tokens) >= min(rest, end - begin), "a piece that is too small for its bits"
                 assert left == 0 or left >= rest, "a rest that is too small for its bits"
 
     def ran(self):
@@ -299,7 +302,7 @@ class Life(RuleBasedStateMachine):
         assert request.wanted_lane in (-1, request.lane), "another lane than the one it waited for"
         if not request.cache and request.snapshot_scope is None:
             assert request.cached == 0 and request.source == "none"
-        self.histories.append(result)
+        self.histories.append(ids_of(np.array(result, np.int32)).tolist())
         SEEN.update(["finished", request.source, *["overtaken"] * bool(request.num_overtaken)])
         SEEN["its lane"] += request.wanted_lane >= 0
 

@@ -2,11 +2,15 @@
 
 It carries out plans like the real one and fails where the real one would give a wrong result: a span whose sequence does
 not hold exactly its own earlier tokens, a position held twice, a pool that overflows.
+
+A cell stands for all tokens that its KV was computed from, as a tuple of the codes at all positions up to its own. The code
+of a token is its id with the adapters; that of a token of a moved document tells the text that it was read in.
 """
 
 from typing import Any
 
 from slotcache.slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
+from slotcache.slots.separate.marks import FIRST, IDS, LINK_BIT, LINKS, SEPARATE
 
 
 class Memory:
@@ -58,14 +62,15 @@ class Memory:
                 assert blob.data is None, "saved twice"
                 cells: Any = [self.cells[sequence][position] for position in range(blob.start, blob.stop)]
                 blob.data = cells
-            case Restore(blob, sequence, start, stop):
+            case Restore(blob, sequence, start, stop, distance):
                 assert self.num_used + stop - start <= self.num_cells, "no room for a restore"
                 data: Any = blob.data
                 assert [len(cell) - 1 for cell in data] == list(range(blob.start, blob.stop)), "a copy of other positions"
                 mine = self.cells.setdefault(sequence, {})
-                for position, cell in zip(range(start, stop), cut(data, start, stop), strict=True):
+                cells = cut(data, start - distance, stop - distance)
+                for position, cell in zip(range(start, stop), cells, strict=True):
                     assert position not in mine, "a position would be held twice"
-                    mine[position] = cell
+                    mine[position] = (*mine[position - 1], moved(cell)) if distance else cell
                     self.identities[sequence, position] = self.next_cell
                     self.next_cell += 1
                 self.states.pop(sequence, None)
@@ -114,8 +119,26 @@ def cut(data: Any, start: int, stop: int) -> Any:
 
 
 def seen(tokens: list[int], adapters: str) -> tuple[int, ...]:
-    """Return tokens as a model with adapters sees them: other ones."""
-    return tuple(token + 101 * len(adapters) for token in tokens)
+    """Return the codes of tokens, as a model with adapters sees them. Documents that are read separately are marked."""
+    codes: list[int] = []
+    front: tuple[int, ...] | None = None  # the text in front of the first one
+    read: list[int] = []
+    for token in tokens:
+        code = (token & IDS) + 101 * len(adapters)
+        if token & FIRST:
+            front, read = tuple(codes) if front is None else front, []
+            is_moved = len(codes) > len(front)
+        if token & SEPARATE and front is not None:
+            read.append(code)
+            if is_moved and len(read) > LINKS[(token >> LINK_BIT) % len(LINKS)]:
+                code = moved((*front, *read))
+        codes.append(code)
+    return tuple(codes)
+
+
+def moved(text: tuple[int, ...]) -> int:
+    """Return the code of a document's token that was read behind `text`, which ends in it, and moved to another place."""
+    return abs(hash(text))
 
 
 def next_token(prefix: tuple) -> int:

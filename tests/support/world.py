@@ -1,6 +1,7 @@
 """A scheduler over a model of memory, step by step."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from slotcache.models.costs import CPU
@@ -57,7 +58,9 @@ class World:
         self.plans = []
 
     def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, lane=-1, drafts=False):
-        prompt, draft = Fixed(list(tokens), stops), Lookup() if drafts else None
+        """tokens: or a whole prompt."""
+        prompt = Fixed(list(tokens), stops) if isinstance(tokens, Iterable) else tokens
+        draft = Lookup() if drafts else None
         request = Request(len(self.requests), prompt, limit, scope, priority=priority, wanted_lane=lane, draft=draft)
         self.requests.append(request)
         self.scheduler.submit(request)
