@@ -168,6 +168,11 @@ class Request:
         return self.num_preempted > 0 or bool(self.readings.pieces)
 
     @property
+    def misses_documents(self) -> bool:
+        """Whether documents that are moved were cached when it was laid out, and it does not hold their KV itself."""
+        return self.layout is not None and len(self.readings.pieces) < len(self.layout.moved)
+
+    @property
     def is_reading(self) -> bool:
         """Whether it reads a document for its prompt, and samples nothing."""
         return self.layout is not None and self.layout.reads is not None

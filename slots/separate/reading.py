@@ -50,11 +50,10 @@ def keep_moved(tree: PrefixTree, request: Request) -> None:
     pieces = request.readings.pieces
     missing = {at: document for at, document in enumerate(request.layout.moved) if at not in pieces}
     found = {at: list(_runs(tree, request.scope, document)) for at, document in missing.items()}
-    # Runs with a copy first: to copy another one may push them out of host memory.
-    pieces |= {at: tuple(piece for piece in map(_piece, runs) if piece) for at, runs in found.items()}
+    # Copies that are there first: to make another one may push them out of host memory.
+    kept = {at: list(map(_piece, runs)) for at, runs in found.items()}
     for at, runs in found.items():
-        if len(pieces[at]) < len(runs):
-            pieces[at] = _copies(tree, request.scope, missing[at])
+        pieces[at] = tuple(one or _copy_of(tree, run) for one, run in zip(kept[at], runs, strict=True))
 
 
 Run = tuple[Node, int, int]
@@ -86,7 +85,12 @@ def _piece(run: Run) -> Piece | None:
 
 def _copies(tree: PrefixTree, scope: Scope, document: Moved) -> tuple[Piece, ...]:
     """Return copies of a document's KV, made by the next plan where the host tier has none."""
-    return tuple(Piece(_copy(tree, node), start, stop) for node, start, stop in list(_runs(tree, scope, document)))
+    return tuple([_copy_of(tree, run) for run in list(_runs(tree, scope, document))])
+
+
+def _copy_of(tree: PrefixTree, run: Run) -> Piece:
+    node, start, stop = run
+    return Piece(_copy(tree, node), start, stop)
 
 
 def _copy(tree: PrefixTree, node: Node) -> Blob:

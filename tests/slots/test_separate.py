@@ -4,6 +4,7 @@ import numpy as np
 from slotcache.ordering.document import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import SeparatePrompt
+from support.scopes import COMMON
 from support.world import World
 
 REST = 8
@@ -35,3 +36,15 @@ def test_link_tokens_are_computed_in_one_piece_where_some_of_them_are_cached():
     world.run(prompt(1000, 2000, links=8))
     other = world.run(prompt(1000, 3000, links=8))
     assert pieces(world, other)[-3:] == [8, 12, 1], "five of the eight were cached, and three are too small a piece"
+
+
+def test_a_document_that_leaves_the_cache_while_its_prompt_waits_is_read_again():
+    world = World()
+    world.run(prompt(2000, links=0))
+    request = world.submit(prompt(1000, 2000, links=0))
+    while not request.readings.pieces:
+        world.step()
+    assert world.scheduler.waiting.next() is request and len(request.layout.moved) == 2, "both are cached"
+    world.scheduler.tree.drop(COMMON)
+    world.finish()
+    assert pieces(world, request)[-3:] == [44, 12, 1]
