@@ -166,9 +166,7 @@ class PrefixTree(PromptTree):
         """
         if self.rest == 1 or not self.host.max_tokens:
             return
-        ready = self.match(scope, tokens).ready
-        at = most_cached(sections, ready, self.rest)
-        if ready <= at:
+        if (at := most_cached(sections, ready := self.match(scope, tokens).ready, self.rest)) == ready:
             return
         node = self._descend(self.roots[scope], tokens[:at]).children[int(tokens[at])]
         for run in [node, *descendants(node)][::-1]:
