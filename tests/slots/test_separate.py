@@ -44,7 +44,7 @@ def test_a_document_that_leaves_the_cache_while_its_prompt_waits_is_read_again()
     request = world.submit(prompt(1000, 2000, links=0))
     while not request.readings.pieces:
         world.step()
-    assert world.scheduler.waiting.next() is request and len(request.layout.moved) == 2, "both are cached"
+    assert world.scheduler.waiting.next() is request and request.layout and len(request.layout.moved) == 2, "both are cached"
     world.scheduler.tree.drop(COMMON)
     world.finish()
     assert pieces(world, request)[-3:] == [44, 12, 1]

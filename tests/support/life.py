@@ -283,6 +283,7 @@ class Life(RuleBasedStateMachine):
             return
         has_room = self.scheduler.batch_size >= 2 * rest and (self.tree.host.max_tokens or not self.can_cut)
         for request, span in zip(running, plan.spans, strict=False):
+            assert request.layout is not None
             sections = request.layout.sections(request.num_tokens)
             begin, end = next(section for section in sections if section[0] <= span.start < section[1])
             left = end - span.stop

@@ -123,6 +123,7 @@ def seen(tokens: list[int], adapters: str) -> tuple[int, ...]:
     codes: list[int] = []
     front: tuple[int, ...] | None = None  # the text in front of the first one
     read: list[int] = []
+    is_moved = False
     for token in tokens:
         code = (token & IDS) + 101 * len(adapters)
         if token & FIRST:
