@@ -53,6 +53,7 @@ _ALL = (
     Scenario(".scenarios.soak", "mixed load on all routes for hours"),
     Scenario(".scenarios.history", "a history that grows by a document each turn"),
     Scenario(".scenarios.cached", "a prompt that is cached whole"),
+    Scenario(".scenarios.equality", "greedy answers beside llama-server's, with and without a cache"),
     Scenario(".scenarios.front", "the front before llama-server: documents reused, time to the first token"),
     Scenario(".scenarios.relay", "what the front adds to a request and to a chunk"),
     Scenario(".scenarios.replicas", "replicas on Ray Serve, with one router or another"),
