@@ -114,7 +114,7 @@ class Queue:
         equals = (request for request in ready if request.priority == highest)
         candidates = list(itertools.islice(equals, LOOK_AHEAD))
         if candidates[0].has_begun:
-            if candidates[0].layout is None or candidates[0].misses_documents:  # they may have left the cache since
+            if not candidates[0].keeps_layout:
                 candidates[0].lay_out(self._lay_out(candidates[0], candidates))
             return candidates[0]
         last = next((at for at, request in enumerate(candidates) if request.num_overtaken >= self._window), LOOK_AHEAD)

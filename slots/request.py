@@ -168,9 +168,9 @@ class Request:
         return self.num_preempted > 0 or bool(self.readings.pieces)
 
     @property
-    def misses_documents(self) -> bool:
-        """Whether documents that are moved were cached when it was laid out, and it does not hold their KV itself."""
-        return self.layout is not None and len(self.readings.pieces) < len(self.layout.moved)
+    def keeps_layout(self) -> bool:
+        """Whether it goes on with its layout: while it waits, documents that it has no copy of may leave the cache."""
+        return self.layout is not None and len(self.readings.pieces) >= len(self.layout.moved)
 
     @property
     def is_reading(self) -> bool:

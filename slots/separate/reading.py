@@ -47,13 +47,11 @@ def note_read(tree: PrefixTree, request: Request, span: Span) -> None:
 def keep_moved(tree: PrefixTree, request: Request) -> None:
     """Keep copies of the documents that a request is about to move and has not read itself."""
     assert request.layout is not None
-    pieces = request.readings.pieces
-    missing = {at: document for at, document in enumerate(request.layout.moved) if at not in pieces}
-    found = {at: list(_runs(tree, request.scope, document)) for at, document in missing.items()}
-    # Copies that are there first: to make another one may push them out of host memory.
-    kept = {at: list(map(_piece, runs)) for at, runs in found.items()}
-    for at, runs in found.items():
-        pieces[at] = tuple(one or _copy_of(tree, run) for one, run in zip(kept[at], runs, strict=True))
+    pieces, moved = request.readings.pieces, request.layout.moved
+    missing = {at: list(_runs(tree, request.scope, document)) for at, document in enumerate(moved) if at not in pieces}
+    # All copies that there are first: to make another one may push them out of host memory.
+    found = {at: [(run, _piece(run)) for run in runs] for at, runs in missing.items()}
+    pieces |= {at: tuple(piece or _copied(tree, run) for run, piece in runs) for at, runs in found.items()}
 
 
 Run = tuple[Node, int, int]
@@ -85,10 +83,10 @@ def _piece(run: Run) -> Piece | None:
 
 def _copies(tree: PrefixTree, scope: Scope, document: Moved) -> tuple[Piece, ...]:
     """Return copies of a document's KV, made by the next plan where the host tier has none."""
-    return tuple([_copy_of(tree, run) for run in list(_runs(tree, scope, document))])
+    return tuple(_copied(tree, run) for run in list(_runs(tree, scope, document)))
 
 
-def _copy_of(tree: PrefixTree, run: Run) -> Piece:
+def _copied(tree: PrefixTree, run: Run) -> Piece:
     node, start, stop = run
     return Piece(_copy(tree, node), start, stop)
 

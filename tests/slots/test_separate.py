@@ -3,7 +3,7 @@
 import numpy as np
 from slotcache.ordering.document import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
-from slotcache.server.chat.prompt import SeparatePrompt
+from slotcache.server.chat.prompt import ChatPrompt, SeparatePrompt
 from support.scopes import COMMON
 from support.world import World
 
@@ -38,13 +38,37 @@ def test_link_tokens_are_computed_in_one_piece_where_some_of_them_are_cached():
     assert pieces(world, other)[-3:] == [8, 12, 1], "five of the eight were cached, and three are too small a piece"
 
 
-def test_a_document_that_leaves_the_cache_while_its_prompt_waits_is_read_again():
-    world = World()
-    world.run(prompt(2000, links=0))
-    request = world.submit(prompt(1000, 2000, links=0))
-    while not request.readings.pieces:
+def jointly(document):
+    """The front, a document and a question as one exact text."""
+    given = prompt(document, links=0)
+    return ChatPrompt(given.parts)
+
+
+def test_a_copy_that_pushes_another_one_out_of_host_memory():
+    """One document is on the device alone, the other one partly in host memory alone, which has room for no more."""
+    world = World(host=36)
+    world.run(jointly(1000))
+    world.run(jointly(2000))
+    tree = world.scheduler.tree
+    (root,) = tree.roots.values()
+    heading = root.children[0].children[HEADING[0]]
+    while heading.children[1000].ready:
+        tree.evict()
+    world.carry_out()
+    assert heading.children[1000].blob and not heading.blob and heading.children[2000].ready
+    request = world.run(prompt(2000, 1000, links=0))
+    assert request.sources["moved"] == 2 * 40 and pieces(world, request) == [12, 1]
+
+
+def test_a_document_that_leaves_the_cache_while_its_prompt_waits_for_cells():
+    world = World(host=1000, cells=180, lanes=2)
+    world.run(prompt(1000, 2000, links=0))
+    running = world.submit(range(5000, 5100), limit=40)
+    world.step()
+    waiting = world.submit(prompt(3000, 2000, links=0))
+    while waiting.layout is None or waiting.is_reading:
         world.step()
-    assert world.scheduler.waiting.next() is request and request.layout and len(request.layout.moved) == 2, "both are cached"
+    assert waiting.sequence is None and running.sequence, "it has read one document, and its prompt does not fit"
     world.scheduler.tree.drop(COMMON)
     world.finish()
-    assert pieces(world, request)[-3:] == [44, 12, 1]
+    assert pieces(world, waiting)[-3:] == [44, 12, 1]
