@@ -154,9 +154,8 @@ class _LayoutBuilder:
         self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
         moves_from = 0 if start == front else start + self._num_links
         if moves_from < self._length:
-            text = np.concatenate([self._front, tokens])
             place = (document.id, document.key, start, self._length)
-            self._moved.append(Moved(*place, front=front, text=text, moves_from=moves_from))
+            self._moved.append(Moved(*place, beginning=self._front, tokens=tokens, moves_from=moves_from))
 
     def repeat(self, ids: Sequence[str]) -> None:
         self._repeated += ids

@@ -14,8 +14,9 @@ from ..node import Blob
 class Moved:
     """A document at positions [start, stop) of a prompt, which is read behind the prompt's front alone.
 
-    id, key: as in `PlacedDocument`. front: tokens up to the prompt's first document. text: int32, these and then the
-    document. moves_from: the first position whose KV comes from there; the link tokens in front of it are computed in place.
+    id, key: as in `PlacedDocument`. beginning (int32): the tokens up to the prompt's first document, one array of all its
+    documents; tokens (int32): its own. moves_from: the first position whose KV comes from there; the link tokens in front of
+    it are computed in place.
     The first document stands where it was read: with it comes all that stands in front of it, and moves_from is 0.
     """
 
@@ -24,9 +25,19 @@ class Moved:
     start: int
     stop: int
     _: KW_ONLY
-    front: int
-    text: np.ndarray
+    beginning: np.ndarray
+    tokens: np.ndarray
     moves_from: int
+
+    @property
+    def front(self) -> int:
+        """The number of tokens up to the prompt's first document."""
+        return len(self.beginning)
+
+    @property
+    def text(self) -> np.ndarray:
+        """The tokens (int32) that it is read in."""
+        return np.concatenate((self.beginning, self.tokens))
 
     @property
     def distance(self) -> int:

@@ -21,19 +21,22 @@ def fetch(tree: PrefixTree, cells: Cells, counters: Counters, request: Request) 
 
 
 def place(tree: PrefixTree, cells: Cells, counters: Counters, request: Request) -> bool:
-    """Move the document that follows the request's KV to its place. False: none follows, or no cells are free for it."""
+    """Move the documents that follow the request's KV to their places. False: none follows, or no cells are free for it.
+
+    All that follow each other at once: each change of the path walks all of it.
+    """
     sequence, layout = request.sequence, request.layout
     assert sequence is not None and layout is not None
-    start = sequence.length
-    at = layout.moved_at(start)
-    if at is None or not cells.reserve(layout.moved[at].stop - start):
-        return False
-    document = layout.moved[at]
-    distance = document.distance
-    for piece in request.readings.pieces[at]:
-        first, last = max(piece.start + distance, start), piece.stop + distance
-        if first < last:
-            tree.ledger.perform(Restore(piece.blob, sequence.id, first, last, distance=distance))
-    tree.ledger.advance(sequence, document.stop)
-    counters.count_moved(request, at, start)
-    return True
+    start = reached = sequence.length
+    while (at := layout.moved_at(reached)) is not None and cells.reserve(layout.moved[at].stop - start):
+        document = layout.moved[at]
+        distance = document.distance
+        for piece in request.readings.pieces[at]:
+            first, last = max(piece.start + distance, reached), piece.stop + distance
+            if first < last:
+                tree.ledger.perform(Restore(piece.blob, sequence.id, first, last, distance=distance))
+        counters.count_moved(request, at, reached)
+        reached = document.stop
+    if reached > start:
+        tree.ledger.advance(sequence, reached)
+    return reached > start

@@ -65,7 +65,7 @@ def _is_cached(tree: PromptTree, scope: Scope, document: Moved) -> bool:
         if start != at or (node.blob is None and node.start + node.ready < stop):
             return False
         at = stop
-    return at == len(document.text)
+    return at == document.front + len(document.tokens)
 
 
 def _runs(tree: PromptTree, scope: Scope, document: Moved) -> Iterator[Run]:
@@ -102,12 +102,12 @@ def _copy(tree: PrefixTree, node: Node) -> Blob:
 
 def _stage(whole: Layout, at: int, document: Moved) -> Layout:
     """Return the layout of the front and one document."""
-    front, stop = document.front, len(document.text)
+    front, text = document.front, document.text
     segments = tuple(segment for segment in whole.segments if segment[0] <= front)
     return Layout(
-        document.text,
+        text,
         stops=(front,),
-        documents=(PlacedDocument(document.id, document.key, front, stop),),
-        segments=(*segments, (stop, f"document {document.id}")),
+        documents=(PlacedDocument(document.id, document.key, front, len(text)),),
+        segments=(*segments, (len(text), f"document {document.id}")),
         reads=(at, document),
     )

@@ -4,6 +4,7 @@ import numpy as np
 from slotcache.ordering.document import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import ChatPrompt, SeparatePrompt
+from slotcache.slots.ledger import Ledger
 from support.scopes import COMMON
 from support.world import World
 
@@ -72,3 +73,21 @@ def test_a_document_that_leaves_the_cache_while_its_prompt_waits_for_cells():
     world.scheduler.tree.drop(COMMON)
     world.finish()
     assert pieces(world, waiting)[-3:] == [44, 12, 1]
+
+
+def test_documents_of_one_prompt_are_moved_in_one_walk_over_its_path(monkeypatch):
+    """Each move by itself would walk over all of it, for the square of their number."""
+    names = range(1000, 2000, 40)
+    world = World(cells=10_000, host=10_000, batch=512)
+    world.run(prompt(*names, links=0))
+    request = world.submit(prompt(*reversed(names), links=0))
+    calls = []
+    advance = Ledger.advance
+    monkeypatch.setattr(Ledger, "advance", lambda *args: calls.append(args) or advance(*args))
+    world.scheduler.plan()
+    assert request.computed == request.num_prompt - len(QUESTION) and len(calls) == 1
+
+
+def test_the_front_is_in_memory_once():
+    layout = prompt(1000, 2000, 3000, links=0).arrange(World().scheduler.tree, COMMON)
+    assert len({id(document.beginning) for document in layout.moved}) == 1
