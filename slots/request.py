@@ -47,6 +47,11 @@ class Layout:
     moved: tuple[Moved, ...] = ()
     reads: tuple[int, Moved] | None = None
 
+    @property
+    def ids(self) -> np.ndarray:
+        """The tokens (int32) as the model knows them."""
+        return ids_of(self.tokens) if self.moved else self.tokens
+
     def moved_at(self, position: int) -> int | None:
         """Return the document, by its place among the moved ones, that brings a position's KV; None: none does."""
         at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1

@@ -127,7 +127,7 @@ def _speller(service: Service, dialect: Dialect) -> Spell | None:
     async def spell(generation: Generation) -> str:
         layout = generation.request.layout
         assert layout is not None
-        return await asyncio.to_thread(service.model.detokenize, layout.tokens, special=True)
+        return await asyncio.to_thread(service.model.detokenize, layout.ids, special=True)
 
     return spell if dialect.envelope.verbose else None
 

@@ -58,7 +58,7 @@ async def apply_template(request: Request) -> Response:
     asked = await read_body(request, ChatRequest)
     submission = await while_connected(request, accept(request, asked))
     layout = (await service.view.predict(submission.prompt, service.intake.scope(asked))).layout
-    work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.tokens)
+    work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.ids)
     return Json(await while_connected(request, work))
 
 

@@ -128,3 +128,12 @@ def test_the_rest_of_a_prompt_is_computed(server):
     ask(server, [0, 1], cache_scope="rest")
     again = ask(server, [0, 1], cache_scope="rest")
     assert again["usage"]["prompt_tokens"] - report_of(again)["cached_tokens"] == REST
+
+
+def test_a_prompt_is_shown_as_its_text(server):
+    body = {"messages": [{"role": "user", "content": "Who?"}], "documents": DOCUMENTS[:2], "max_tokens": 2, "verbose": True}
+    joint = body | {"documents_attention": "joint", "document_order": "retrieval"}
+    shown = [server.http.post("/apply-template", json=asked) for asked in (joint, body | SEPARATE)]
+    assert shown[0].status_code == 200 and shown[0].json() == shown[1].json()
+    answer = server.http.post("/v1/chat/completions", json=body | SEPARATE).json()
+    assert answer["__verbose"]["prompt"] == shown[0].json()["prompt"]
