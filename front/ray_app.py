@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import msgspec
 from ray import serve  # pyright: ignore[reportMissingImports]
-from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
+from ray.exceptions import ObjectLostError, RayActorError  # pyright: ignore[reportMissingImports]
 from ray.serve import Application  # pyright: ignore[reportMissingImports]
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig  # pyright: ignore[reportMissingImports]
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError  # pyright: ignore[reportMissingImports]
@@ -55,6 +55,8 @@ EVERYWHERE = {
 """Requests that all replicas get, beside those that delete a conversation or an answer."""
 BESIDE = 100  # requests that a replica takes beside those that run or wait: its own queue refuses, and orders by cache
 MOST = 100_000  # requests of an ingress at a time
+ENDED = (RayActorError, ObjectLostError)
+"""What Ray raises for a replica that has ended, and for a piece of its answer that it took along."""
 SOON = 30.0  # seconds for a question to all replicas
 
 
@@ -158,7 +160,7 @@ class Ingress:
     async def _tell_all(self, forward: Forward, scope: Scope, send: Send) -> None:
         """Have all replicas answer. The answer is an error of one, else the sum; 404 if that is what all say."""
         results = await self._ask_all("whole", forward)
-        failed = next((one for one in results if isinstance(one, Exception) and not isinstance(one, RayActorError)), None)
+        failed = next((one for one in results if isinstance(one, Exception) and not isinstance(one, ENDED)), None)
         if failed:
             raise failed
         answers = [answer for answer in results if isinstance(answer, Answer)]
@@ -194,7 +196,7 @@ class Ingress:
                         MutableHeaders(scope=message)[PLACED] = asked.why
                     is_over = message["type"] == "http.response.body" and not message.get("more_body")
                     await send(message)
-        except RayActorError:
+        except ENDED:
             if is_over:
                 return
             error = lost(asked.replica)
