@@ -106,8 +106,8 @@ class Step:
         if gained:
             self._counters.count_cached(request, source, gained)
             request.computed += gained
-        if place(self._tree, self._cells, self._counters, request):
-            fetch(self._tree, self._cells, self._counters, request)
+        if place(self._tree, self._cells, self._counters, request, spans=self._num_cells):
+            fetch(self._tree, self._cells, self._counters, request, spans=self._num_cells)
             request.computed = request.sequence.length
 
     def _follows_a_leader(self, request: Request) -> bool:

@@ -9,18 +9,21 @@ from ..request import Request
 from ..tree import PrefixTree
 
 
-def fetch(tree: PrefixTree, cells: Cells, counters: Counters, request: Request) -> None:
-    """Bring back all KV that follows the request's own, while cells are free for it."""
+def fetch(tree: PrefixTree, cells: Cells, counters: Counters, request: Request, *, spans: int = 0) -> None:
+    """Bring back all KV that follows the request's own, while cells are free for it.
+
+    spans: cells that the step needs for its own tokens, as far as it is planned.
+    """
     assert request.sequence is not None
     while True:
-        if (needed := tree.copies.restorable(request.sequence)) and cells.reserve(needed):
+        if (needed := tree.copies.restorable(request.sequence)) and cells.reserve(spans + needed):
             for source, tokens in tree.copies.restore(request.sequence):
                 counters.count_cached(request, source, tokens)
-        if not place(tree, cells, counters, request):
+        if not place(tree, cells, counters, request, spans=spans):
             return
 
 
-def place(tree: PrefixTree, cells: Cells, counters: Counters, request: Request) -> bool:
+def place(tree: PrefixTree, cells: Cells, counters: Counters, request: Request, *, spans: int = 0) -> bool:
     """Move the documents that follow the request's KV to their places. False: none follows, or no cells are free for it.
 
     All that follow each other at once: each change of the path walks all of it.
@@ -28,7 +31,7 @@ def place(tree: PrefixTree, cells: Cells, counters: Counters, request: Request) 
     sequence, layout = request.sequence, request.layout
     assert sequence is not None and layout is not None
     start = reached = sequence.length
-    while (at := layout.moved_at(reached)) is not None and cells.reserve(layout.moved[at].stop - start):
+    while (at := layout.moved_at(reached)) is not None and cells.reserve(spans + layout.moved[at].stop - start):
         document = layout.moved[at]
         distance = document.distance
         for piece in request.readings.pieces[at]:

@@ -230,7 +230,7 @@ class Life(RuleBasedStateMachine):
     def one_step(self):
         plan = self.scheduler.plan()
         check(self.scheduler)
-        assert plan.num_tokens <= self.scheduler.batch_size
+        assert plan.num_tokens <= self.scheduler.batch_size and plan.num_spare >= 0
         assert plan.spans or not self.open, "requests are open and nothing is computed"
         self.check_rest(plan)
         SEEN.update(type(operation).__name__ for operation in plan.operations)
