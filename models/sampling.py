@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import llama_cpp
 import numpy as np
@@ -24,6 +25,8 @@ REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
     "dry": lambda model, sampling: Dry(sampling, _spelling(model)) if sampling.dry_window else None,
 }
 """The samplers that are not llama.cpp's: its own look at the whole vocabulary, or scan it when they are made."""
+
+ALONG = 0.05  # seconds that the choices along a draft may take: other streams wait for them
 
 
 class Sampler:
@@ -92,12 +95,13 @@ class Sampler:
         """Return the next token, and keep those behind it as far as the choices are the draft's: see `take_further`.
 
         draft: (tokens,), int32. rows: the logits in front of the draft and behind each token of it, those of the batch rows
-        from `index` on. Forced tokens end it: they come without a choice.
+        from `index` on. It ends before forced tokens, which come without a choice, and where choices take long.
         """
+        until = perf_counter() + ALONG
         first = token = self.choose(rows[0], context, index)
         chances = self.take_chances()
         for place, drafted in enumerate(draft.tolist(), start=1):
-            if token != drafted or self.error or self._forces:
+            if token != drafted or self.error or self._forces or perf_counter() > until:
                 break
             token = self.choose(rows[place], context, index + place)
             if not self.error:

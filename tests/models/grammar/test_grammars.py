@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from slotcache.models.grammar.constraint import Constraint
 from slotcache.models.grammar.grammars import BYTES_A_CHARACTER, KEPT, Grammars
 from slotcache.models.grammar.source import MAX_BYTES, GrammarError, Source
 from slotcache.models.model import Model
+from slotcache.models.sampling import ALONG, Sampler, Sampling
 
 SECONDS = 30.0  # that any grammar may take, on a busy machine
 CHAIN = 9000
@@ -239,3 +241,18 @@ def test_answers_of_one_grammar_are_independent_of_each_other(model, grammars):
     alone = [walk(model, grammar, seed) for seed in range(8)]
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(lambda seed: walk(model, grammar, seed), range(8))) == alone
+
+
+def test_slow_choices_end_a_draft(model, grammars, monkeypatch):
+    """Else the masks of all its tokens would be computed in one step, for which all streams wait."""
+    (letter,) = model.tokenize("a").tolist()
+    sampler = Sampler(model, Sampling(temperature=0, grammar=compiled(grammars, Source("regex", "[ab]*"))))
+    sampler.prime(np.empty(0, np.int32))
+    rows = np.zeros((21, model.num_vocab), np.float32)
+    rows[:, letter] = 1
+    draft = np.full(20, letter, np.int32)
+    assert sampler.choose_along(draft, rows, None, 0) == letter and len(sampler.take_further()) == 20  # type: ignore[arg-type]
+    compute = Constraint.compute
+    monkeypatch.setattr(Constraint, "compute", lambda self: (time.sleep(ALONG / 4), compute(self)))
+    assert sampler.choose_along(draft, rows, None, 0) == letter and len(sampler.take_further()) <= 5  # type: ignore[arg-type]
+    sampler.close()
