@@ -77,7 +77,11 @@ class Drafts:
                 self._credit = min(self._credit + EARNED, MOST_CREDIT)
 
     def settle(self, checked: list[tuple[Request, Span]], ledger: Ledger) -> None:
-        """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran."""
+        """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran.
+
+        It begins a new step, which may do without `propose`.
+        """
+        self._is_used = False
         if not checked:
             return
         least = math.inf

@@ -135,6 +135,19 @@ def test_all_streams_of_a_step_gain_or_none_drafts():
     assert not alone and first.num_tokens == second.num_tokens + 2
 
 
+def test_a_step_of_a_prompt_teaches_no_pace(monkeypatch):
+    """Where prompts have steps of their own, one may follow a step with drafts."""
+    world, seen = World(rows=64, apart=0, budget=128), []
+    monkeypatch.setattr(Pace, "observe", lambda self, streams, rows, **step: seen.append(rows) or 1.0)
+    first = world.submit(PROMPT * 4, limit=30, drafts=True)
+    while first.num_tokens < first.num_prompt + 3:
+        world.scheduler.observe(world.step(), 0.01)
+    world.submit(range(100, 200))
+    while not world.scheduler.idle:
+        world.scheduler.observe(world.step(), 0.01)
+    assert seen and max(seen) <= max(ROWS)
+
+
 def test_odds_are_learnt_by_the_matched_length_and_by_request():
     odds, lookup, other = Odds(), Lookup(), Lookup()
     before = odds.chance(other, 4), odds.chance(other, 20)
