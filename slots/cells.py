@@ -32,7 +32,7 @@ class Cells:
 
     def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Request], idle_cells: int) -> None:
         self._index = index
-        self._tree, self._running, self._idle_cells, self._costs = tree, running, idle_cells, tree.costs
+        self._tree, self._running, self._idle_cells = tree, running, idle_cells
         self.num_swapped = 0  # tokens whose KV left the device for the time of a step, ever
         self._in_front: list[int] = []  # requests to which the last swap gave the first cells
 
@@ -94,7 +94,7 @@ class Cells:
         if not tree.host.max_tokens or excess <= 0 or sequence is None:
             return
         left = request.num_tokens - sequence.length - tree.copies.restorable(sequence)
-        if self._costs.pays_to_spill(left, min(request.limit, USUAL_ANSWER)):
+        if tree.costs.pays_to_spill(left, min(request.limit, USUAL_ANSWER)):
             tree.evict(excess)
 
     def take_operations(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
@@ -107,7 +107,7 @@ class Cells:
         return self._tree.ledger.take_operations() + moves, afterwards
 
     def _swap(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
-        tree, costs = self._tree, self._costs
+        tree, costs = self._tree, self._tree.costs
         if num_tokens <= costs.swap_from_tokens or (used := self.num_used) > tree.host.max_tokens:
             return (), ()
         if all(request.background for request in computing):

@@ -105,6 +105,11 @@ def until(condition, deadline=DEADLINE):
         time.sleep(0.005)
 
 
+def wait_for_kv():
+    """Wait until a server that has just started has read what is on disk; it answers before that."""
+    until(lambda: all(thread.name != "load" for thread in threading.enumerate()))
+
+
 @pytest.fixture(scope="module")
 def server(tiny):
     with running(tiny) as up:

@@ -15,7 +15,7 @@ from slotcache.server.chat.stored import SUFFIX, StoredAnswer, Torn, Vocabulary,
 from slotcache.server.wire.requests import ChatRequest
 
 from server.chat.test_conversations import ask, documents, rendered, shown, text, told, used, user
-from server.conftest import running
+from server.conftest import running, wait_for_kv
 
 VOCABULARY = Vocabulary(100, lambda scope, text: np.arange(len(text), dtype=np.int32) % 100)
 
@@ -82,6 +82,7 @@ def test_a_restarted_server_goes_on_as_if_it_had_not_stopped(tiny, tmp_path):
         assert used(first) == ["d2", "d1", "d0"], "the order is not the retrieval's, or this test shows nothing"
         if restarts:
             with running(tiny, cache_dir=str(folder)) as server:
+                wait_for_kv()
                 assert shown(server, "c", "mine").json() == before
                 assert shown(server, "c").status_code == 404
                 found[True] = ask(server, "At last?", conversation="c", **goes_on)

@@ -199,7 +199,7 @@ def test_a_server_may_stop_while_it_reads(tiny, tmp_path):
         until(lambda: up.library.index.progress.chunks > 0)
         assert not is_ready(up)
     with running(tiny, **settings) as up:
-        until(lambda: is_ready(up))
+        until(lambda: is_ready(up), deadline=100)
         assert up.library.index.progress.chunks == 1000
         assert "failed" not in {file["state"] for file in files(up).values()}
         up.library.index.store.check()

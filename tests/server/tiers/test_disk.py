@@ -5,7 +5,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from slotcache.slots.tiers.loading import load_records
 from slotcache.slots.tiers.provenance import Provenance
 from support.architectures import hybrid, recurrent
 
-from server.conftest import REST, running, until
+from server.conftest import REST, running, until, wait_for_kv
 
 HERE = Provenance("0" * 32, "1" * 32)
 DOCUMENTS = [{"id": f"k{number}", "text": f"Page {number} tells of the {name} and of those who built it. " * 4} for
@@ -53,7 +52,7 @@ def settled(server):
 def loaded(server):
     """Wait until the thread that reads the disk has ended, and has found records."""
     until(lambda: server.service.engine.scheduler.tree.host.num_tokens > 0)
-    until(lambda: all(thread.name != "load" for thread in threading.enumerate()))
+    wait_for_kv()
 
 
 def test_a_restart_finds_what_was_computed_and_answers_the_same(tiny, tmp_path):
