@@ -2,19 +2,23 @@
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ..arms import arms_for
 from ..error import BenchError
-from ..options import add_options
+from ..offline.passages import load_passages
+from ..options import DATA_VARIABLE, add_options
 from ..report import Bar, Report, Table
-from ..text import prose, question
+from ..text import prose
 
 PATIENCE = 600.0  # s for an answer
+SHORTEST = 150  # words of a prompt; the longest one has twice as many
 EQUAL = 0.95  # the share of answers that shall be the same
 
 
@@ -34,11 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(flash_attn="off")
     add = parser.add_argument
     add("--prompts", type=int, default=20, help="of 200 to 400 tokens (default: %(default)s)")
+    text = "folder with mtrag_retrieved/, whose passages are the prompts; without it they are random sentences"
+    add("--data", type=Path, default=os.environ.get(DATA_VARIABLE), help=f"{text} (default: ${DATA_VARIABLE})")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Ask slotcache without a cache and with one, and llama-server without one. Show where two answers part."""
-    prompts = [f"{prose(f'equality {n}', 150 + 150 * n // args.prompts)} {question(f'{n}')}" for n in range(args.prompts)]
+    lengths = [SHORTEST + SHORTEST * number // args.prompts for number in range(args.prompts)]
+    prompts = _passages(args.data, lengths) if args.data else [prose(f"equality {words}", words) for words in lengths]
     answers: dict[str, list[Answer]] = {}
     arms = arms_for(args, llama_lanes=1)
     if len(arms) < 2:
@@ -59,6 +66,15 @@ def run(args: argparse.Namespace) -> Report:
     ]
     table = Table(f"equality: {args.prompts} prompts, {args.max_tokens} tokens, greedy", columns, rows)
     return Report("equality", [table], bars=bars, notes=notes, data={"arms": [arm.describe() for arm in arms]})
+
+
+def _passages(folder: Path, lengths: Sequence[int]) -> list[str]:
+    """Return the beginnings of passages of the corpus, one for each number of words, from all over it."""
+    long = [passage.text for passage in load_passages(folder / "mtrag_retrieved") if len(passage.text.split()) >= lengths[-1]]
+    if len(long) < len(lengths):
+        raise BenchError(f"--data {folder}: {len(long)} passages are long enough, of {len(lengths)}")
+    chosen = long[:: len(long) // len(lengths)]
+    return [" ".join(text.split()[:words]) for text, words in zip(chosen, lengths, strict=False)]
 
 
 def _ask(url: str, prompt: str, max_tokens: int, *, cache: bool) -> Answer:
