@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from ...models.sampling import Chances
-from ...slots.request import Prompt
+from ...slots.request import Prompt, Request
 from ...slots.scope import Scope
 from ...slots.tiers.disk import DiskTier
 from ...slots.tiers.provenance import Provenance
@@ -117,16 +119,18 @@ class View:
         return await self._ask(lambda: scheduler.idle and sleep.is_awake and scheduler.cells.make_room(prompt, scope))
 
     async def pin(self, generation: Generation, seconds: float) -> int:
-        """Keep the prompt of a finished generation in the cache for `seconds`; return the tokens that are pinned now."""
-        request = generation.request
-        prompt = request.tokens[: request.num_prompt]
-        return await self._ask(lambda: self._scheduler.pins.pin(request.index_scope, prompt, seconds))
+        """Keep the prompt of a finished generation in the cache for `seconds`; return its tokens that are pinned now.
+
+        So are documents that were read separately, where they were read.
+        """
+        pins, request = self._scheduler.pins, generation.request
+        counts = await self._ask(lambda: [pins.pin(request.index_scope, text, seconds) for text in _pinned(request)])
+        return counts[-1]
 
     async def unpin(self, generation: Generation) -> None:
         """End the pin of a finished generation's prompt."""
-        request = generation.request
-        prompt = request.tokens[: request.num_prompt]
-        await self._ask(lambda: self._scheduler.pins.unpin(request.index_scope, prompt))
+        pins, request = self._scheduler.pins, generation.request
+        await self._ask(lambda: [pins.unpin(request.index_scope, text) for text in _pinned(request)])
 
     async def drop(self, scope: str) -> int:
         """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""
@@ -153,3 +157,9 @@ class View:
         self._engine.background.drop_scope(scope)
         tree, snapshots = self._scheduler.tree, self._scheduler.snapshots
         return sum(tree.drop(one) + snapshots.drop(one) for one in scopes_of(self._scheduler, scope))
+
+
+def _pinned(request: Request) -> list[np.ndarray]:
+    """Return the texts that a pin keeps: the documents that were read for a prompt, and the prompt."""
+    moved = request.layout.moved if request.layout is not None else ()
+    return [*(document.text for document in moved), request.tokens[: request.num_prompt]]

@@ -79,6 +79,14 @@ def test_warming_reads_documents_ahead(server):
     assert all(one["cached_tokens"] == one["tokens"] for one in report["documents"])
 
 
+def test_a_pin_keeps_the_documents_where_they_were_read(server):
+    body = {"messages": [{"role": "user", "content": "?"}], "documents": DOCUMENTS, "cache_scope": "pinned"} | SEPARATE
+    for pin in (True, False):
+        assert server.http.post("/v1/cache/warm", json=body | {"pin": pin}).status_code == 200
+        runs = server.http.get("/v1/cache", params={"scope": "pinned"}).json()["runs"]
+        assert len(runs) > 2 * len(DOCUMENTS) and [run["pinned"] for run in runs] == [pin] * len(runs)
+
+
 def test_scopes_do_not_share(server):
     ask(server, [0, 1], cache_scope="mine")
     assert report_of(ask(server, [1, 0], cache_scope="yours"))["cached_tokens"] == SAME
