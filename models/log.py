@@ -10,13 +10,14 @@ import llama_cpp
 
 logger = logging.getLogger("slotcache.llama")
 ERROR = 4  # ggml's levels: 1 debug, 2 info, 3 warning, 4 error, 5 continued
+NO_REASON = "failed to load model"  # the end of a line that only repeats that a load has failed
 COMPLAINTS: deque[str] = deque(maxlen=8)
 
 
 @llama_cpp.llama_log_callback
 def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
     line = text.decode("utf-8", "replace").rstrip()
-    if level == ERROR:
+    if level == ERROR and not line.endswith(NO_REASON):
         COMPLAINTS.append(line)
     if line:
         logger.debug("%s", line)

@@ -12,6 +12,8 @@ from .breakdown import HOST
 EXPERTS = r"\.ffn_(gate|up|gate_up|down)_(ch)?exps"
 """The names of expert tensors, behind their block."""
 
+MOST_LAYERS = 512  # of any model, by llama.cpp
+
 
 class Row(ctypes.Structure):
     """llama.cpp's `llama_model_tensor_buft_override`."""
@@ -41,7 +43,7 @@ def parse_overrides(text: str) -> tuple[Override, ...]:
 
 def experts_on_host(num_layers: int) -> tuple[Override, ...]:
     """Keep the experts of the first layers in host memory."""
-    return tuple(Override(rf"blk\.{layer}{EXPERTS}", HOST) for layer in range(num_layers))
+    return tuple(Override(rf"blk\.{layer}{EXPERTS}", HOST) for layer in range(min(num_layers, MOST_LAYERS)))
 
 
 def as_array(overrides: tuple[Override, ...]) -> ctypes.Array[Row] | None:

@@ -81,6 +81,7 @@ class Weights:
 
 def _load(path: Path, params: llama_cpp.llama_model_params) -> llama_cpp.llama_model_p:
     """Load a model from its file. Raises ModelError."""
+    log.COMPLAINTS.clear()  # of earlier loads
     handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
     if not handle:
         raise ModelError(f"cannot load {path}: {log.last_complaint()}")

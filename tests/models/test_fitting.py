@@ -10,7 +10,7 @@ from slotcache.models.context import Context, ContextSettings
 from slotcache.models.errors import ModelError
 from slotcache.models.hardware.memory import free_memory
 from slotcache.models.memory.breakdown import HOST, breakdown
-from slotcache.models.memory.overrides import Override, experts_on_host, parse_overrides
+from slotcache.models.memory.overrides import MOST_LAYERS, Override, experts_on_host, parse_overrides
 from slotcache.models.memory.placement import Concession, Placement, search
 from slotcache.models.model import Model
 from support.architectures import mixture
@@ -143,5 +143,16 @@ def test_a_model_loads_with_tensors_elsewhere(experts):
 
 
 def test_an_expression_that_is_none_is_an_error_and_no_crash(experts):
-    with pytest.raises(ModelError, match="cannot load"):
+    with pytest.raises(ModelError, match=r"cannot load.*regular expression"):
         Model(experts, overrides=parse_overrides("(=CPU"))
+
+
+def test_the_error_of_a_file_that_is_cut_off_says_so(experts, tmp_path):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(experts.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match=r"cannot load.*file bounds"):
+        Model(cut)
+
+
+def test_more_layers_than_a_model_can_have_are_no_more_work():
+    assert len(experts_on_host(10**9)) == MOST_LAYERS
