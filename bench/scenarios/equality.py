@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> Report:
 
 def _passages(folder: Path, lengths: Sequence[int]) -> list[str]:
     """Return the beginnings of passages of the corpus, one for each number of words, from all over it."""
-    long = [passage.text for passage in load_passages(folder / "mtrag_retrieved") if len(passage.text.split()) >= lengths[-1]]
+    texts = [passage.text for passage in load_passages(folder / "mtrag_retrieved")]
+    long = [text for text in texts if len(text.split()) >= lengths[-1]]
     if len(long) < len(lengths):
         raise BenchError(f"--data {folder}: {len(long)} passages are long enough, of {len(lengths)}")
     chosen = long[:: len(long) // len(lengths)]
