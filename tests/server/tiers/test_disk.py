@@ -18,7 +18,7 @@ from slotcache.slots.tiers.disk import DiskTier
 from slotcache.slots.tiers.folder import FolderError
 from slotcache.slots.tiers.loading import load_records
 from slotcache.slots.tiers.provenance import Provenance
-from support.architectures import hybrid, recurrent
+from support.architectures import delta, hybrid, mamba2, recurrent
 
 from server.conftest import REST, running, until, wait_for_kv
 
@@ -89,7 +89,7 @@ def test_kv_of_requests_that_ran_together_outlives_a_restart_too(tiny, tmp_path,
     assert "does not fit" not in caplog.text
 
 
-@pytest.mark.parametrize("generate", [recurrent, hybrid])
+@pytest.mark.parametrize("generate", [recurrent, hybrid, delta, mamba2])
 def test_snapshots_of_models_that_cannot_be_cut_outlive_the_server_too(generate, tmp_path):
     path, folder = generate(tmp_path / "model.gguf"), tmp_path / "kv"
     with running(path, cache_dir=str(folder)) as up:
@@ -258,26 +258,24 @@ def test_a_full_disk_ends_nothing(tmp_path):
     assert len(files(tmp_path)) == 2 and not list(tmp_path.glob("*/*.tmp"))
 
 
-def test_a_sudden_kill_loses_at_most_what_was_not_written(tiny, tmp_path):
-    answers = []
-    for _ in range(2):
-        command = [sys.executable, "-m", "slotcache.server.cli", "serve", "-m", str(tiny), "--port", "0"]
-        answers.append(_killed_after(command, tmp_path, tiny))
-    first, second = answers
+@pytest.mark.parametrize("generate", [None, mamba2])
+def test_a_sudden_kill_loses_at_most_what_was_not_written(tiny, tmp_path, generate):
+    model = generate(tmp_path / "model.gguf") if generate else tiny
+    first, second = (_killed_after(model, tmp_path / "kv", minimum) for minimum in (0, 100))
     assert cached(first) == 0 and cached(second) > 100
     assert first["choices"] == second["choices"]
 
 
-def _killed_after(command, folder, model):
-    """One chat of a server that is killed as soon as something is on disk."""
+def _killed_after(model, folder, minimum):
+    """One chat of a server that is killed as soon as something is on disk. minimum: tokens that it has loaded before."""
     port = _free_port()
+    command = [sys.executable, "-m", "slotcache.server.cli", "serve", "-m", str(model), "--port", str(port)]
     flags = ["-fa", "off", "-t", "1", "-c", "4096", "--cache-dir", str(folder)]
-    process = subprocess.Popen([*command[:-1], str(port), *flags], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
             until(lambda: _healthy(http))
-            if files(folder):
-                until(lambda: http.get("/v1/cache").json()["tokens"]["host"] > 100)
+            until(lambda: http.get("/v1/cache").json()["tokens"]["host"] >= minimum)
             body = BODY | {"temperature": 0, "cache_prompt": True, "ignore_eos": True}
             answer = http.post("/v1/chat/completions", json=body).json()
             until(lambda: len(files(folder)) >= 4)
