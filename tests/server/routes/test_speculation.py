@@ -9,6 +9,7 @@ import pytest
 from slotcache.models.errors import Interrupted
 from slotcache.ordering.stages import read_along
 from slotcache.slots.plan import Plan
+from support.architectures import delta, mamba2
 
 from server.conftest import REST, running, until
 
@@ -84,6 +85,20 @@ def test_scopes_do_not_share_what_was_computed_ahead(server):
     speculate(server, **body, cache_scope="mine")
     at_rest(server)
     assert used(server.chat(**body, cache_scope="yours")) == 0
+
+
+@pytest.mark.parametrize("generate", [delta, mamba2])
+def test_states_are_computed_ahead_too_and_only_their_scope_finds_them(generate, tmp_path):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "max_tokens": 8}
+    with running(generate(tmp_path / "model.gguf")) as up:
+        speculate(up, messages=MESSAGES, documents=DOCUMENTS[:2], cache_scope="mine", id="t")
+        at_rest(up)
+        speculate(up, **body, cache_scope="mine", id="t")
+        at_rest(up)
+        answer = up.chat(**body, cache_scope="mine")
+        assert answer["slotcache"]["source"] == "snapshot" and used(answer) > answer["usage"]["prompt_tokens"] - 40
+        assert used(up.chat(**body, cache_scope="yours")) == 0
+        assert up.chat(**body | {"cache_prompt": False, "document_order": "retrieval"})["choices"] == answer["choices"]
 
 
 def test_under_load_nothing_is_computed_ahead_and_the_answer_says_so(server):
