@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from ..errors import RequestError
+from ..settings import Attention
 from .blocks import CacheControl, Said, Text, messages_of, system_text, wants_cache
 from .requests import ChatRequest, Count, Json, Options
 from .retrieval import Retrieval
@@ -84,6 +85,8 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
     service_tier: str | None = None
 
     documents: list[Json] | None = None
+    documents_attention: Attention | None = None
+    link_tokens: Literal[0, 8, 16, 32] | None = None
     retrieval: bool | Retrieval | None = None
     tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, Json] = field(default_factory=dict)
@@ -125,6 +128,8 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
             messages=[*system, *messages],
             echo=False,
             documents=self.documents,
+            documents_attention=self.documents_attention,
+            link_tokens=self.link_tokens,
             retrieval=self.retrieval,
             tool_documents=self.tool_documents,
             tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools)] if self.tools else None,

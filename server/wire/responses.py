@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from ..errors import RequestError
+from ..settings import Attention
 from .items import messages_of
 from .requests import ChatRequest, ConversationReference, Count, Json, Options
 from .retrieval import Retrieval
@@ -92,6 +93,8 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
     service_tier: str | None = None
 
     documents: list[Json] | None = None
+    documents_attention: Attention | None = None
+    link_tokens: Literal[0, 8, 16, 32] | None = None
     retrieval: bool | Retrieval | None = None
     tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, Json] = field(default_factory=dict)
@@ -143,6 +146,8 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
             messages=messages_of(items),
             instructions=self.instructions,
             documents=self.documents,
+            documents_attention=self.documents_attention,
+            link_tokens=self.link_tokens,
             retrieval=self.retrieval,
             tool_documents=self.tool_documents,
             previous_response_id=self.previous_response_id,

@@ -87,6 +87,21 @@ def test_a_pin_keeps_the_documents_where_they_were_read(server):
         assert len(runs) > 2 * len(DOCUMENTS) and [run["pinned"] for run in runs] == [pin] * len(runs)
 
 
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/responses", {"input": "Who?", "max_output_tokens": 2}),
+        ("/v1/messages", {"model": "any", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 2}),
+    ],
+)
+def test_responses_and_messages_have_them_as_well(server, route, body):
+    asked = body | {"documents": DOCUMENTS[:2], "link_tokens": 8}
+    answer = server.http.post(route, json=asked | SEPARATE)
+    assert answer.status_code == 200 and answer.json()["slotcache"]["documents_attention"] == "separate"
+    refused = server.http.post(route, json=asked)
+    assert refused.status_code == 400 and "link_tokens" in refused.text
+
+
 def test_scopes_do_not_share(server):
     ask(server, [0, 1], cache_scope="mine")
     assert report_of(ask(server, [1, 0], cache_scope="yours"))["cached_tokens"] == SAME
