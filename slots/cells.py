@@ -17,6 +17,7 @@ from collections.abc import Collection
 from .radix import PromptTree
 from .request import Prompt, Request
 from .scope import Scope
+from .separate.reading import num_placed
 from .swap import Moves, runs_on_device, swap_out
 from .tree import PrefixTree
 
@@ -57,9 +58,11 @@ class Cells:
 
     def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
         """Return how many tokens a background request would compute, and whether the cells for them are free."""
-        tokens = prompt.arrange(self._index, scope).tokens
-        ready = self._tree.match(scope, tokens).ready
-        return len(tokens) - self._index.reusable(scope, tokens), len(tokens) - ready <= self.num_free
+        layout = prompt.arrange(self._index, scope)
+        tokens = layout.tokens
+        ready, reused = self._tree.match(scope, tokens).ready, self._index.reusable(scope, tokens)
+        missing = len(tokens) - reused - num_placed(self._tree, scope, layout, reused)
+        return missing, len(tokens) - ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
         """Return whether a guess may be computed: cells, a sequence and host memory are free for it.

@@ -12,10 +12,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from ..arms import arms_for
 from ..error import BenchError
-from ..offline.passages import load_passages
 from ..options import DATA_VARIABLE, add_options
 from ..report import Bar, Report, Table
 from ..text import prose
+from ..trace import mtrag
 
 PATIENCE = 600.0  # s for an answer
 SHORTEST = 150  # words of a prompt; the longest one has twice as many
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> Report:
 
 def _passages(folder: Path, lengths: Sequence[int]) -> list[str]:
     """Return the beginnings of passages of the corpus, one for each number of words, from all over it."""
-    texts = [passage.text for passage in load_passages(folder / "mtrag_retrieved")]
+    texts = dict.fromkeys(text for query in mtrag(folder) for _, text in query.documents)
     long = [text for text in texts if len(text.split()) >= lengths[-1]]
     if len(long) < len(lengths):
         raise BenchError(f"--data {folder}: {len(long)} passages are long enough, of {len(lengths)}")

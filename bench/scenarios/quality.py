@@ -16,7 +16,6 @@ from ...models.training.world.curriculum import SHIPPED, held_out
 from ...models.training.world.wording import UNKNOWN
 from ...models.training.world.words import Words
 from ...ordering.stages import read_along
-from ...slots.separate.marks import LINKS
 from ..arms import Arm
 from ..client import Client, EncodedRequest, Result
 from ..dialect import ChatDialect
@@ -60,7 +59,10 @@ WAYS = (
     Way("de-duplicated, location hint", {"document_order": "auto", "order_hint": True, "dedup": "auto"}),
     Way("read while they are searched", {"document_order": "auto", "order_hint": True}, reads_along=True),
     Way("cache off", {"document_order": "retrieval", "cache_prompt": False}),
-    *(Way(f"read separately, {k} link tokens", {"documents_attention": "separate", "link_tokens": k}) for k in LINKS),
+    *(
+        Way(f"read separately, {k} link tokens", {"documents_attention": "separate", "link_tokens": k})
+        for k in (0, 8, 16, 32)
+    ),
 )
 
 

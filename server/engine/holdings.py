@@ -13,6 +13,7 @@ from ...slots.radix import descendants, path
 from ...slots.request import Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
+from ...slots.separate.reading import num_placed
 from .prefixes import beginning, followed_by, id_of
 
 
@@ -122,7 +123,8 @@ class Prediction:
         nodes = [node for node in path(match.node) if node.start < match.length]
         on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
         reused = index.reusable(scope, layout.tokens[: tree.ledger.most_cached(len(layout.tokens))])
-        return cls(layout, reused, min(on_device, reused))
+        placed = num_placed(tree, scope, layout, reused)
+        return cls(layout, reused + placed, min(on_device, reused))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,12 @@ def keep_moved(tree: PrefixTree, request: Request) -> None:
     pieces |= {at: tuple(piece or _copied(tree, run) for run, piece in runs) for at, runs in found.items()}
 
 
+def num_placed(tree: PromptTree, scope: Scope, layout: Layout, reached: int) -> int:
+    """Return how many tokens documents that are cached now bring to a prompt, behind its first `reached` ones."""
+    behind = (document for document in layout.moved if document.stop > reached)
+    return sum(one.stop - max(one.moves_from, reached) for one in behind if _is_cached(tree, scope, one))
+
+
 Run = tuple[Node, int, int]
 """A run of the tree, and the positions of a document's text that stand in it."""
 

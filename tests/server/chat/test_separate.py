@@ -160,3 +160,11 @@ def test_a_prompt_is_shown_as_its_text(server):
     assert shown[0].status_code == 200 and shown[0].json() == shown[1].json()
     answer = server.http.post("/v1/chat/completions", json=body | SEPARATE).json()
     assert answer["__verbose"]["prompt"] == shown[0].json()["prompt"]
+
+
+def test_the_reuse_of_documents_that_have_been_read_is_foreseen(server):
+    body = {"messages": [{"role": "user", "content": "Who?"}], "cache_scope": "foreseen"} | SEPARATE
+    ask(server, [0, 1, 2], cache_scope="foreseen")
+    documents = [DOCUMENTS[at] for at in (2, 0, 1)]
+    foreseen = server.http.post("/v1/documents/order", json=body | {"documents": documents}).json()["cached_tokens"]
+    assert foreseen == report_of(server.chat(documents=documents, **body))["cached_tokens"] > 100
