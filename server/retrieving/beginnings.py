@@ -157,7 +157,7 @@ class Beginnings:
 
     def shown(self) -> dict[str, int | bool]:
         """Return the progress as JSON."""
-        return {"documents": self.num_documents, "tokens": self.num_tokens, "done": not self.has_more}
+        return {"documents": self.num_documents, "tokens": self.num_tokens, "done": self.may_begin and not self.has_more}
 
     def _has_room_for(self, num_tokens: int) -> bool:
         """Return whether a document of that many tokens fits beside those that are counted."""
