@@ -174,7 +174,7 @@ class Request:
 
     @property
     def keeps_layout(self) -> bool:
-        """Whether it goes on with its layout: while it waits, documents that it has no copy of may leave the cache."""
+        """Whether it goes on with its layout. While it waits, documents of which it has no copy may leave the cache."""
         return self.layout is not None and len(self.readings.pieces) >= len(self.layout.moved)
 
     @property
