@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .radix import PromptTree
-from .request import Prompt, Request
+from .request import Layout, Prompt, Request
 from .scope import Scope
 from .separate.reading import num_placed
 from .swap import Moves, runs_on_device, swap_out
@@ -59,10 +59,13 @@ class Cells:
     def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
         """Return how many tokens a background request would compute, and whether the cells for them are free."""
         layout = prompt.arrange(self._index, scope)
-        tokens = layout.tokens
-        ready, reused = self._tree.match(scope, tokens).ready, self._index.reusable(scope, tokens)
-        missing = len(tokens) - reused - num_placed(self._tree, scope, layout, reused)
-        return missing, len(tokens) - ready <= self.num_free
+        reused = self._index.reusable(scope, layout.tokens)
+        missing = len(layout.tokens) - reused - num_placed(self._tree, scope, layout, reused)
+        return missing, self._fits_free(layout, scope)
+
+    def _fits_free(self, layout: Layout, scope: Scope) -> bool:
+        """Return whether the cells that a prompt takes beside those with its KV are free."""
+        return len(layout.tokens) - self._tree.match(scope, layout.tokens).ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
         """Return whether a guess may be computed: cells, a sequence and host memory are free for it.
@@ -77,7 +80,7 @@ class Cells:
         while tree.copies.save_ahead():
             pass
         tree.evict(tree.ledger.num_reclaimable - self._idle_cells, unused=True)
-        while not (tree.ledger.num_free_ids and self.forecast(prompt, scope)[1]):
+        while not (tree.ledger.num_free_ids and self._fits_free(prompt.arrange(self._index, scope), scope)):
             if not tree.evict(unused=True):
                 return False
         return self._index.has_room_for(missing)

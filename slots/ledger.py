@@ -46,10 +46,6 @@ class Ledger:
         """Sequences that could begin now."""
         return len(self._free_ids)
 
-    def most_cached(self, num_tokens: int) -> int:
-        """Return how much of a prompt may come from the cache."""
-        return max(num_tokens - self._rest, 0)
-
     def take_operations(self) -> tuple[Operation, ...]:
         """Return the memory operations decided since the last call, in the order in which they must run."""
         operations, self._operations = tuple(self._operations), []

@@ -60,7 +60,7 @@ class Layout:
     def sections(self, num_tokens: int) -> list[Section]:
         """Return what is computed of the first `num_tokens` tokens: all that stands between documents that are moved."""
         starts, stops = [0, *(one.stop for one in self.moved)], [*(one.moves_from for one in self.moved), num_tokens]
-        return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
+        return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop] or [(0, num_tokens)]
 
     def splits(self, position: int) -> bool:
         """Whether a segment begins before `position` and ends behind it."""
@@ -174,7 +174,7 @@ class Request:
 
     @property
     def keeps_layout(self) -> bool:
-        """Whether it goes on with its layout. While it waits, documents of which it has no copy may leave the cache."""
+        """Whether its layout still holds. The cache may have lost documents since, but not those that it has a copy of."""
         return self.layout is not None and len(self.readings.pieces) >= len(self.layout.moved)
 
     @property

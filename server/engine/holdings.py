@@ -8,7 +8,7 @@ from hashlib import blake2b
 import numpy as np
 
 from ...slots.lanes import Lane
-from ...slots.node import Node
+from ...slots.node import Node, most_cached
 from ...slots.radix import descendants, path
 from ...slots.request import Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
@@ -122,7 +122,8 @@ class Prediction:
         match = tree.match(scope, layout.tokens)
         nodes = [node for node in path(match.node) if node.start < match.length]
         on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
-        reused = index.reusable(scope, layout.tokens[: tree.ledger.most_cached(len(layout.tokens))])
+        length = len(layout.tokens)
+        reused = index.reusable(scope, layout.tokens[: most_cached(layout.sections(length), length, tree.rest)])
         placed = num_placed(tree, scope, layout, reused)
         return cls(layout, reused + placed, min(on_device, reused))
 
