@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ...models.context import Context
@@ -12,6 +13,9 @@ from ...models.memory.overrides import EXPERTS, Override, experts_on_host, parse
 from ...models.model import Model
 from ..settings import Settings
 from .context import context_settings
+
+MOST_COUNTED = 1 << 20
+"""Cells of a context that is counted. Each cell takes time and memory even so; the use of more cells lies on a line."""
 
 
 def open_model(
@@ -43,6 +47,13 @@ class Measure:
 
     def __call__(self, settings: Settings) -> tuple[Use, ...]:
         """Return the use of each device. Raises ModelError where llama.cpp cannot make the context, for any reason."""
+        if settings.ctx_size <= MOST_COUNTED:
+            return self._counted(settings)
+        half, most = (self._counted(replace(settings, ctx_size=cells)) for cells in (MOST_COUNTED // 2, MOST_COUNTED))
+        steps = (settings.ctx_size - MOST_COUNTED) / (MOST_COUNTED // 2)
+        return tuple(_further(one, other, steps) for one, other in zip(half, most, strict=True))
+
+    def _counted(self, settings: Settings) -> tuple[Use, ...]:
         if settings not in self._known:
             try:
                 self._known[settings] = self._count(settings)
@@ -62,3 +73,9 @@ class Measure:
             return breakdown(context.handle)
         finally:
             context.close()
+
+
+def _further(one: Use, other: Use, steps: float) -> Use:
+    """Return the use that lies behind the other one by so many times the distance of the two."""
+    kv, compute = (int(b + (b - a) * steps) for a, b in ((one.kv, other.kv), (one.compute, other.compute)))
+    return replace(other, kv=kv, compute=compute)

@@ -9,6 +9,7 @@ from slotcache.models.hardware.device import devices
 from slotcache.models.hardware.memory import free_memory
 from slotcache.models.memory.breakdown import breakdown
 from slotcache.server.fitting.fit import fit
+from slotcache.server.fitting.measure import MOST_COUNTED, Measure
 from slotcache.server.settings import Settings
 from support.architectures import delta
 
@@ -116,3 +117,19 @@ def test_doctor_prints_the_decision_and_why(wide):
     assert "CPU: " in told and ": weights " in told and ", compute buffer " in told
     refused = run("doctor", "-m", wide, "--device-memory", 1)
     assert refused.returncode == 2 and "CPU lacks" in refused.stderr
+
+
+def test_a_context_that_nothing_holds_is_refused_at_once(wide):
+    """llama.cpp would take 50 bytes a cell to count it."""
+    with pytest.raises(ModelError, match=r"CPU lacks [\d,]+ MiB.*it fits with -c \d+"):
+        fit(Settings(fit=False, ctx_size=1 << 30, threads=1), wide)
+
+
+def test_more_cells_than_are_counted_lie_on_a_line(wide):
+    """8 KiB a cell, and what the mask takes."""
+    settings = Settings(ctx_size=MOST_COUNTED, threads=1)
+    measure = Measure(settings, wide)
+    one, twice = (measure(replace(settings, ctx_size=times * MOST_COUNTED))[0] for times in (1, 2))
+    measure.close()
+    assert (one.kv, twice.kv) == (MOST_COUNTED * 8192, 2 * MOST_COUNTED * 8192)
+    assert twice.weights == one.weights and one.compute < twice.compute < 2 * one.compute
