@@ -20,6 +20,10 @@ from ..trace import mtrag
 PATIENCE = 600.0  # s for an answer
 SHORTEST = 150  # words of a prompt; the longest one has twice as many
 EQUAL = 0.95  # the share of answers that shall be the same
+ONE_BATCH = "--ctx-checkpoints 0"
+"""llama-server computes the last 4 tokens of a prompt by themselves to keep a checkpoint before them, of models with a window
+or with recurrent layers. Fewer than 8 tokens are rounded otherwise. slotcache computes them with the others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ def run(args: argparse.Namespace) -> Report:
     lengths = [SHORTEST + SHORTEST * number // args.prompts for number in range(args.prompts)]
     prompts = _passages(args.data, lengths) if args.data else [prose(f"equality {words}", words) for words in lengths]
     answers: dict[str, list[Answer]] = {}
+    args.llama_args = f"{ONE_BATCH} {args.llama_args}"
     arms = arms_for(args, llama_lanes=1)
     if len(arms) < 2:
         raise BenchError("--llama-server PATH: equality is measured beside it")

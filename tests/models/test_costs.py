@@ -155,7 +155,16 @@ def test_what_no_time_can_show_has_no_price():
     costs = timed_costs(OTHER, free)
     assert costs.swap_from_tokens == NEVER and not costs.pays_to_spill(10**6, 10**6)
     unmoved = Times(chunk_tokens=64, step=7e-3, chunk=12e-3, double=18e-3)
-    assert timed_costs(OTHER, unmoved) == OTHER
+    costs = timed_costs(OTHER, unmoved)
+    assert replace(costs, pass_ns=0.0, row_ns=0.0) == OTHER
+
+
+def test_times_tell_what_a_row_of_a_draft_takes():
+    """A step of one row takes as long as it was timed; each row more a 64th of 6 ms, or of 60 ms."""
+    card, cpu = timed_costs(OTHER, LIKE_A_CARD), timed_costs(OTHER, LIKE_A_CPU)
+    for costs, times, eight in ((card, LIKE_A_CARD, 1.09), (cpu, LIKE_A_CPU, 1.60)):
+        assert costs.step_ns(1, 0) == pytest.approx(1e9 * times.step)
+        assert costs.step_ns(8, 0) / costs.step_ns(1, 0) == pytest.approx(eight, abs=0.01)
 
 
 def test_padding_pays_where_one_by_one_takes_longer_than_a_tile():
