@@ -10,6 +10,8 @@ from .plan import Plan
 from .profile import Profile
 from .request import Request
 
+AIM = 0.9  # share of the longest stall that a step aims at: steps take up to a tenth longer than their profile
+
 
 class PrefillBudget:
     """size: most prompt tokens of a step while other requests decode. max_stall: seconds that its prompt tokens may take.
@@ -40,7 +42,7 @@ class PrefillBudget:
         if self.max_stall == math.inf:
             return most
         depth = max((request.computed for request in requests), default=0)
-        return min(most, max(self._chunk, self._profile.tokens_within(self.max_stall / self._slowdown, depth)))
+        return min(most, max(self._chunk, self._profile.tokens_within(AIM * self.max_stall / self._slowdown, depth)))
 
 
 def chunk_size(left: int, most: int, costs: Costs) -> int:

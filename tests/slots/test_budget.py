@@ -33,7 +33,14 @@ def test_a_pause_of_the_machine_makes_one_step_small_and_not_hundreds():
     machine.step(512, pause=60.0)
     assert machine.step() == CPU.chunk
     after = [machine.step() for _ in range(40)]
-    assert min(after) > 100 and after[-1] > 180
+    assert min(after) > 100 and 160 < after[-1] <= 180
+
+
+def test_a_step_that_takes_a_tenth_longer_than_its_profile_keeps_to_the_stall():
+    machine = Machine()
+    for _ in range(100):
+        assert machine.step() * TOKEN * 1.1 <= 0.2 + 1e-9
+    assert 170 < machine.step() <= 180
 
 
 def test_a_machine_that_stays_slower_is_learnt():
