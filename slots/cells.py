@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from .node import Node
 from .radix import PromptTree
 from .request import Layout, Prompt, Request
 from .scope import Scope
@@ -28,12 +29,13 @@ class Cells:
     """Tells whether a prompt fits, and frees cells for it.
 
     index: the tree that prompts are compared with. running: the scheduler's list of running requests. idle_cells: most cells
-    of idle KV while requests run.
+    of idle KV while requests run, if a host tier takes the rest: every step attends over the whole pool.
     """
 
     def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Request], idle_cells: int) -> None:
         self._index = index
         self._tree, self._running, self._idle_cells = tree, running, idle_cells
+        self.num_passed = 0  # that the last step passes over, but for its own
         self.num_swapped = 0  # tokens whose KV left the device for the time of a step, ever
         self._in_front: list[int] = []  # requests to which the last swap gave the first cells
 
@@ -112,17 +114,28 @@ class Cells:
         # Taken last: deciding on a swap adds copies for the host tier to the tree's operations.
         return self._tree.ledger.take_operations() + moves, afterwards
 
+    def passed_over(self, computing: list[Request], num_tokens: int) -> int:
+        """Return the cells that attention passes over in such a step: those in use, or fewer behind a swap."""
+        _, unseen = self._to_swap(num_tokens, computing)
+        return self.num_used - unseen
+
     def _swap(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
-        tree, costs = self._tree, self._tree.costs
-        if num_tokens <= costs.swap_from_tokens or (used := self.num_used) > tree.host.max_tokens:
-            return (), ()
-        if all(request.background for request in computing):
-            return (), ()  # a new request may abort the step; then it must not wait for moves
-        runs, needed = list(runs_on_device(tree, self._running)), {request.sequence for request in computing}
-        unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
-        unseen += sum(request.num_tail for request in self._running if request.sequence not in needed)
-        if not costs.pays_to_swap(num_tokens, unseen, used, len(runs)):
+        runs, unseen = self._to_swap(num_tokens, computing)
+        self.num_passed = self.num_used - unseen
+        if not unseen:
             return (), ()
         self.num_swapped += unseen
         before, self._in_front = self._in_front, [request.id for request in computing]
-        return swap_out(tree, runs, self._running, computing, in_place=self._in_front == before)
+        return swap_out(self._tree, runs, self._running, computing, in_place=self._in_front == before)
+
+    def _to_swap(self, num_tokens: int, computing: list[Request]) -> tuple[list[Node], int]:
+        """Return the runs on the device, and the cells that a step does not see; 0 where it is no faster without them."""
+        tree, costs = self._tree, self._tree.costs
+        if num_tokens <= costs.swap_from_tokens or (used := self.num_used) > tree.host.max_tokens:
+            return [], 0
+        if all(request.background for request in computing):
+            return [], 0  # a new request may abort the step; then it must not wait for moves
+        runs, needed = list(runs_on_device(tree, self._running)), {request.sequence for request in computing}
+        unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
+        unseen += sum(request.num_tail for request in self._running if request.sequence not in needed)
+        return runs, unseen if costs.pays_to_swap(num_tokens, unseen, used, len(runs)) else 0

@@ -30,12 +30,15 @@ class Profile:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a plan took."""
-        tokens = plan.num_tokens
+        self.learn(plan.num_tokens, mean_depth(plan), seconds)
+
+    def learn(self, tokens: int, depth: float, seconds: float) -> None:
+        """Learn from the time that tokens took at a mean depth."""
         if tokens < self._min_tokens:
             return
         if self.is_learnt:
-            seconds = min(seconds, OUTLIER * self.seconds_of(plan))
-        depth, each = mean_depth(plan), seconds / tokens
+            seconds = min(seconds, OUTLIER * tokens * (self._fixed + self._by_depth * depth))
+        each = seconds / tokens
         new = (1.0, depth, depth * depth, each, each * depth)
         self._sums = tuple(MEMORY * old + tokens * value for old, value in zip(self._sums, new, strict=True))
         self._fit()
@@ -51,10 +54,6 @@ class Profile:
         """
         mean = self._sums[3] / self._sums[0] if self.is_learnt else 1.0
         return self.seconds(cached, new) / new / mean
-
-    def seconds_of(self, plan: Plan) -> float:
-        """Return the time that a plan's tokens take."""
-        return plan.num_tokens * (self._fixed + self._by_depth * mean_depth(plan))
 
     def tokens_within(self, seconds: float, cached: int) -> int:
         """Return the most tokens behind `cached` ones that take at most `seconds`; 0 before the first step."""

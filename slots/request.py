@@ -122,6 +122,7 @@ class Request:
     num_tokens: int = 0
     computed: int = 0
     started_at: int = 0  # `computed` at its admission
+    due: int = 0  # the count of prompt tokens, those of all requests, at which no later prompt goes before this one any more
     rest: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
     taken: Node | None = None  # the run that its last snapshot stands behind; see there whether it is still kept

@@ -2,7 +2,8 @@
 
 A step is `plan()`, then the runner, then `commit()`. Prefill is no phase of its own: a request's computed tokens chase its
 known ones (vLLM's scheduler). When cells run out: evict a leaf, else preempt the youngest request, which resumes later
-from its KV that is still in the tree. The oldest running request always makes progress, so none starves.
+from its KV that is still in the tree. No later prompt passes one that is due, and the oldest request is preempted last, so
+none starves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
+from functools import partial
 
 from .budget import PrefillBudget
 from .cells import Cells
@@ -31,9 +33,8 @@ from .tree import PrefixTree
 class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
-    batch_size: most tokens of a step. prefill_budget, max_stall: as in `PrefillBudget`. idle_cells: most cells of idle KV,
-    if a host tier takes the rest: every step attends over the whole pool. window: how many later requests may be admitted
-    before a waiting one. snapshots: for models whose memory cannot be cut. drafts: for requests that want them.
+    batch_size: most tokens of a step. prefill_budget, max_stall: see `PrefillBudget`. idle_cells: see `Cells`. window: see
+    `Queue`. snapshots: for models whose memory cannot be cut. drafts: for requests that want them.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Scheduler:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a plan took."""
-        self.budget.observe(plan, seconds)
+        self.budget.observe(plan, seconds, self.cells.num_passed)
         self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
@@ -151,10 +152,11 @@ class Scheduler:
         """
         last = self.step.adapters
         apart = self.cells.num_used >= self.tree.costs.apart_from_cells
-        if apart and self.step.is_decode_turn and any(request.decoding for request in self.running):
+        streams = any(request.decoding for request in self.running)
+        if apart and self.step.is_decode_turn and streams:
             step = Step(self.tree, self.cells, self.snapshots, self.counters)
             same = [request for request in self.running if request.scope.adapters == last and not request.decoding]
-            step.prefill(same, self.budget.limit(self.batch_size, same))
+            step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.passed_over, same)))
             if step.spans:
                 return step
         while True:
@@ -165,8 +167,7 @@ class Scheduler:
             step.is_decode_turn = apart and bool(step.spans)
             if not step.is_decode_turn:
                 prompts, left = in_turn(self.running, last, decoding=False), self.batch_size - step.num_tokens
-                most = self.budget.limit(left, prompts) if any(request.decoding for request in self.running) else left
-                step.prefill(prompts, most)
+                step.prefill(prompts, self.budget.limit(left, partial(self.cells.passed_over, prompts)) if streams else left)
             if step.spans or not self.running:
                 return step
             self._preempt()  # all requests lack cells: the youngest gives up its own
@@ -203,6 +204,7 @@ class Scheduler:
             self.counters.count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
         request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else request.pauses
+        request.due = self.counters.prefilled_tokens + request.num_tokens - request.computed
         self.lanes.take(request, claim.sequence.id)
         self.running.append(request)
 

@@ -56,8 +56,12 @@ class Step:
             self._add(request, 1, draft)
 
     def prefill(self, requests: Iterable[Request], num_tokens: int) -> None:
-        """Add as much of the prompts as `num_tokens` and the cells allow; the first request comes first."""
-        for request in requests:
+        """Add as much of the prompts as `num_tokens` and the cells allow, in the order in which they are due.
+
+        A prompt is due when as many prompt tokens have been computed since its admission as it lacked then: a short one
+        passes a long one, and none that comes later passes one that is due (fair queueing, Demers et al. 1989).
+        """
+        for request in sorted(requests, key=lambda request: (-request.priority, request.due)):
             self._catch_up(request)
             if self._follows_a_leader(request):
                 continue

@@ -10,19 +10,19 @@ TOKEN = 0.001  # s
 
 
 class Machine:
-    """It computes a token in a millisecond; a step may take 0.2 s."""
+    """It computes a token in a millisecond, and `per_cell` more for each cell in use; a step may take 0.2 s."""
 
-    def __init__(self):
+    def __init__(self, per_cell=0.0):
+        self.per_cell = per_cell
         self.profile = Profile(CPU.chunk)
         self.budget = PrefillBudget(512, 0.2, CPU, self.profile)
 
-    def step(self, num_tokens=0, pause=0.0):
+    def step(self, num_tokens=0, pause=0.0, cells=0):
         """Compute as many tokens as the budget allows, if it is not said; return how many."""
-        num_tokens = num_tokens or self.budget.limit(512, [])
+        num_tokens = num_tokens or self.budget.limit(512, lambda _: cells)
         plan = Plan(spans=(Span(0, 0, 0, np.zeros(num_tokens, np.int32), logits=False),))
-        seconds = num_tokens * TOKEN + pause
-        self.budget.observe(plan, seconds)
-        self.profile.observe(plan, seconds)
+        seconds = num_tokens * (TOKEN + self.per_cell * (cells + num_tokens / 2)) + pause
+        self.budget.observe(plan, seconds, cells)
         return num_tokens
 
 
@@ -41,6 +41,16 @@ def test_a_step_that_takes_a_tenth_longer_than_its_profile_keeps_to_the_stall():
     for _ in range(100):
         assert machine.step() * TOKEN * 1.1 <= 0.2 + 1e-9
     assert 170 < machine.step() <= 180
+
+
+def test_cells_of_others_make_steps_small_and_their_end_makes_them_large_again():
+    """512 tokens in an empty pool are followed by steps beside 8,000 cells, where a token takes three times as long."""
+    machine = Machine(per_cell=TOKEN / 4000)
+    for cells in [0, 2000, 4000, 6000] * 5:
+        machine.step(128, cells=cells)
+    crowded, alone = machine.step(cells=8000), machine.step(cells=0)
+    assert 55 <= crowded <= 64 and 170 <= alone <= 180
+    assert machine.step(cells=8000) == crowded
 
 
 def test_a_machine_that_stays_slower_is_learnt():

@@ -140,11 +140,39 @@ def test_a_slow_step_makes_the_next_one_smaller():
     world.submit(range(20), limit=60)
     world.step()
     arriving = world.submit(range(500, 900))
-    world.scheduler.observe(world.step(), 64 * 0.0005)
+    world.scheduler.observe(world.step(), 64 * 0.00045)
     plan = world.step()
     assert computed(plan, arriving) == 192
     world.scheduler.observe(plan, 192 * 0.0015)
     assert computed(world.step(), arriving) == 64
+
+
+def test_a_short_prompt_passes_a_long_one():
+    world = World(lanes=3)
+    long = world.submit(range(2000, 2900))
+    world.step()
+    short = world.submit(range(100, 140))
+    assert computed(world.step(), short) == 40
+    assert short.decoding and not long.decoding
+
+
+def test_a_long_prompt_is_passed_no_more_once_it_is_due():
+    """Short ones come without end; at 128 tokens a step, those that came within its own 600 tokens may go first."""
+    world = World(cells=4000, lanes=4)
+    long = world.submit(range(2000, 2600), limit=1)
+    for number in range(40):
+        world.submit(range(5000 + 100 * number, 5091 + 100 * number), limit=1)
+        world.step()
+        if not long.sequence:
+            break
+    assert 5 < number < 1300 // 128, "alone it takes 5 steps; behind all others 16"
+
+
+def test_a_prompt_of_a_higher_priority_goes_first_though_it_is_longer():
+    world = World(lanes=3)
+    usual = world.submit(range(2000, 2200))
+    urgent = world.submit(range(3000, 3300), priority=1)
+    assert computed(world.step(), urgent) == 128 and usual.computed == 0
 
 
 def admitted(world):
