@@ -21,8 +21,8 @@ PATIENCE = 600.0  # s for an answer
 SHORTEST = 150  # words of a prompt; the longest one has twice as many
 EQUAL = 0.95  # the share of answers that shall be the same
 ONE_BATCH = "--ctx-checkpoints 0"
-"""llama-server computes the last 4 tokens of a prompt by themselves to keep a checkpoint before them, of models with a window
-or with recurrent layers. Fewer than 8 tokens are rounded otherwise. slotcache computes them with the others.
+"""For models with a window or recurrent layers, llama-server keeps a checkpoint in front of a prompt's last 4 tokens. It
+computes these by themselves, and fewer than 8 tokens are rounded otherwise. slotcache computes them with the others.
 """
 
 
