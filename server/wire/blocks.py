@@ -98,10 +98,11 @@ Content = str | list[Text | Thinking | RedactedThinking | ToolUse | ToolResult |
 
 
 class Said(Struct, frozen=True):
-    """A message: of the user, with results of tools, or of the model."""
+    """A message: of the user, with results of tools, or of the model. documents: as in a message of a chat."""
 
     role: Literal["user", "assistant", "system"]
     content: Content = ""
+    documents: list[Json] | None = None
 
 
 def messages_of(said: Sequence[Said], orders_documents: bool) -> Messages:
@@ -113,11 +114,25 @@ def messages_of(said: Sequence[Said], orders_documents: bool) -> Messages:
     for at, message in enumerate(said):
         where = f"messages[{at}]"
         if isinstance(message.content, str):
-            messages.append({"role": message.role, "content": message.content})
+            made: Messages = [{"role": message.role, "content": message.content}]
         elif message.role == "assistant":
-            messages.append(_answer(message.content, where))
+            made = [_answer(message.content, where)]
         else:
-            messages += _request(message, orders_documents, where)
+            made = list(_request(message, orders_documents, where))
+        messages += made if message.documents is None else _with_documents(made, message, where)
+    return messages
+
+
+def _with_documents(messages: Messages, said: Said, where: str) -> Messages:
+    """Return the messages made of one, with its field `documents`: at its last text, else at its last result of a tool.
+
+    Raises RequestError.
+    """
+    messages = messages or [{"role": said.role, "content": ""}]
+    holder = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
+    if said.documents and holder.get("documents"):
+        raise RequestError(f"{where}.documents: and blocks with documents: give one of them", param=f"{where}.documents")
+    holder["documents"] = said.documents or holder.get("documents", [])
     return messages
 
 

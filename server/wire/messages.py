@@ -120,7 +120,7 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
             schema = {"name": "answer", "schema": self.output_config.format.schema}
             shared["response_format"] = {"type": "json_schema", "json_schema": schema}
         system = [{"role": "system", "content": system_text(self.system)}] if self.system else []
-        messages = messages_of(self.messages, orders_documents=self.document_order is not None)
+        messages = messages_of(self.messages, self._orders_documents)
         if not messages:
             raise RequestError("messages is empty: expected at least one", param="messages")
         return ChatRequest(
@@ -148,6 +148,11 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
     @property
     def shows_thoughts(self) -> bool:
         return self.thinking is None or self.thinking.display != "omitted"
+
+    @property
+    def _orders_documents(self) -> bool:
+        """Whether blocks with documents become documents: for a field that texts would ignore."""
+        return self.document_order is not None or self.documents_attention == "separate" or self.link_tokens is not None
 
     def _wants_cache(self) -> bool:
         marked = self.cache_control or any(tool.cache_control for tool in self.tools or ())

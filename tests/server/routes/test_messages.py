@@ -98,6 +98,49 @@ def test_documents_are_ordered_where_a_request_asks(server):
     assert plain["usage"]["cache_read_input_tokens"] < 40
 
 
+BOATS = {"id": "boats", "text": "The smith keeps nine boats behind the mill. " * 3}
+BLOCK = {"type": "search_result", "source": "boats", "title": "", "content": [{"type": "text", "text": BOATS["text"]}]}
+ASKED = {"type": "text", "text": "How many boats?"}
+CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
+
+
+@pytest.mark.parametrize(
+    ("content", "history"),
+    [("How many boats?", []), ([ASKED], []), ([RESULT], [CALL]), ([RESULT, ASKED], [CALL])],
+)
+def test_a_message_may_have_documents(server, content, history):
+    before = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": history}] if history else []
+    said = {"role": "user", "content": content, "documents": [BOATS]}
+    answer = message(server, messages=[*before, said], documents_attention="separate")
+    (shown,) = answer["slotcache"]["documents"]
+    assert shown["id"] == "boats" and 20 < shown["tokens"] < answer["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ({"role": "assistant", "content": "Nine.", "documents": [BOATS]}, "only users and tools"),
+        ({"role": "user", "content": [BLOCK], "documents": [BOATS]}, "give one of them"),
+        ({"role": "user", "content": "Who?", "documents": [5]}, "documents[0]"),
+        ({"role": "user", "content": [], "documents": [BOATS]}, "which has documents"),
+    ],
+)
+def test_documents_in_the_wrong_place_are_refused(server, said, wrong):
+    asked = {"role": "user", "content": "How many?"}
+    answer = post(server, messages=[asked, said, asked], document_order="retrieval")
+    assert answer.status_code == 400 and wrong in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"link_tokens": 8}])
+def test_blocks_are_read_separately_where_a_request_asks(server, fields):
+    answer = message(
+        server, messages=[{"role": "user", "content": [BLOCK, ASKED]}], documents_attention="separate", **fields
+    )
+    assert [one["id"] for one in answer["slotcache"]["documents"]] == ["boats"]
+    assert answer["slotcache"]["documents_attention"] == "separate"
+
+
 ERRORS = [
     (400, "invalid_request_error", {"max_tokens": None}),
     (400, "invalid_request_error", {"max_tokens": -1}),
