@@ -161,6 +161,8 @@ class _LayoutBuilder:
         self._repeated += ids
 
     def build(self) -> Layout:
+        if self._moved and self._moved[-1].stop == self._length:
+            self._end_in_text()
         return Layout(
             np.concatenate(self._tokens),
             stops=tuple(self._stops),
@@ -169,3 +171,10 @@ class _LayoutBuilder:
             repeated=tuple(self._repeated),
             moved=tuple(self._moved),
         )
+
+    def _end_in_text(self) -> None:
+        """Count the last token as text behind the last document: a prompt ends in a token that is computed."""
+        last = self._moved.pop()
+        self._tokens[-1] = np.concatenate((self._tokens[-1][:-1], last.tokens[-1:]))
+        if last.moves_from < last.stop - 1:
+            self._moved.append(replace(last, stop=last.stop - 1, tokens=last.tokens[:-1]))

@@ -1,10 +1,13 @@
 """Documents that are read separately: which pieces of a prompt are computed, against a model of memory."""
 
 import numpy as np
+import pytest
 from slotcache.ordering.document import Document
 from slotcache.server.chat.parts import DocumentSet, Fixed
 from slotcache.server.chat.prompt import ChatPrompt, SeparatePrompt
 from slotcache.slots.ledger import Ledger
+from slotcache.slots.radix import NO_TOKENS
+from slotcache.slots.separate.marks import LINKS
 from support.scopes import COMMON
 from support.world import World
 
@@ -13,11 +16,11 @@ FRONT, QUESTION = np.arange(4, dtype=np.int32), np.arange(100, 112, dtype=np.int
 HEADING = np.arange(200, 205)  # all documents begin with it
 
 
-def prompt(*documents, links):
+def prompt(*documents, links, question=QUESTION):
     """documents: the first token of each behind the heading; each has 40."""
     tokens = tuple(np.concatenate([HEADING, np.arange(at, at + 35)]).astype(np.int32) for at in documents)
     placed = DocumentSet(tuple(Document(str(at), str(at)) for at in documents), tokens, "retrieval", hint=None)
-    return SeparatePrompt((Fixed(FRONT, "the front"), placed, Fixed(QUESTION, "the question")), links)
+    return SeparatePrompt((Fixed(FRONT, "the front"), placed, Fixed(question, "the question")), links)
 
 
 def pieces(world, request):
@@ -86,6 +89,27 @@ def test_documents_of_one_prompt_are_moved_in_one_walk_over_its_path(monkeypatch
     monkeypatch.setattr(Ledger, "advance", lambda *args: calls.append(args) or advance(*args))
     world.scheduler.plan()
     assert request.computed == request.num_prompt - len(QUESTION) and len(calls) == 1
+
+
+@pytest.mark.parametrize("rest", [1, REST])
+def test_a_prompt_that_ends_in_a_document_computes_its_last_token(rest):
+    world = World(host=1000, rest=rest)
+    for documents, computed in (((1000,), [43, 1, 1]), ((2000, 1000), [35, 1, 1]), ((2000, 1000), [1, 1])):
+        request = world.run(prompt(*documents, links=0, question=NO_TOKENS))
+        assert pieces(world, request) == computed and request.num_prompt == 4 + 40 * len(documents)
+    longer = world.run(prompt(2000, 1000, links=0))
+    assert pieces(world, longer) == [rest, len(QUESTION), 1] and longer.cached == 84 - 1, "it was read as text before"
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_a_prompt_that_ends_in_a_document_of_one_token(links):
+    tokens = (np.array([7], np.int32), np.array([8], np.int32))
+    documents = DocumentSet(tuple(Document(str(at), str(at)) for at in (7, 8)), tokens, "retrieval", hint=None)
+    for front in (FRONT, NO_TOKENS):
+        world = World(host=1000)
+        parts = (Fixed(front, "the front"), documents, Fixed(NO_TOKENS, "the question"))
+        first, again = (world.run(SeparatePrompt(parts, links)) for _ in range(2))
+        assert first.num_tokens == again.num_tokens == len(front) + 2 + first.limit
 
 
 def test_the_front_is_in_memory_once():
