@@ -164,7 +164,7 @@ class _LayoutBuilder:
         if self._moved and self._moved[-1].stop == self._length:
             self._end_in_text()
         return Layout(
-            np.concatenate(self._tokens),
+            np.concatenate([NO_TOKENS, *self._tokens]),
             stops=tuple(self._stops),
             documents=tuple(self._documents),
             segments=tuple(self._segments),

@@ -112,6 +112,10 @@ def test_a_prompt_that_ends_in_a_document_of_one_token(links):
         assert first.num_tokens == again.num_tokens == len(front) + 2 + first.limit
 
 
+def test_a_prompt_without_a_token_is_empty():
+    assert SeparatePrompt((Fixed(NO_TOKENS, "the question"),), 0).num_tokens == 0
+
+
 def test_the_front_is_in_memory_once():
     layout = prompt(1000, 2000, 3000, links=0).arrange(World().scheduler.tree, COMMON)
     assert len({id(document.beginning) for document in layout.moved}) == 1
