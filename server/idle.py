@@ -25,7 +25,7 @@ from ..slots.scope import Scope
 from .chat.builder import PromptBuilder
 from .chat.history import Entry
 from .chat.parts import DocumentSet
-from .chat.prompt import ChatPrompt
+from .chat.prompt import ChatPrompt, SeparatePrompt
 from .chat.threads import LARGE
 from .engine.backlog import Backlog
 from .engine.door import Door
@@ -246,8 +246,11 @@ class IdlePrefill:
 def likely_prompts(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
     """Yield prompts that begin with some of the first documents of `prompt`: each alone, then pairs, and larger sets.
 
-    Each has at most one document more than an earlier one. Nothing where the order of documents may not be chosen.
+    Each has at most one document more than an earlier one. Nothing where the order of documents may not be chosen, nor where
+    they are read separately: no chat would use a set of them.
     """
+    if isinstance(prompt, SeparatePrompt):
+        return
     first = next((part for part in prompt.parts if isinstance(part, DocumentSet)), None)
     if first is None or first.policy != "auto" or first.keep_first or first.keep_last:
         return

@@ -200,6 +200,7 @@ CHAT = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"},
         {"messages": CHAT},  # no other chat stands behind that answer
         {"document_order": "retrieval"},  # the order is not ours to choose
         {"keep_first": 1},
+        {"documents_attention": "separate"},  # each was read alone already, and no set is ever used
         {"cache_prompt": False},
     ],
 )
