@@ -165,3 +165,36 @@ def test_files_that_are_no_adapters(tiny, files):
     for scaled in (files[0], *(f"{files[0]}:{scale}" for scale in ("nan", "inf", "1e5", "one"))):
         with pytest.raises(ModelError, match="FILE:SCALE"):
             adapter_files(Settings(lora_scaled=scaled))
+
+
+BOATS = [{"id": f"d{at}", "text": f"The {name} keeps {at + 7} boats behind the mill. " * 5} for at, name in enumerate("abc")]
+SCHEMA = {"type": "object", "properties": {"boats": {"enum": [7, 8, 9]}}, "required": ["boats"]}
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+FORMS = (
+    {},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}},
+    {"tools": [LOOK], "tool_choice": "required", "ignore_eos": False},
+)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["text", "schema", "tools"])
+def test_a_document_read_under_one_set_serves_no_other(server, form):
+    given = {"documents_attention": "separate", "logprobs": True, **form}
+    scope = {"cache_scope": f"separate {FORMS.index(form)}"}
+    fresh = {
+        name: answer(server, documents=BOATS, lora=adapters, cache_prompt=False, **given)["choices"]
+        for name, adapters in SETS.items()
+    }
+    assert len({str(choices[0]["logprobs"]) for choices in fresh.values()}) == len(SETS)
+    cached = []
+    for name, adapters in (*SETS.items(), *SETS.items()):
+        answer(server, documents=BOATS[::-1], lora=adapters, **given, **scope)
+        warm = answer(server, documents=BOATS, lora=adapters, **given, **scope)
+        assert [without_ids(one) for one in warm["choices"]] == [without_ids(one) for one in fresh[name]], name
+        cached.append(warm["slotcache"]["source"])
+    assert cached[: len(SETS)] == ["moved"] * len(SETS)
+
+
+def without_ids(choice):
+    calls = [call["function"] for call in choice["message"].get("tool_calls") or ()]
+    return calls, choice["message"]["content"], choice["logprobs"], choice["finish_reason"]
