@@ -12,13 +12,13 @@ now, but running requests will compute the rest of their prompts into them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from .node import Node
 from .radix import PromptTree
 from .request import Layout, Prompt, Request
 from .scope import Scope
-from .separate.reading import num_placed
+from .separate.reading import keeps_copies, num_kept, num_placed
 from .swap import Moves, runs_on_device, swap_out
 from .tree import PrefixTree
 
@@ -47,11 +47,17 @@ class Cells:
     def num_free(self) -> int:
         return self._tree.ledger.num_cells - self.num_used
 
-    def fits(self, request: Request) -> bool:
-        """Return whether a prompt fits beside running requests and their promised cells. Alone, each accepted one fits."""
+    def fits(self, request: Request, waiting: Iterable[Request] = ()) -> bool:
+        """Return whether a prompt fits beside running requests and their promised cells. Alone, each accepted one fits.
+
+        waiting: other requests, which may keep copies of separate documents beside the host tier's. A request that would
+        keep more does not fit while all of these take more host memory than the cells.
+        """
+        tree = self._tree
         if not self._running:
             return True
-        tree = self._tree
+        if keeps_copies(request) and num_kept((*self._running, *waiting)) > tree.ledger.num_cells:
+            return False
         match = tree.match(request.scope, request.tokens[: request.num_tokens])
         reclaimable = tree.ledger.num_reclaimable - match.evictable
         # The next token of each running request, and the cached part of this prompt's rest, which is computed again.

@@ -178,7 +178,7 @@ class Scheduler:
         """Start waiting requests while a lane is idle and their prompts fit; return them."""
         started: list[Request] = []
         while self.lanes.any_idle and (request := self.waiting.next()):
-            if not self.cells.fits(request):
+            if not self.cells.fits(request, self.waiting):
                 self.waiting.block()
                 break
             self.waiting.take(request)

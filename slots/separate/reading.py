@@ -12,7 +12,7 @@ One after the other, since the bits of a token's KV depend on its cell.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..node import Blob, Node
 from ..plan import Save, Span
@@ -60,6 +60,17 @@ def num_placed(tree: PromptTree, scope: Scope, layout: Layout, reached: int) -> 
     return sum(one.stop - max(one.moves_from, reached) for one in behind if _is_cached(tree, scope, one))
 
 
+def keeps_copies(request: Request) -> bool:
+    """Return whether a request that is laid out keeps copies of documents."""
+    return request.layout is not None and (request.is_reading or bool(request.layout.moved))
+
+
+def num_kept(requests: Iterable[Request]) -> int:
+    """Return how many tokens requests keep copies of that are none of the host tier's, or none any more."""
+    pieces = (piece for one in requests for pieces in one.readings.pieces.values() for piece in pieces)
+    return sum(len(blob) for blob in {piece.blob for piece in pieces if not piece.blob.users})
+
+
 Run = tuple[Node, int, int]
 """A run of the tree, and the positions of a document's text that stand in it."""
 
@@ -99,7 +110,7 @@ def _copied(tree: PrefixTree, run: Run) -> Piece:
 
 def _copy(tree: PrefixTree, node: Node) -> Blob:
     if node.blob is None and not (node.complete and tree.copies.save(node, node.longest_holder())):
-        blob = Blob(node.start, node.start + node.ready)
+        blob = Blob(node.start, node.start + node.ready, users=0)
         tree.ledger.perform(Save(node.longest_holder().id, blob))
         return blob
     assert node.blob is not None

@@ -8,6 +8,7 @@ from slotcache.server.chat.prompt import ChatPrompt, SeparatePrompt
 from slotcache.slots.ledger import Ledger
 from slotcache.slots.radix import NO_TOKENS
 from slotcache.slots.separate.marks import LINKS
+from slotcache.slots.separate.reading import num_kept
 from support.scopes import COMMON
 from support.world import World
 
@@ -110,6 +111,19 @@ def test_a_prompt_that_ends_in_a_document_of_one_token(links):
         parts = (Fixed(front, "the front"), documents, Fixed(NO_TOKENS, "the question"))
         first, again = (world.run(SeparatePrompt(parts, links)) for _ in range(2))
         assert first.num_tokens == again.num_tokens == len(front) + 2 + first.limit
+
+
+@pytest.mark.parametrize("host", [0, 100])
+def test_copies_of_many_requests_are_bounded_where_host_memory_is_full(host):
+    world = World(cells=3000, lanes=16, host=host, batch=512, budget=512)
+    names = range(1000, 1800, 40)
+    given = [prompt(*names, links=0, question=np.arange(at, at + 20, dtype=np.int32)) for at in range(100, 116)]
+    requests, most = [world.submit(one, limit=20) for one in given], 0
+    while not world.scheduler.idle:
+        world.step()
+        most = max(most, num_kept([*world.scheduler.running, *world.scheduler.waiting]))
+    assert 1000 < most < 2 * 3000, "of 16 requests with 800 tokens of documents each"
+    assert all(request.num_tokens == request.num_prompt + 20 for request in requests)
 
 
 def test_a_prompt_without_a_token_is_empty():
