@@ -95,9 +95,12 @@ class Model:
         llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
-    @property
+    @cached_property
     def device(self) -> Device | None:
-        """The device that has its layers, or some of them; None: the CPU has all."""
+        """The device that has its layers, or some of them; None: the CPU has all.
+
+        Asked for once, at the start: a device in another process answers one thread at a time, later the engine's alone.
+        """
         return next((device for device in devices() if device.is_gpu), None) if self.gpu_layers else None
 
     @property

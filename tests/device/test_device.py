@@ -41,6 +41,13 @@ def test_llama_cpp_puts_all_layers_and_the_pool_there(model, caplog):
     lab.close()
 
 
+def test_whoever_shows_the_device_does_not_ask_it_while_it_computes(tiny, monkeypatch):
+    """A device in another process answers one thread at a time: two at once end the server."""
+    with running(tiny) as server:
+        monkeypatch.setattr("slotcache.models.model.devices", lambda: pytest.fail("the device was asked"))
+        assert server.http.get("/props").json()["device"]["name"] == devices()[0].name
+
+
 def test_a_batch_does_not_ask_the_callback_while_the_device_computes(model):
     lab, asked = Lab(model, batch=500, budget=500), []
     callback = llama_cpp.ggml_abort_callback(lambda _: asked.append(1) is not None)
