@@ -22,13 +22,14 @@ class Arrivals:
     """For threads that may wait: not the engine's, and not the event loop's."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self._is_warm = engine, False
 
     def adopt(self, record: Record, source: str = "disk", is_wanted: Callable[[], bool] = lambda: True) -> bool:
         """Put a record into host memory. True: it is in host memory now. Waits for the current step.
 
         is_wanted: asked in the engine's thread, at the last moment.
         """
+        self._await_warm_up(ADOPT_SECONDS)
         engine, states, stop = self._engine, self._engine.runner.states, len(record.tokens)
         is_state = record.state is None or states.accepts_recurrent(record.state, stop)
         if not is_state or not states.accepts(record.data, record.start, stop):
@@ -43,7 +44,7 @@ class Arrivals:
         """
         engine = self._engine
         with contextlib.suppress(RequestError):
-            engine.inbox.ask(lambda: None).result()  # the warm-up is over, and has set the budgets
+            self._await_warm_up()
         budget = engine.scheduler.tree.host.max_tokens * token_bytes + engine.scheduler.snapshots.max_bytes
 
         def adopt(tier: LowerTier, key: str, record: Record) -> bool:
@@ -57,3 +58,9 @@ class Arrivals:
                 began = perf_counter()
                 count = load_records(tier, budget, partial(adopt, tier))
                 logger.info("%d runs came back from %s in %.1f s", count, tier, perf_counter() - began)
+
+    def _await_warm_up(self, timeout: float | None = None) -> None:
+        """Wait until the engine takes acts: before, neither the layout of KV nor the budgets are known."""
+        if not self._is_warm:
+            self._engine.inbox.ask(lambda: None).result(timeout)
+            self._is_warm = True

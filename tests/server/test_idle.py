@@ -119,7 +119,8 @@ def test_it_gives_way_to_whoever_comes(server):
     kinds = [{background for background, _ in step} for step in steps]
     begun = kinds.index({False})
     assert begun and kinds[:begun] == [{True}] * begun and kinds[begun : begun + 2] == [{False}] * 2
-    assert max(size for step in steps for background, size in step if background) <= 64
+    if not server.service.context.costs.background_ns:  # a step that cannot be aborted is sized in time
+        assert max(size for step in steps for background, size in step if background) <= 64
     assert settled(server) - before >= 1500  # what was interrupted goes on
 
 

@@ -1,8 +1,11 @@
 """llama-server's save, restore and erase of slots."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
 
 import pytest
+from slotcache.models.runner import Runner
 from support.architectures import hybrid
 
 from server.conftest import running, until
@@ -53,6 +56,21 @@ def test_a_restore_that_waits_too_long_for_the_engine_blames_no_file(tiny, tmp_p
         monkeypatch.setattr(up.service.view.lane_store._arrivals, "adopt", too_late)
         answer = act(up, "restore", filename="mill.bin")
         assert answer.status_code == 503 and answer.headers["Retry-After"]
+
+
+def test_a_restore_at_the_start_waits_for_the_warm_up(model, tmp_path, monkeypatch):
+    """The layout of KV is not known before."""
+    settings = {"slot_save_path": str(tmp_path), "parallel": 1}
+    with running(model, **settings) as up:
+        up.chat(**LONG)
+        saved = act(up, "save", filename="mill.bin").json()["n_saved"]
+    warm_up, may_begin = Runner.warm_up, Event()
+    monkeypatch.setattr(Runner, "warm_up", lambda runner: may_begin.wait(30) and warm_up(runner))
+    with running(model, **settings) as up, ThreadPoolExecutor(1) as pool:
+        restored = pool.submit(act, up, "restore", filename="mill.bin")
+        assert not wait([restored], timeout=0.3).done
+        may_begin.set()
+        assert restored.result().json()["n_restored"] == saved
 
 
 @pytest.mark.parametrize("idle_prefill", [False, True])
