@@ -56,3 +56,13 @@ def test_the_quality_bench_measures_every_way(tmp_path: Path, capsys: pytest.Cap
     assert all(0 <= row[1] <= row[2] <= 1 for row in ways["rows"])
     assert reused["cache off"] == 0, "nothing is reused with the cache off"
     assert {row[0] for row in kinds["rows"]} >= {"1 document", "5 documents", "unknown"}
+
+
+def test_the_quality_bench_measures_one_way_alone(tmp_path: Path) -> None:
+    out = tmp_path / "quality.json"
+    with running(FILE) as server:
+        fast = ["quality", "--url", server.url, "--count", "1", "--questions", "2", "--one-way", "--json", str(out)]
+        assert bench(fast) == 0
+    ways, kinds, freer = json.loads(out.read_text())["tables"]
+    assert [row[0] for row in ways["rows"]] == ["exact order, order hint"]
+    assert len(kinds["rows"]) == 11 and freer["rows"][0][0] == 2
