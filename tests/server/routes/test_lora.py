@@ -9,6 +9,7 @@ from slotcache.models.shapes import SHAPES
 from slotcache.server.loading import adapter_files, load
 from slotcache.server.settings import Settings
 from support.adapters import lora
+from support.on_device import ON_DEVICE
 
 from server.conftest import running, until, wait_for_kv
 
@@ -177,6 +178,10 @@ FORMS = (
 )
 
 
+def likelihoods(choices):
+    return {(at, one["id"]): one["logprob"] for choice in choices for at, one in enumerate(choice["logprobs"]["content"])}
+
+
 @pytest.mark.parametrize("form", FORMS, ids=["text", "schema", "tools"])
 def test_a_document_read_under_one_set_serves_no_other(server, form):
     given = {"documents_attention": "separate", "logprobs": True, **form}
@@ -190,7 +195,10 @@ def test_a_document_read_under_one_set_serves_no_other(server, form):
     for name, adapters in (*SETS.items(), *SETS.items()):
         answer(server, documents=BOATS[::-1], lora=adapters, **given, **scope)
         warm = answer(server, documents=BOATS, lora=adapters, **given, **scope)
-        assert [without_ids(one) for one in warm["choices"]] == [without_ids(one) for one in fresh[name]], name
+        if ON_DEVICE:  # idle KV stays there where it costs less than moving: other cells, and other rounding
+            assert likelihoods(warm["choices"]) == pytest.approx(likelihoods(fresh[name]), abs=0.05), name
+        else:
+            assert [without_ids(one) for one in warm["choices"]] == [without_ids(one) for one in fresh[name]], name
         cached.append(warm["slotcache"]["source"])
     assert cached[: len(SETS)] == ["moved"] * len(SETS)
 
