@@ -86,7 +86,7 @@ def test_the_cpu_is_not_timed_and_a_device_once(context, folder, caplog, monkeyp
         costs = context.costs
         learn_costs(context)
         assert context.costs is costs and context.times is None and not folder.exists()
-        monkeypatch.setattr(Model, "device", CARD)
+        monkeypatch.setattr(context.model, "device", CARD)
     with caplog.at_level(logging.INFO, "slotcache"):
         learn_costs(context)
         first = context.times
@@ -106,7 +106,7 @@ def test_models_whose_runs_do_not_move_have_the_times_of_steps_alone(context, mo
 def test_small_pools_and_batches_are_timed_as_far_as_they_go(context, cells, batch, timed, folder, monkeypatch):
     settings = replace(SMALL, num_cells=cells, batch=batch, micro_batch=batch, num_sequences=4)
     small = Context(context.model, settings)
-    monkeypatch.setattr(Model, "device", CARD)
+    monkeypatch.setattr(context.model, "device", CARD)
     learn_costs(small)
     assert (small.times.chunk_tokens if small.times else 0) == timed
     small.close()

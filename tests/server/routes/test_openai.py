@@ -152,5 +152,5 @@ def test_a_full_queue_is_a_rate_limit_and_a_client_that_retries_gets_its_answer(
 
 def test_time_that_is_up_is_a_timeout(server):
     with pytest.raises(openai.APITimeoutError):
-        server.openai.with_options(timeout=httpx.Timeout(0.2), max_retries=0).chat.completions.create(**LONG)
+        server.openai.with_options(timeout=httpx.Timeout(5.0, read=0.01), max_retries=0).chat.completions.create(**LONG)
     until(lambda: not server.service.open)
