@@ -43,7 +43,7 @@ class PrefillBudget:
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
         """Return how many prompt tokens a step may compute now; it has room for `most`.
 
-        cells: returns those in use while so many tokens are computed: a large step may have others swapped out.
+        cells: tells the cells in use while a step computes so many tokens. A large step may have those of others swapped out.
         """
         most = min(most, self.size)
         if self.max_stall == math.inf or not most:
