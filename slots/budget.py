@@ -43,7 +43,7 @@ class PrefillBudget:
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
         """Return how many prompt tokens a step may compute now; it has room for `most`.
 
-        cells: tells the cells in use while a step computes so many tokens. A large step may have those of others swapped out.
+        cells: tells the cells in use while a step computes so many tokens. A large step may have those of others moved out.
         """
         most = min(most, self.size)
         if self.max_stall == math.inf or not most:
