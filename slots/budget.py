@@ -43,7 +43,8 @@ class PrefillBudget:
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
         """Return how many prompt tokens a step may compute now; it has room for `most`.
 
-        cells: tells the cells in use while a step computes so many tokens. A large step may have those of others moved out.
+        cells: a function from a number of tokens to the cells in use while a step computes them. A large step may swap out
+        the cells of other requests.
         """
         most = min(most, self.size)
         if self.max_stall == math.inf or not most:

@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=int, default=100, help="generated conversations of each kind (default: %(default)s)")
     add("--questions", type=int, default=100, help="of each written set (default: %(default)s)")
     add("--seed", type=int, default=0)
-    add("--one-way", action="store_true", help="only in exact order with hints: three minutes instead of thirty")
+    add("--one-way", action="store_true", help="only in exact order with hints, and not in all ways")
 
 
 def run(args: argparse.Namespace) -> Report:
