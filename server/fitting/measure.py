@@ -76,6 +76,6 @@ class Measure:
 
 
 def _further(one: Use, other: Use, steps: float) -> Use:
-    """Return the use of a context that has more cells than the other, by `steps` times what the other has more than the one."""
+    """Return the use of a context with more cells: from one use to the other is a step, and it is `steps` steps further."""
     kv, compute = (int(b + (b - a) * steps) for a, b in ((one.kv, other.kv), (one.compute, other.compute)))
     return replace(other, kv=kv, compute=compute)
