@@ -173,15 +173,16 @@ class Conversations:
         self._unwrite(scope, [answer])
         return True
 
-    def forget(self, scope: str, id: str) -> Conversation | None:
-        """Drop a conversation with all its answers and return it, if it exists. Unfinished answers will not be stored."""
+    def forget(self, scope: str, id: str) -> bool:
+        """Drop a conversation with all its answers; whether it was stored. Unfinished answers will not be stored."""
         self._expire()
+        is_held = (scope, id) in self._held
         conversation = self._known.pop((scope, id), None)
         if conversation is not None:
             conversation.forgotten = True
-            if (scope, id) in self._held:
+            if is_held:
                 self._leave(conversation, "it was deleted")
-        return conversation
+        return is_held
 
     def _new_origin(self, scope: str, stores: bool) -> Origin:
         return Origin(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)

@@ -36,10 +36,10 @@ async def show(request: Request) -> Response:
 async def forget(request: Request) -> Response:
     """Forget a conversation with all its answers."""
     id, scope = request.path_params["id"], scope_of(request)
-    conversations = service_of(request).conversations
-    if conversations.forget(scope, id) is None:
+    service = service_of(request)
+    if not service.forget(scope, id):
         raise _unknown(id)
-    await asyncio.to_thread(conversations.settle)
+    await asyncio.to_thread(service.conversations.settle)
     return Json({"id": id, "object": "conversation.deleted", "deleted": True, "scope": scope})
 
 

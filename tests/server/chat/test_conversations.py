@@ -381,6 +381,14 @@ def test_what_is_deleted_before_its_first_answer_has_ended_stays_deleted(server)
     assert told(ask(server, "One?", scope, conversation="c"))["remembered"] is True  # another one of that name
 
 
+def test_a_conversation_without_an_answer_or_a_request_is_not_there(server):
+    """However long a trace of a request that was given up stays in memory: it is the collector's to decide."""
+    asked = ChatRequest(messages=[{"role": "user", "content": "One?"}], cache_scope="given up", conversation="c")
+    trace = server.service.conversations.origin(asked, caches=True)
+    assert trace.conversation.id == "c"
+    assert server.http.delete("/v1/conversations/c", params={"scope": "given up"}).status_code == 404
+
+
 def test_what_has_left_for_want_of_room_may_be_deleted_while_an_answer_is_under_way(tiny):
     with running(tiny, conversations=1) as server:
         ask(server, "One?", conversation="c")
