@@ -49,6 +49,7 @@ from .engine.view import Generation, View
 from .fitting.context import context_settings
 from .fitting.decision import Decision
 from .fitting.fit import fit
+from .fitting.layout import with_layout
 from .fitting.measure import open_model
 from .flags.setting import SettingsError
 from .idle import IdlePrefill
@@ -122,7 +123,7 @@ def _open(
     for folder, flag in ((settings.cache_dir, "--cache-dir"), (settings.slot_save_path, "--slot-save-path")):
         if folder:
             own_folder(Path(folder).expanduser(), flag)
-    settings, decision = fit(settings, path)
+    settings, decision = fit(with_layout(settings, path), path)
     for line in decision.lines() if decision else ():
         logger.info("%s", line)
     model = open_model(settings, path, progress)

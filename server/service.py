@@ -202,13 +202,6 @@ class Service:
             self.idle.add(answered, turn.chat.prompt)
         return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
 
-    def forget(self, scope: str, conversation: str) -> bool:
-        """Forget a conversation with all its answers, unfinished ones included; whether there was any."""
-        origins = [turn.origin for turn in self.open.values() if turn is not None and turn.origin is not None]
-        begun = [one.conversation for one in origins if one.stores and not one.conversation.forgotten]
-        is_begun = any((one.scope, one.id) == (scope, conversation) for one in begun)
-        return self.conversations.forget(scope, conversation) or is_begun
-
     def _resume_after(self, generation: Generation, event: Final) -> Final:
         """Resume the idle prefill that gave way to a prompt that was computed ahead."""
         self.idle.resume()

@@ -69,7 +69,7 @@ class Settings(Numbers):
     flash_attn: FlashAttention = row("auto", ("-fa", "--flash-attn"), "flash attention: much faster; without it, reuse on the CPU is exact to the bit for one request at a time", llama="LLAMA_ARG_FLASH_ATTN")
     cache_type_k: KvType = row("f16", ("-ctk", "--cache-type-k"), "data type of keys; on a CPU only f16 and f32 are fast", llama="LLAMA_ARG_CACHE_TYPE_K")
     cache_type_v: KvType = row("f16", ("-ctv", "--cache-type-v"), "data type of values, likewise (quantised: flash attention only)", llama="LLAMA_ARG_CACHE_TYPE_V")
-    repack: bool = row(False, ("--repack",), "let the CPU repack weights (AMX and the like): faster prefill, not exact to the bit", fixed={"-nr": "off"}, llama="LLAMA_ARG_REPACK")
+    repack: Switch = row("auto", ("--repack",), "let the CPU use weights in another layout (AMX and the like), which is not exact to the bit; auto: with flash attention and without a GPU, if it is faster, which the first start of a model measures", fixed={"-nr": "off", "--no-repack": "off"}, llama="LLAMA_ARG_REPACK")
     cache_prompt: bool = row(False, ("--cache-prompt",), "default of a request's `cache_prompt`", llama="LLAMA_ARG_CACHE_PROMPT")
     predict: int = row(-1, ("-n", "--predict", "--n-predict"), "default of a request's `max_tokens`; -1: no limit", least=-1, llama="LLAMA_ARG_N_PREDICT")
     samplers: str = row(";".join(ORDER), ("--samplers",), "default of a request's `samplers`: names, separated by semicolons")

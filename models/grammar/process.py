@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
+from ..hardware.child import command
 from .source import GrammarError, Source
-
-# Not `-m`: a checkout that is not installed is no package for another process.
-START = """
-import sys, types
-package = types.ModuleType("slotcache")
-package.__path__ = [sys.argv[1]]
-sys.modules["slotcache"] = package
-from slotcache.models.grammar.trial import main
-main()
-"""
-ROOT = Path(__file__).parents[2]
 
 
 class TrialProcess:
@@ -55,5 +43,5 @@ class TrialProcess:
 
 
 def _start() -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", START, str(ROOT)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    trial = command("models.grammar.trial")
+    return subprocess.Popen(trial, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -27,7 +27,7 @@ def open_model(
         path,
         settings.gpu_layers,
         progress,
-        repack=settings.repack,
+        repack=settings.repack == "on",
         may_rest=settings.sleep_after > 0 and not is_simulated,
         overrides=(*parse_overrides(settings.override_tensor), *every, *experts_on_host(settings.n_cpu_moe)),
         is_simulated=is_simulated,

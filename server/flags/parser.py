@@ -34,8 +34,8 @@ def add_settings(parser: argparse.ArgumentParser, settings: Sequence[Setting]) -
             help=f"{setting.help} (default: {written(setting.default)})".replace("%", "%%"),
             type=_argument_type(setting),
             metavar="on|off" if setting.is_switch else "|".join(setting.choices) or type(setting.default).__name__,
-            nargs="?" if setting.is_switch else None,
-            const=True if setting.is_switch else None,
+            nargs="?" if setting.may_be_bare else None,
+            const=setting.parse("on") if setting.may_be_bare else None,
             **({"action": _Several, "separator": setting.separator} if setting.separator else {}),
         )
         for flag, text in setting.fixed.items():

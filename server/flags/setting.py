@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from math import isfinite
@@ -71,6 +72,11 @@ class Setting:
         return isinstance(self.default, bool)
 
     @property
+    def may_be_bare(self) -> bool:
+        """Whether the flag alone means on."""
+        return self.is_switch or {"on", "off"} <= {*self.choices}
+
+    @property
     def variable(self) -> str:
         return f"SLOTCACHE_{self.name.upper()}"
 
@@ -94,6 +100,9 @@ class Setting:
         return nearest
 
     def _choose(self, text: str) -> str:
+        if self.may_be_bare:
+            with contextlib.suppress(ValueError):
+                return written(parse_switch(text))
         found = next((choice for choice in self.choices if choice.lower() == text.lower()), None)
         if found is None:
             raise ValueError(f"expected one of {', '.join(self.choices)}")

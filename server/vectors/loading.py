@@ -58,7 +58,9 @@ class _Loader:
             return None
         path = Path(file).expanduser()
         self.beside.append(
-            Model(path, self.settings.gpu_layers, repack=self.settings.repack, may_rest=self.settings.sleep_after > 0)
+            Model(
+                path, self.settings.gpu_layers, repack=self.settings.repack == "on", may_rest=self.settings.sleep_after > 0
+            )
         )
         return self._computer(self.beside[-1], path.stem, pooling)
 

@@ -62,10 +62,12 @@ def test_a_wrong_environment_is_refused(monkeypatch):
 def test_llama_server_s_command_line_starts_this_server():
     words = "--jinja -ngl auto -t -1 -np -1 -ctk F16 -ctv Q8_0 -fa ON -nr --no-cache-prompt --metrics --slots -c 0 -cb"
     chosen = parse(*words.split(), "--hf_file", "a.gguf", "--log-jsonl", "--threads-http", "4")
-    assert chosen == parse("-ctv", "q8_0", "-fa", "on", "--hf-file", "a.gguf", "--log-format", "json")
+    assert chosen == parse("-ctv", "q8_0", "-fa", "on", "--repack", "off", "--hf-file", "a.gguf", "--log-format", "json")
     assert [parse("-ngl", number).gpu_layers for number in ("7", "auto", "all")] == [7, -1, -2]
     assert parse("--no-slots").slots is False
-    assert parse("--repack").repack and not parse("--repack", "--no-repack").repack
+    chosen = [parse(*flags).repack for flags in ([], ["--repack"], ["--repack", "--no-repack"], ["--repack", "yes"])]
+    assert chosen == ["auto", "on", "off", "on"]
+    assert parse("-fa").flash_attn == "on" and parse("-fa", "false").flash_attn == "off"
 
 
 def test_a_flag_without_effect_is_noted():
