@@ -123,7 +123,7 @@ def _open(
     for folder, flag in ((settings.cache_dir, "--cache-dir"), (settings.slot_save_path, "--slot-save-path")):
         if folder:
             own_folder(Path(folder).expanduser(), flag)
-    settings, decision = fit(with_layout(settings, path), path)
+    settings, decision = fit(with_layout(settings, path, progress), path)
     for line in decision.lines() if decision else ():
         logger.info("%s", line)
     model = open_model(settings, path, progress)

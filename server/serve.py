@@ -150,12 +150,15 @@ async def run(server: Server, host: Host, path: Path, when_ready: Ready | None =
 
 
 def _tell_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
-    if not load.cancelled() and load.exception() is None:
+    if not load.cancelled() and load.exception() is None and load.result():
         Thread(target=when_ready, args=(load.result(),), name="ready", daemon=True).start()
 
 
 async def _load(host: Host, path: Path, server: Server) -> str:
-    """Load in a thread while the port already answers; return the address. A model that cannot be served ends the server."""
+    """Load in a thread while the port already answers; return the address, or "" if the server was told to exit before.
+
+    A model that cannot be served ends the server.
+    """
     began = time.perf_counter()
 
     def progress(share: float) -> bool:
@@ -165,7 +168,10 @@ async def _load(host: Host, path: Path, server: Server) -> str:
 
     try:
         loaded = await asyncio.to_thread(loading.load_all, host.settings, path, progress)
-    except BaseException:
+    except BaseException as error:
+        if server.should_exit and isinstance(error, ModelError):
+            logger.info("stopped before the model was loaded")
+            return ""
         server.should_exit = True
         raise
     start(host, loaded, lambda: setattr(server, "should_exit", True))

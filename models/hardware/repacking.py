@@ -12,7 +12,9 @@ import json
 import logging
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 import llama_cpp
 
@@ -28,11 +30,15 @@ logger = logging.getLogger("slotcache")
 SMALLEST = 64 << 20  # bytes: a smaller model is fast either way
 PROMPT, ANSWER = 256, 32  # tokens of the turn that is compared
 GAIN = 0.95  # of the time: what is less is not worth a second copy of the weights
-PATIENCE = 120.0  # s, loading included
+PATIENCE = 60.0  # s, loading included
+LOOK = 0.1  # s between looks at whether to go on
 
 
-def is_faster_repacked(path: Path, threads: int) -> bool:
-    """Return whether a turn takes less time with repacked weights. Its times are kept, as those of devices are."""
+def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
+    """Return whether a turn takes less time with repacked weights. Its times are kept, as those of devices are.
+
+    goes_on: asked ten times a second; once it says no, the answer is no, and nothing is kept.
+    """
     size = path.stat().st_size
     if not SMALLEST <= size <= free_memory() / 2:  # repacked weights are no pages of the file
         return False
@@ -40,7 +46,9 @@ def is_faster_repacked(path: Path, threads: int) -> bool:
     times = _read(kept)
     if times is None:
         logger.info("trying another layout of the weights, once for this file: it may take some seconds")
-        times = _measure(path, threads)
+        times = _measure(path, threads, goes_on)
+        if not goes_on():
+            return False
         with contextlib.suppress(OSError):
             keep(kept, json.dumps(times))
     plain, *repacked = times
@@ -56,13 +64,16 @@ def main(path: str, threads: str) -> None:
         print(_turn(Path(path), int(threads), repack), flush=True)
 
 
-def _measure(path: Path, threads: int) -> list[float]:
+def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[float]:
     """Return the seconds of a turn without and with repacked weights; the latter are missing if they cannot be used."""
     child = command("models.hardware.repacking", str(path), str(threads))
-    try:
-        told = subprocess.run(child, capture_output=True, text=True, timeout=PATIENCE, check=False).stdout
-    except subprocess.TimeoutExpired:
-        told = ""
+    latest = monotonic() + PATIENCE
+    with subprocess.Popen(child, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        while process.poll() is None and monotonic() < latest and goes_on():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK)
+        process.kill()
+        told = process.communicate()[0]
     return [*map(float, told.split())] or [0.0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,14 @@ from ...models.hardware.repacking import is_faster_repacked
 from ..settings import Settings
 
 
-def with_layout(settings: Settings, path: Path) -> Settings:
-    """Return the settings with the layout that is faster, where no promise of exact bits and no GPU is in the way."""
+def with_layout(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Settings:
+    """Return the settings with the layout that is faster, where no promise of exact bits and no GPU is in the way.
+
+    progress: as in `Model`.
+    """
     if settings.repack != "auto":
         return settings
     may_change = settings.flash_attn != "off" and not any(device.is_gpu for device in devices())
-    is_faster = may_change and is_faster_repacked(path, settings.threads or fast_cores())
+    goes_on = (lambda: progress(0.0)) if progress else (lambda: True)
+    is_faster = may_change and is_faster_repacked(path, settings.threads or fast_cores(), goes_on)
     return replace(settings, repack="on" if is_faster else "off")

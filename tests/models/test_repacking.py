@@ -70,6 +70,20 @@ def test_nothing_is_measured_where_exact_bits_are_promised_or_the_layout_is_chos
         assert with_layout(replace(default, repack=chosen), tiny).repack == chosen
 
 
+def test_a_start_that_is_given_up_ends_the_child_and_keeps_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(repacking, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
+    asked = iter([True, True, False, False])
+    assert not is_faster_repacked(tiny, 1, lambda: next(asked)) and not kept(tmp_path)
+
+
+def test_a_child_that_takes_too_long_leaves_the_weights_as_they_are(tiny, monkeypatch):
+    monkeypatch.setattr(repacking, "PATIENCE", 0.3)
+    monkeypatch.setattr(repacking, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
+    assert not is_faster_repacked(tiny, 1)
+    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    assert not is_faster_repacked(tiny, 1), "a start asked again"
+
+
 def test_a_small_model_is_left_as_it_is(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(repacking, "SMALLEST", 64 << 20)
     assert not is_faster_repacked(tiny, 1) and not kept(tmp_path)

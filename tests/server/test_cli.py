@@ -1,6 +1,8 @@
 """The command as a user runs it: a process of its own."""
 
+import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -12,7 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 from slotcache.models.demo.corpus import SUGGESTED
-from slotcache.server.settings import SETTINGS
+from slotcache.server import serve
+from slotcache.server.serve import make_server
+from slotcache.server.settings import SETTINGS, Settings
 
 ROOT = Path(__file__).parents[2]
 START = (
@@ -72,6 +76,15 @@ def test_serve_answers_and_ends_cleanly_on_ctrl_c(tiny):
         process.kill()
     assert process.returncode == 0 and "Traceback" not in log
     assert "tiny.gguf" in log and "bytes a token" in log and "ready on" in log
+
+
+def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, caplog):
+    caplog.set_level(logging.INFO, "slotcache")
+    server, host = make_server(Settings(model=str(tiny), port=int(free_port())))
+    server.should_exit = True
+    asyncio.run(serve.run(server, host, tiny))
+    assert host.service is None and not host.failure
+    assert "stopped before the model was loaded" in caplog.messages
 
 
 def test_the_demo_opens_the_page_over_the_bundled_documents(tmp_path):
