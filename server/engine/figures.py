@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...slots.separate.reading import num_kept
 from ...slots.tiers.disk import DiskTier
 from .engine import Engine
 
@@ -31,6 +32,7 @@ class Figures:
 
 def _gauges(engine: Engine, disk: DiskTier | None, token_bytes: int) -> Described:
     scheduler, tree = engine.scheduler, engine.scheduler.tree
+    copies = num_kept((*scheduler.running, *scheduler.waiting))
     pinned = sum(len(node.tokens) for node in scheduler.pins.runs())
     return {
         "cells": ("KV cells in the pool", tree.ledger.num_cells),
@@ -38,6 +40,7 @@ def _gauges(engine: Engine, disk: DiskTier | None, token_bytes: int) -> Describe
         "cells_reclaimable": ("KV cells in use that eviction could free now", tree.ledger.num_reclaimable),
         "host_bytes": ("KV that has a copy in host memory", tree.host.num_tokens * token_bytes),
         "host_budget_bytes": ("Host memory that idle KV may take", tree.host.max_tokens * token_bytes),
+        "copies_bytes": ("Host memory beside it: documents that requests keep to move", copies * token_bytes),
         "disk_bytes": ("Idle KV on disk", disk.num_bytes if disk else 0),
         "disk_budget_bytes": ("What it may take there", disk.max_bytes if disk else 0),
         "pinned_tokens": ("Tokens that clients asked to keep", pinned),

@@ -1,6 +1,7 @@
 """Chats whose documents are read separately, over HTTP."""
 
 import pytest
+from slotcache.models.demo import FILE
 from support.architectures import windowed
 
 from server.conftest import REST, running, until
@@ -168,3 +169,14 @@ def test_the_reuse_of_documents_that_have_been_read_is_foreseen(server):
     documents = [DOCUMENTS[at] for at in (2, 0, 1)]
     foreseen = server.http.post("/v1/documents/order", json=body | {"documents": documents}).json()["cached_tokens"]
     assert foreseen == report_of(server.chat(documents=documents, **body))["cached_tokens"] > 100
+
+
+def test_copies_that_only_requests_keep_are_counted():
+    messages = [{"role": "user", "content": "Who?", "documents": DOCUMENTS}]
+    body = {"messages": messages, "stream": True, "max_tokens": 2000, "ignore_eos": True, **SEPARATE}
+    with running(FILE, cache_ram=0) as server:
+        with server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            until(lambda: server.metric("slotcache_copies_bytes") > 0)
+        until(lambda: server.metric("slotcache_copies_bytes") == 0)
