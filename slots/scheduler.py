@@ -150,8 +150,7 @@ class Scheduler:
 
         The requests of one set of adapters share a step, the sets take turns.
         """
-        last = self.step.adapters
-        apart = self.cells.num_used >= self.tree.costs.apart_from_cells
+        last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(request.decoding for request in self.running)
         if apart and self.step.is_decode_turn and streams:
             step = Step(self.tree, self.cells, self.snapshots, self.counters)
@@ -167,7 +166,8 @@ class Scheduler:
             step.is_decode_turn = apart and bool(step.spans)
             if not step.is_decode_turn:
                 prompts, left = in_turn(self.running, last, decoding=False), self.batch_size - step.num_tokens
-                step.prefill(prompts, self.budget.limit(left, partial(self.cells.passed_over, prompts)) if streams else left)
+                cells = partial(self.cells.passed_over, [*decoding, *prompts])
+                step.prefill(prompts, self.budget.limit(left, cells) if streams else left)
             if step.spans or not self.running:
                 return step
             self._preempt()  # all requests lack cells: the youngest gives up its own

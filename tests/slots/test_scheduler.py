@@ -135,6 +135,25 @@ def test_a_step_beside_streams_takes_no_longer_than_they_may_wait():
     assert sum(late) <= 2, "the line is learnt within some steps"
 
 
+def test_a_step_is_sized_by_the_cells_of_the_streams_in_it():
+    """A large step moves the KV of others out of its way, but none that its own streams see."""
+    world = World(cells=20_000, batch=1024, budget=1024, stall=0.1, host=20_000, aside=50)
+
+    def step():
+        plan = world.step()
+        seconds = plan.num_tokens * (1e-4 + 1e-7 * world.scheduler.cells.num_passed)
+        world.scheduler.observe(plan, seconds)
+        return plan, seconds
+
+    stream = world.submit(range(6000), limit=60)
+    while not stream.decoding:
+        step()
+    world.submit(range(10_000, 12_000))
+    for _ in range(5):
+        plan, seconds = step()
+        assert len(plan.spans) == 2 and seconds <= 0.1
+
+
 def test_a_slow_step_makes_the_next_one_smaller():
     world = World(batch=1024, budget=512, stall=0.1)
     world.submit(range(20), limit=60)
