@@ -29,6 +29,11 @@ class Counters:
     preemptions: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Computed tokens of all prompts."""
+        return self.prefilled_tokens + self.idle_tokens
+
     def count_step(self, num_spans: int) -> None:
         self.steps += 1
         self.spans += num_spans

@@ -225,6 +225,12 @@ class Request:
         return self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
 
     @property
+    def num_lacking(self) -> int:
+        """Tokens that are left to compute, those of documents that are moved not among them."""
+        assert self.layout is not None
+        return sum(max(stop - max(start, self.computed), 0) for start, stop in self.layout.sections(self.num_tokens))
+
+    @property
     def num_tail(self) -> int:
         """Cells it holds outside the tree: generated tokens."""
         return max(self.computed - self.claimed, 0)

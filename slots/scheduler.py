@@ -204,7 +204,7 @@ class Scheduler:
             self.counters.count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
         request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else request.pauses
-        request.due = self.counters.prefilled_tokens + request.num_tokens - request.computed
+        request.due = self.counters.prompt_tokens + request.num_lacking
         self.lanes.take(request, claim.sequence.id)
         self.running.append(request)
 

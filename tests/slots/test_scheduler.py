@@ -186,6 +186,17 @@ def test_a_long_prompt_is_passed_no_more_once_it_is_due():
     assert 6 < steps < 1300 // 128, "alone it takes 5 steps; behind all others 16"
 
 
+def test_so_it_is_among_prompts_that_are_computed_ahead():
+    world = World(cells=4000, lanes=4, batch=64)
+    long, steps = world.submit(range(2000, 2600), limit=1), 0
+    long.background = True
+    while steps == 0 or long.sequence:
+        world.submit(range(5000 + 100 * steps, 5091 + 100 * steps), limit=1).background = True
+        world.step()
+        steps += 1
+        assert steps < 30
+
+
 def test_a_prompt_of_a_higher_priority_goes_first_though_it_is_longer():
     world = World(lanes=3)
     usual = world.submit(range(2000, 2200))

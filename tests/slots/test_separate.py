@@ -92,6 +92,16 @@ def test_documents_of_one_prompt_are_moved_in_one_walk_over_its_path(monkeypatch
     assert request.computed == request.num_prompt - len(QUESTION) and len(calls) == 1
 
 
+def test_a_prompt_is_due_when_others_have_computed_as_much_as_it_computes_itself():
+    """Of 25 documents it computes eight tokens each, and twelve of a question."""
+    names = range(1000, 2000, 40)
+    world = World(cells=10_000, host=10_000, batch=512)
+    world.run(prompt(*names, links=8))
+    request = world.submit(prompt(*reversed(names), links=8))
+    world.scheduler.plan()
+    assert request.num_prompt > 1000 and request.due == world.scheduler.counters.prefilled_tokens + 24 * 8 + 12
+
+
 @pytest.mark.parametrize("rest", [1, REST])
 def test_a_prompt_that_ends_in_a_document_computes_its_last_token(rest):
     world = World(host=1000, rest=rest)
