@@ -225,6 +225,11 @@ class Request:
         return self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
 
     @property
+    def answering(self) -> bool:
+        """Whether only tokens of its answer are left to compute: the next one, or several that a grammar forced."""
+        return self.computed >= self.num_prompt
+
+    @property
     def num_lacking(self) -> int:
         """Tokens that are left to compute, those of documents that are moved not among them."""
         assert self.layout is not None

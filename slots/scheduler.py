@@ -151,7 +151,7 @@ class Scheduler:
         The requests of one set of adapters share a step, the sets take turns.
         """
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
-        streams = any(request.decoding for request in self.running)
+        streams = any(one.decoding for one in self.running) or len({one.answering for one in self.running}) > 1
         if apart and self.step.is_decode_turn and streams:
             step = Step(self.tree, self.cells, self.snapshots, self.counters)
             same = [request for request in self.running if request.scope.adapters == last and not request.decoding]

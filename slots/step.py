@@ -60,8 +60,9 @@ class Step:
 
         A prompt is due when as many prompt tokens have been computed since its admission as it lacked then: a short one
         passes a long one, and none that comes later passes one that is due (fair queueing, Demers et al. 1989).
+        Tokens that a grammar forced on an answer go before all prompts: a stream waits for them.
         """
-        for request in sorted(requests, key=lambda request: (-request.priority, request.due)):
+        for request in sorted(requests, key=lambda request: (not request.answering, -request.priority, request.due)):
             self._catch_up(request)
             if self._follows_a_leader(request):
                 continue

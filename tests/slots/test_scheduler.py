@@ -197,6 +197,17 @@ def test_so_it_is_among_prompts_that_are_computed_ahead():
         assert steps < 30
 
 
+def test_tokens_that_a_grammar_forced_on_a_stream_pass_a_prompt_of_a_higher_priority():
+    world = World(cells=4000)
+    stream = world.submit(range(20), limit=60)
+    world.step()
+    urgent = world.submit(range(500, 3000), priority=1)
+    for _ in range(5):
+        stream.append(3)
+    plan = world.step()
+    assert computed(plan, stream) == 6 and computed(plan, urgent) == 26, "the stream waits: the prompt keeps its budget"
+
+
 def test_a_prompt_of_a_higher_priority_goes_first_though_it_is_longer():
     world = World(lanes=3)
     usual = world.submit(range(2000, 2200))
