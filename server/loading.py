@@ -175,11 +175,11 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
-    conversations = Conversations(*bounds, shelf=_shelf(settings, made_by))
+    running: dict[Generation, Turn | None] = {}
+    conversations = Conversations(*bounds, shelf=_shelf(settings, made_by), turns=running.values)
     conversations.restore(Vocabulary(model.num_vocab, builder.tokens))
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
     intake = Intake(model, view, limit, Defaults.of(settings, model), lora=Lora(adapters, scales))
-    running: dict[Generation, Turn | None] = {}
     idle = IdlePrefill(
         door, view, builder, intake, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
     )

@@ -92,7 +92,7 @@ class Service:
             account = None if found is None else Account.of(found, turn.chat)
             return Submission(id, (turn.chat.prompt,), asked, sampling, turn=turn, wanted=form.wanted, account=account)
 
-        with self.idle.giving_way():
+        with self.idle.giving_way(), self.conversations.entering(origin):
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Submission:

@@ -10,7 +10,8 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -22,6 +23,7 @@ from .conversation import Conversation, Origin, with_instructions
 from .history import Entry
 from .shelf import Shelf, seconds_since
 from .stored import StoredAnswer, Vocabulary, file_name
+from .turn import Turn
 
 logger = logging.getLogger("slotcache.conversations")
 
@@ -29,7 +31,7 @@ logger = logging.getLogger("slotcache.conversations")
 class Conversations:
     """The store. Not thread-safe: the event loop's. max_age: seconds since the last use; 0: no limit. clock: in seconds.
 
-    shelf: the answers' files; None: they are held in memory only.
+    shelf: the answers' files; None: they are held in memory only. turns: returns those that the engine has not ended yet.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class Conversations:
         clock: Callable[[], float] = time.monotonic,
         *,
         shelf: Shelf | None = None,
+        turns: Callable[[], Iterable[Turn | None]] = tuple,
     ) -> None:
         self.num_bytes = 0
+        self._turns, self._entering = turns, list[Origin]()
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
         self._shelf = shelf
         # `held` are stored, the least recently used first. `known` are also those that only unfinished requests refer to.
@@ -173,16 +177,30 @@ class Conversations:
         self._unwrite(scope, [answer])
         return True
 
+    @contextmanager
+    def entering(self, origin: Origin | None) -> Iterator[None]:
+        """Count a request as unfinished while its prompt is made."""
+        entering = [] if origin is None else [origin]
+        self._entering += entering
+        try:
+            yield
+        finally:
+            for one in entering:
+                self._entering.remove(one)
+
     def forget(self, scope: str, id: str) -> bool:
-        """Drop a conversation with all its answers; whether it was stored. Unfinished answers will not be stored."""
+        """Drop a conversation with all its answers, unfinished ones included; whether there was any."""
         self._expire()
-        is_held = (scope, id) in self._held
         conversation = self._known.pop((scope, id), None)
-        if conversation is not None:
-            conversation.forgotten = True
-            if is_held:
-                self._leave(conversation, "it was deleted")
-        return is_held
+        if conversation is None:
+            return False
+        origins = (*self._entering, *(turn.origin for turn in self._turns() if turn is not None and turn.origin is not None))
+        is_begun = any(origin.conversation is conversation and origin.stores for origin in origins)
+        is_held = (scope, id) in self._held
+        conversation.forgotten = True
+        if is_held:
+            self._leave(conversation, "it was deleted")
+        return is_held or is_begun
 
     def _new_origin(self, scope: str, stores: bool) -> Origin:
         return Origin(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)

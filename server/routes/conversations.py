@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import RequestError
-from ..service import Service
 from .http import Json, scope_of, service_of
 
 
@@ -37,19 +36,11 @@ async def show(request: Request) -> Response:
 async def forget(request: Request) -> Response:
     """Forget a conversation with all its answers."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = service_of(request)
-    is_begun = _is_begun(service, scope, id)
-    if not service.conversations.forget(scope, id) and not is_begun:
+    conversations = service_of(request).conversations
+    if not conversations.forget(scope, id):
         raise _unknown(id)
-    await asyncio.to_thread(service.conversations.settle)
+    await asyncio.to_thread(conversations.settle)
     return Json({"id": id, "object": "conversation.deleted", "deleted": True, "scope": scope})
-
-
-def _is_begun(service: Service, scope: str, id: str) -> bool:
-    """Whether a request is open whose answer a conversation will store."""
-    origins = [turn.origin for turn in service.open.values() if turn is not None and turn.origin is not None]
-    begun = [origin.conversation for origin in origins if origin.stores and not origin.conversation.forgotten]
-    return any((conversation.scope, conversation.id) == (scope, id) for conversation in begun)
 
 
 def _unknown(id: str) -> RequestError:

@@ -381,6 +381,18 @@ def test_what_is_deleted_before_its_first_answer_has_ended_stays_deleted(server)
     assert told(ask(server, "One?", scope, conversation="c"))["remembered"] is True  # another one of that name
 
 
+def test_what_is_deleted_while_its_prompt_is_made_stays_deleted(server, monkeypatch):
+    scope, builder, deleted = "deleted early", server.service.builder, []
+    chat = builder.chat
+
+    def delete_and_make(*args):
+        deleted.append(server.http.delete("/v1/conversations/c", params={"scope": scope}).status_code)
+        return chat(*args)
+
+    monkeypatch.setattr(builder, "chat", delete_and_make)
+    assert told(ask(server, "One?", scope, conversation="c"))["remembered"] is False and deleted == [200]
+
+
 def test_a_conversation_without_an_answer_or_a_request_is_not_there(server):
     """However long a trace of a request that was given up stays in memory: it is the collector's to decide."""
     asked = ChatRequest(messages=[{"role": "user", "content": "One?"}], cache_scope="given up", conversation="c")
