@@ -26,7 +26,7 @@ from .world.curriculum import CURRICULA, FREER_HELD_OUT, held_out
 SHAPES = {
     "large": NetworkShape(),
     # A large base frees half of each head from position: names are matched over thousands of tokens.
-    "small": NetworkShape(layers=4, width=128, heads=4, kv_heads=4, head_size=32, feed_forward=352, rope_base=1e8),
+    "small": NetworkShape(layers=6, width=128, heads=4, kv_heads=4, head_size=32, feed_forward=352, rope_base=1e8),
 }
 WARM_UP = 150  # steps
 LOG_EVERY = 10.0  # seconds

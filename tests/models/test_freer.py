@@ -62,8 +62,8 @@ def runs(text: str, size: int, function: set[str]) -> set[str]:
 
 @pytest.mark.parametrize(("size", "function"), [(4, FUNCTION), (5, set[str]())], ids=["four words that mean", "five words"])
 def test_the_material_of_training_repeats_no_wording_of_the_documents(size: int, function: set[str]) -> None:
-    folder = telling.FILE.parent
-    material = "\n".join((folder / name).read_text("utf-8") for name in ("freer.toml", "wording.toml", "words.toml"))
+    folder = telling.FOLDER.parent
+    material = "\n".join(path.read_text("utf-8") for path in folder.rglob("*.toml"))
     documents = "\n".join(document.text for document in CORPUS.documents.values())
     told, given = runs(material, size, function), runs(documents, size, function)
     assert len(told) > 1500 and told & given == set()

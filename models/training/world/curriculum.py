@@ -61,7 +61,7 @@ _SMALL = (
 
 CURRICULA = {
     "large": Curriculum(_LARGE, goal=0.7, due=(0.0, 0.07, 0.14, 0.22), long=0.12),
-    "small": Curriculum(_SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.35, harder=0.1, long=0.05, freer=0.7),
+    "small": Curriculum(_SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.35, harder=0.1, long=0.05, freer=0.6),
 }
 
 SHIPPED = "small"

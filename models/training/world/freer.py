@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .page import Page
 from .telling import Fact, Teller, load
-from .world import SMALL, VOWELS, Sentence, Thing, World, with_article
+from .world import VOWELS, Sentence, Thing, World, with_article
 
 UNTOLD = 2  # facts of a thing that its page leaves out, for questions without an answer
 
@@ -88,7 +88,9 @@ class FreerWriter:
                 facts.remove(other)
                 used.append(other)
                 joint = rng.choice((", and", ", and", ", but", ";", ", while"))
-                text = f"{text[:-1]}{joint} {_lower(self._whole(thing, other, 'joined'))}"
+                second = self._whole(thing, other, "joined")
+                second = second[:1].lower() + second[1:] if other.whole[:1].isalpha() else second  # no value, no name
+                text = f"{text[:-1]}{joint} {second}"
         text = _upper(text)
         pairs = tuple((fact.attribute, fact.value) for fact in used)
         return Telling(text, pairs, thing.bare in text, tuple(used))
@@ -116,6 +118,8 @@ class FreerWriter:
             joint = rng.choice((" and", " and", f", and {it}", f", but {it}", f"; {it}", ""))
             return f"{subject} {one}{joint} {rest[0]}." if joint else f"{subject}{comma} {who} {one}, {rest[0]}."
         way = rng.random()
+        if way > 0.88 and not thing.kind.is_person:
+            return f"{self._teller.fill('<lead>')} {subject} {one}."
         if way < 0.15 and not subject.endswith(","):
             return f"{subject}, {who} {self._deed(thing, facts[0])}, {one}."
         if way < 0.3:
@@ -179,26 +183,3 @@ def _possessive(name: str) -> str:
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _lower(text: str) -> str:
-    first = text.split(" ", 1)[0]
-    return text[:1].lower() + text[1:] if first in _SMALL else text
-
-
-_SMALL = SMALL | {
-    "Some",
-    "Each",
-    "Nobody",
-    "Up",
-    "From",
-    "Now",
-    "Behind",
-    "Below",
-    "Those",
-    "Whoever",
-    "Most",
-    "Until",
-    "For",
-    "No",
-}

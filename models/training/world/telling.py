@@ -1,4 +1,4 @@
-"""Facts in freer wording: relations from freer.toml, random parts, roles, counts and deeds, and the questions for them."""
+"""Facts in freer wording: relations from tellings/, random parts, roles, counts and deeds, and the questions for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_PEOPLE = ("open.object", "open.product")
 NO_S = ("s", "x", "y", "ch", "sh")  # no plural by one letter
 _ARTICLE = re.compile(r"\ba(?= [aeio])")
 _STEM = 4  # letters that `built` and `builds` share, about
-FILE = Path(__file__).with_name("freer.toml")
+FOLDER = Path(__file__).with_name("tellings")
 UNITS = {
     "metres": ("metres", "feet"),
     "km": ("miles", "kilometres"),
@@ -102,7 +102,9 @@ class Fact:
 @cache
 def load() -> tuple[dict[str, tuple[Kind, tuple[str, ...]]], dict[str, tuple[Relation, ...]]]:
     """Return the kinds with the names of their tables, and the relations of each table."""
-    tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    tables: dict[str, dict] = {}
+    for path in sorted(FOLDER.glob("*.toml")):
+        tables |= tomllib.loads(path.read_text(encoding="utf-8"))
     kinds = {
         name: (
             Kind(
