@@ -164,9 +164,8 @@ class Scheduler:
                 self._preempt()
             step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))
             step.is_decode_turn = apart and bool(step.spans)
-            if not step.is_decode_turn:
-                prompts, left = in_turn(self.running, last, decoding=False), self.batch_size - step.num_tokens
-                cells = partial(self.cells.passed_over, [*decoding, *prompts])
+            if not step.is_decode_turn and (prompts := in_turn(self.running, last, decoding=False)):
+                left, cells = self.batch_size - step.num_tokens, partial(self.cells.passed_over, [*decoding, *prompts])
                 step.prefill(prompts, self.budget.limit(left, cells) if streams else left)
             if step.spans or not self.running:
                 return step
