@@ -34,7 +34,7 @@ def read(path: Path, shape: NetworkShape) -> Checkpoint:
 
 
 def _grown(weights: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
-    """Return weights for `layers` layers: the new ones are copies of those below the last two, without their outputs."""
+    """Return weights for `layers` layers. New layers copy those below the last two, and their output matrices are zero."""
     had = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blk."))
     front = max(had - TAUGHT, 1)
     sources = [*range(front), *(number % front for number in range(layers - had)), *range(front, had)]
