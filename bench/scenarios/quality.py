@@ -11,8 +11,9 @@ from typing import Any
 from ...models.demo import FILE as MODEL
 from ...models.demo.corpus import Corpus, CorpusDocument
 from ...models.demo.freer import FreerCorpus, FreerQuestion
-from ...models.training.world.conversation import Author, Conversation, Recipe
+from ...models.training.world.conversation import Author, Conversation
 from ...models.training.world.curriculum import SHIPPED, held_out
+from ...models.training.world.recipe import Recipe
 from ...models.training.world.wording import UNKNOWN
 from ...models.training.world.words import Words
 from ...ordering.stages import read_along
@@ -52,9 +53,10 @@ class Way:
     reads_along: bool = False
 
 
+RANKED = Way("retrieval order", {"document_order": "retrieval"})
 HINTED = Way("exact order, order hint", {"document_order": "auto", "order_hint": True})
 WAYS = (
-    Way("retrieval order", {"document_order": "retrieval"}),
+    RANKED,
     Way("exact order", {"document_order": "auto", "order_hint": False}),
     HINTED,
     Way("de-duplicated, location hint", {"document_order": "auto", "order_hint": True, "dedup": "auto"}),
@@ -181,13 +183,15 @@ async def _read_along(client: Client, body: dict[str, Any]) -> None:
 async def _measure(url: str, args: argparse.Namespace) -> Report:
     recipes = held_out(SHIPPED)
     talks = generated(recipes["repeated"], args.count, f"ways {args.seed}")
+    joined = generated(recipes["joined"], args.count, f"ways joined {args.seed}")
     data: dict[str, Any] = {}
     async with Client(url, ChatDialect()) as client:
-        rows, generated_ones = [], dict[str, Score]()
+        rows, generated_ones, joined_ones = [], dict[str, Score](), dict[str, Score]()
         for way in (HINTED,) if args.one_way else WAYS:
-            scores = [await _score(client, sessions, way, way.name) for sessions in (talks, bundled(args.questions, 2))]
+            sets = (talks, bundled(args.questions, 2), joined)
+            scores = [await _score(client, sessions, way, way.name) for sessions in sets]
             rows.append((way.name, *(figure for one in scores for figure in (one.exact_match, one.f1, one.reused))))
-            generated_ones[way.name] = scores[0]
+            generated_ones[way.name], joined_ones[way.name] = scores[0], scores[2]
             data[way.name] = [[(right, given) for right, given, _ in one.answers] for one in scores]
         kinds, answerable, unknown = [], Score(), Score()
         for name, recipe in recipes.items():
@@ -200,9 +204,14 @@ async def _measure(url: str, args: argparse.Namespace) -> Report:
                 answerable.answers += [one for one in score.answers if one[0] != UNKNOWN]
         freer = await _freer(client, args.questions)
         data["freer wording"] = [(one.question, one.answers, given) for one, given in freer]
-    columns = ("way", "two turns: EM", "F1", "reused", "bundled: EM", "F1", "reused")
+    sets = ("two turns", "bundled", "over two documents")
+    columns = ("way", *(column for name in sets for column in (f"{name}: EM", "F1", "reused")))
     tables = [
-        Table(f"quality: {args.count} conversations of two turns, and {args.questions} bundled questions", columns, rows),
+        Table(
+            f"quality: {args.count} conversations of each kind, {args.questions} bundled questions",
+            columns,
+            rows,
+        ),
         Table(f"the last answers of {args.count} conversations of each kind, exact order and order hint",
               ("kind", "EM", "F1"), kinds),
         Table("questions about documents in freer wording", ("asked", "answered"), [(len(freer), _answered(freer))]),
@@ -211,6 +220,7 @@ async def _measure(url: str, args: argparse.Namespace) -> Report:
     (bundled_ones,) = (row[4] for row in rows if row[0] == HINTED.name)
     bars = [*_bars(found, bundled_ones, unknown, answerable), *_moved(generated_ones)]
     bars.append(Bar(7, "answered, freer wording", _answered(freer), 0.75, at_least=True))
+    bars += _joined(joined_ones)
     return Report("quality", tables, bars=bars, data=data)
 
 
@@ -235,6 +245,17 @@ def _moved(scores: dict[str, Score]) -> list[Bar]:
             0.01,
         )
         for name, score in others
+    ]
+
+
+def _joined(scores: dict[str, Score]) -> list[Bar]:
+    """Return exact match over two documents, and what each way of reading them separately loses of it."""
+    together = scores.get(RANKED.name, scores[HINTED.name]).exact_match
+    bars = [Bar(8, "exact match over two documents", together, 0.5, at_least=True)]
+    return bars + [
+        Bar(9, f"exact match over two documents, {way.name}: lost", together - scores[way.name].exact_match, 0.03)
+        for way in WAYS
+        if way.name in scores and "documents_attention" in way.fields
     ]
 
 

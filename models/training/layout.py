@@ -20,11 +20,12 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that is tokenised alone. sort: of an answer, the kind of its question."""
+    """Text that is tokenised alone. sort: of an answer, the kind of its question. first: see Turn."""
 
     text: str
     source: Source
     sort: str = ""
+    first: str = ""
 
 
 def pieces(conversation: Conversation) -> Iterator[Piece]:
@@ -39,7 +40,8 @@ def pieces(conversation: Conversation) -> Iterator[Piece]:
         for text in _contents(turn):
             yield Piece(text, Source.CONTENT)
         yield Piece(f"{IM_END}\n{IM_START}assistant\n", Source.TEMPLATE)
-        yield Piece(turn.answer, Source.ANSWER, "located" if turn.located and turn.sort == "plain" else turn.sort)
+        sort = "located" if turn.located and turn.sort == "plain" else turn.sort
+        yield Piece(turn.answer, Source.ANSWER, sort, turn.first)
         start = f"{IM_END}\n{IM_START}"
 
 

@@ -9,7 +9,8 @@ from random import Random
 from ..vocabulary import corpus
 from .encoder import Encoder
 from .layout import Source, pieces
-from .world.conversation import Author, Recipe
+from .world.conversation import Author
+from .world.recipe import Recipe
 from .world.words import Words
 
 CONVERSATIONS = 12_000

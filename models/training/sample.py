@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,13 +31,19 @@ NOWHERE = 1
 class Answer:
     """One answer. Its tokens, end token included, are `start` to `stop`.
 
-    sort: the kind of question. told: the number of its tokens before it tells anything new.
+    sort: the kind of question. told: the number of its tokens before it tells anything new. rest: its second sentence, of
+    another document than the first one, if there is one.
     """
 
     start: int
     stop: int
     sort: str
     told: int = 1
+    rest: Answer | None = None
+
+    def sentences(self) -> tuple[Answer, ...]:
+        """Return an answer for each sentence; the first one ends with a token of the second one."""
+        return (replace(self, stop=self.rest.start + 1, rest=None), self.rest) if self.rest else (self,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +69,7 @@ class Sample:
         """
         sentences, sought = np.zeros(len(self.tokens), np.uint8), np.zeros(len(self.tokens), np.uint8)
         sentences[0], last = NOWHERE, NOWHERE
-        for answer in self.answers:
+        for answer in (sentence for one in self.answers for sentence in one.sentences()):
             head = min(FOUND, answer.stop - answer.start) if answer.sort == "free" else HEAD
             writing = slice(answer.start - 1, answer.start - 1 + head)
             if answer.sort == "unknown":
@@ -100,12 +106,19 @@ def encode(conversation: Conversation, encoder: Encoder) -> Sample | None:
         if piece.source is Source.ANSWER:
             if len(tokens) >= MAX_TOKENS:
                 break
-            plain = piece.sort != "free" and verb in ids[1:-1]
-            answers.append(Answer(start, len(tokens) + 1, piece.sort, ids.index(verb) if plain else 1))
+            first, rest = len(encoder.encode(piece.first)), None
+            if first:
+                rest = Answer(start + first, len(tokens) + 1, piece.sort, _told(ids[first:], verb))
+            told = 1 if piece.sort == "free" else _told(ids, verb)
+            answers.append(Answer(start, len(tokens) + 1, piece.sort, told=told, rest=rest))
     if not answers:
         return None
     stop = answers[-1].stop
     return Sample(np.array([*tokens, end][:stop], np.uint16), tuple(answers))
+
+
+def _told(ids: list[int], verb: int) -> int:
+    return ids.index(verb) if verb in ids[1:-1] else 1
 
 
 def _places(tokens: np.ndarray, text: np.ndarray) -> list[int]:

@@ -15,7 +15,7 @@ from .encoder import Encoder
 from .network import Network
 from .sample import Sample, encode
 from .world.author import AnyAuthor
-from .world.conversation import Recipe
+from .world.recipe import Recipe
 from .world.words import Words
 
 SEED = 987_654_321  # far from those of the workers

@@ -10,8 +10,9 @@ from slotcache.models.demo.corpus import Corpus
 from slotcache.models.training.encoder import Encoder
 from slotcache.models.training.layout import Source, pieces
 from slotcache.models.training.sample import HEAD, MAX_TOKENS, NOWHERE, encode
-from slotcache.models.training.world.conversation import Author, Conversation, Recipe
+from slotcache.models.training.world.conversation import Author, Conversation
 from slotcache.models.training.world.curriculum import CURRICULA, held_out
+from slotcache.models.training.world.recipe import Recipe
 from slotcache.models.training.world.wording import UNKNOWN
 from slotcache.models.training.world.words import Words
 from slotcache.ordering.document import Document
@@ -45,7 +46,23 @@ def test_an_answer_stands_in_a_document_or_is_none(recipe: Recipe) -> None:
         read = ""
         for turn in conversation.turns:
             read += "\n".join(page.text for page in turn.documents) + "\n"
-            assert turn.sort == "aside" or turn.answer == UNKNOWN or turn.answer in read
+            assert turn.sort in ("aside", "joined") or turn.answer == UNKNOWN or turn.answer in read
+
+
+def test_a_joined_question_needs_two_documents() -> None:
+    for conversation in conversations(held_out("small")["joined"]):
+        turn = conversation.turns[-1]
+        rest = turn.answer.removeprefix(turn.first).strip()
+        (tells,) = [page for page in turn.documents if turn.first in page.text]
+        (answers,) = [page for page in turn.documents if rest in page.text]
+        assert tells is not answers and answers.thing.bare in turn.first
+        assert tells.thing.bare.lower() in turn.question.lower()
+        assert answers.thing.bare not in turn.question
+
+
+def test_the_second_half_of_a_joined_question_may_be_unsaid() -> None:
+    asked = conversations(replace(held_out("small")["joined"], unknown=1.0))
+    assert {turn.answer.removeprefix(turn.first).strip() for one in asked for turn in one.turns} == {UNKNOWN}
 
 
 def test_questions_about_unsaid_facts_are_unknown() -> None:
@@ -93,12 +110,12 @@ def test_every_bundled_answer_is_a_sentence_of_its_document_and_every_name_is_re
 
 def test_where_to_look_for_an_answer_is_the_end_of_its_sentence_or_nowhere() -> None:
     encoder, sorts = Encoder.load(), set()
-    for conversation in conversations(CURRICULA["small"].levels[-1], 20):
+    for conversation in conversations(replace(CURRICULA["small"].levels[-1], joined=0.3, linked=0.7), 20):
         sample = encode(conversation, encoder)
         assert sample is not None
         sentences, sought = sample.evidence()
         assert sentences[0] == NOWHERE and not sentences[1:][sentences[1:] == NOWHERE].size
-        for answer in sample.answers:
+        for answer in (sentence for one in sample.answers for sentence in one.sentences()):
             (number,) = set(sought[answer.start - 1 : answer.start - 1 + HEAD].tolist())
             sorts.add(answer.sort)
             if answer.sort == "unknown":
@@ -110,4 +127,4 @@ def test_where_to_look_for_an_answer_is_the_end_of_its_sentence_or_nowhere() -> 
                 assert np.array_equal(sample.tokens[at[: len(told)]], told)
             else:
                 assert answer.sort == "aside" or answer.told == 1, "it is no sentence of a document"
-    assert {"plain", "follow", "located", "unknown"} <= sorts
+    assert {"plain", "follow", "located", "unknown", "joined"} <= sorts

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from .conversation import Author, Conversation, Recipe
+from .conversation import Author, Conversation
 from .reading import Reader
+from .recipe import Recipe
 from .words import Words
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
+from .chain import chains
 from .page import Page, PageWriter, page_ids
 from .question import Asked, Asker
+from .recipe import Recipe
 from .wording import SMALL_TALK, UNKNOWN, Attribute, Style
 from .words import Words
 from .world import LEAD, Thing, World
@@ -14,54 +16,13 @@ from .world import LEAD, Thing, World
 WHERE = frozenset({"place", "address"})
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The properties of conversations. Ranges include both ends; shares are from 0 to 1."""
-
-    documents: tuple[int, int] = (1, 10)
-    """Of the first turn."""
-    turns: tuple[int, int] = (1, 6)
-    plain: bool = False
-    """Documents only in the simplest wording: attribute, then value."""
-    plain_questions: bool = False
-    bare: bool = False
-    """Only the form `The river of Velmora is Oskel.`: each sentence names its subject."""
-    kinds: tuple[str, ...] = ()
-    """The kinds of things; () for all in wording.toml."""
-    told: tuple[int, int] = (3, 6)
-    """Attributes a document."""
-    wordings: int = 0
-    """The number of sentences for an attribute, those first that do not begin with the value; 0 for all."""
-    made_up: float = 1.0
-    """Share of conversations with made-up attributes."""
-    noise: float = 1.0
-    """Amount of filler, typing mistakes and other noise."""
-    unknown: float = 0.15
-    """Share of questions that no document answers."""
-    later: float = 0.5
-    """Share of later turns with documents of their own."""
-    repeat: float = 0.5
-    """The share of later questions with documents that repeats documents of earlier turns."""
-    located: float = 0.5
-    """The share of repeated documents that a question points to instead of showing them again."""
-    hinted: float = 0.3
-    """Share of document sets with an order hint."""
-    follow: float = 0.4
-    """Share of later questions that refer to the question before."""
-    aside: float = 0.03
-    """Share of conversations with small talk."""
-    system: float = 0.15
-    """Share of conversations with a system message."""
-    freer: bool = False
-    """Documents in freer wording, see freer.py; kinds, told and the like do not count then."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One turn. sort: the kind of the question: plain, follow, unknown or aside.
+    """One turn. sort: the kind of the question: plain, joined, follow, unknown or aside.
 
     documents: shown, in this order. above: ids of documents that the turn points to. rank: ids in order of relevance, () for
-    no hint. located: whether the answer is in a document of an earlier turn.
+    no hint. located: whether the answer is in a document of an earlier turn. first: of a joined question, the sentence that
+    the answer begins with, of another document than the rest.
     """
 
     question: str
@@ -71,12 +32,23 @@ class Turn:
     above: tuple[str, ...] = ()
     rank: tuple[str, ...] = ()
     located: bool = False
+    first: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
     system: str
     turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reply:
+    """The answer to a question; the fields are those of a Turn. page: the document that it is in."""
+
+    answer: str
+    sort: str
+    page: Page | None = None
+    first: str = ""
 
 
 class Author:
@@ -87,10 +59,13 @@ class Author:
         self._world = World(rng, words, reserved)
 
     def write(self, recipe: Recipe) -> Conversation:
-        """Return a conversation in a world of its own."""
+        """Return a conversation in a world of its own; its last question is a joined one if all are to be."""
         rng = self._rng
         system = self._words.pick(rng, "system") if rng.random() < recipe.system else ""
-        return Conversation(system, tuple(_Talk(rng, self._world, recipe).turns()))
+        while True:
+            turns = tuple(_Talk(rng, self._world, recipe).turns())
+            if recipe.joined < 1 or turns[-1].sort == "joined":
+                return Conversation(system, turns)
 
 
 class _Talk:
@@ -104,6 +79,7 @@ class _Talk:
             bare=recipe.bare,
             wordings=recipe.wordings,
             noise=recipe.noise,
+            linked=recipe.linked,
         )
         self._asker = Asker(rng, self._style)
         self._pool: dict[int, list[Attribute]] = {}
@@ -175,18 +151,19 @@ class _Talk:
         else:
             shown += again
         rng.shuffle(shown)
-        asked, answer, sort, page = self._question(target, first)
-        located = page is not None and id(page) in read_before and page not in shown
+        asked, reply = self._question(target, first)
+        located = reply.page is not None and id(reply.page) in read_before and reply.page not in shown
         rank = self._rank([page.id for page in (found if rng.random() < 0.5 else shown)], target) if len(found) > 1 else ()
         self._before = asked
         return Turn(
             question=asked.text,
-            answer=answer,
-            sort=sort,
+            answer=reply.answer,
+            sort=reply.sort,
             documents=tuple(shown),
             above=tuple(above),
             rank=rank,
             located=located,
+            first=reply.first,
         )
 
     def _rank(self, ids: list[str], target: Page) -> tuple[str, ...]:
@@ -199,17 +176,39 @@ class _Talk:
             ids.insert(0, target.id)
         return tuple(ids)
 
-    def _question(self, target: Page, first: bool) -> tuple[Asked, str, str, Page | None]:
+    def _question(self, target: Page, first: bool) -> tuple[Asked, _Reply]:
         rng, recipe, before = self._rng, self._recipe, self._before
         unknown = rng.random() < recipe.unknown
+        if recipe.joined and rng.random() < recipe.joined and (joined := self._joined_question(unknown)):
+            return joined
         if before and not first and rng.random() < recipe.follow:
             asked = self._next_question(before, unknown)
             if asked is not None:
-                page, sentence = self._find(asked)
-                return asked, sentence or UNKNOWN, "follow" if sentence else "unknown", page
+                return asked, self._reply(asked, "follow")
         asked = self._unknown_question(target.thing) if unknown else self._known_question(target)
+        return asked, self._reply(asked, "plain")
+
+    def _reply(self, asked: Asked, sort: str) -> _Reply:
         page, sentence = self._find(asked)
-        return asked, sentence or UNKNOWN, "plain" if sentence else "unknown", page
+        return _Reply(sentence, sort, page) if page else _Reply(UNKNOWN, "unknown")
+
+    def _joined_question(self, unknown: bool) -> tuple[Asked, _Reply] | None:
+        """Ask about a thing that another document names; None if no document of the conversation does."""
+        rng = self._rng
+        if not (found := chains(self._read)):
+            return None
+        chain = rng.choice(found)
+        if unknown and rng.random() < 0.5 and (other := rng.choice(self._missing(chain.thing))).label:
+            asked = self._asker.joined(replace(chain, attribute=other), rng.choice(self._attributes(chain.named)))
+            return asked, _Reply(UNKNOWN, "unknown")
+        told = [fact[0] for page in self._read if page.thing is chain.named for s in page.sentences for fact in s.facts]
+        told = [attribute for attribute in told if attribute is not LEAD]
+        choice = self._missing(chain.named) if unknown else told
+        if not choice:
+            return None
+        asked = self._asker.joined(chain, rng.choice(choice))
+        rest = self._reply(asked, "joined").answer
+        return asked, _Reply(f"{chain.sentence.text} {rest}", "joined", first=chain.sentence.text)
 
     def _known_question(self, page: Page) -> Asked:
         rng = self._rng

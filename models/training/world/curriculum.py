@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from .conversation import Recipe
+from .recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,21 @@ class Curriculum:
     """Share of very long conversations at the last level."""
     freer: float = 0.0
     """Share of conversations about documents in freer wording at the last level."""
+    joined: float = 0.0
+    """Share of conversations at the last level in which half of the questions need two documents."""
 
     def recipe(self, rng: Random, level: int) -> Recipe:
         """Return a recipe for a learner at this level: mostly of this level, sometimes of an easier or the next one."""
         way, last = rng.random(), len(self.levels) - 1
         if level == last and rng.random() < self.freer:
             return FREER if rng.random() < 0.35 else FREER_SHORT
+        if level == last and way > 1 - self.joined:
+            return replace(self.levels[level], documents=(2, 8), joined=0.5, linked=0.7, unknown=0.1)
         if level and way < self.easier:
             return self.levels[rng.randrange(level)]
         if level < last and way > 1 - self.harder:
             return self.levels[level + 1]
-        if level == last and way > 1 - self.long:
+        if level == last and way > 1 - self.joined - self.long:
             return replace(self.levels[level], documents=(5, 10), turns=(4, 12), later=0.9)
         return self.levels[level]
 
@@ -61,7 +65,9 @@ _SMALL = (
 
 CURRICULA = {
     "large": Curriculum(_LARGE, goal=0.7, due=(0.0, 0.07, 0.14, 0.22), long=0.12),
-    "small": Curriculum(_SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.35, harder=0.1, long=0.05, freer=0.6),
+    "small": Curriculum(
+        _SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.35, harder=0.1, long=0.05, freer=0.5, joined=0.3
+    ),
 }
 
 SHIPPED = "small"
@@ -82,6 +88,7 @@ _HELD_OUT = {
     "follow-up": replace(_TWO, later=0.5, follow=1.0),
     "long": replace(_TWO, documents=(5, 8), turns=(3, 4)),
     "unknown": replace(_ONE, documents=(3, 6), unknown=1.0),
+    "joined": replace(_ONE, documents=(5, 5), joined=1.0, linked=1.0),
 }
 FREER_HELD_OUT = {"freer": replace(FREER, documents=(5, 5), turns=(1, 1), unknown=0, hinted=0, system=0, later=0)}
 

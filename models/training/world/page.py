@@ -45,7 +45,8 @@ class PageWriter:
     def write(self, thing: Thing, attributes: list[Attribute], identity: str, style: Style, others: list[Thing]) -> Page:
         """Return a page that tells these attributes in some order."""
         world, rng, plain = self._world, self._world.rng, style.plain
-        values = [(attribute, self._value(attribute, others)) for attribute in attributes]
+        named = [other for other in others if other is not thing]
+        values = [(attribute, self._value(attribute, named, style.linked)) for attribute in attributes]
         title = _title(rng, thing) if rng.random() < 0.7 else ""
         if not plain and rng.random() < 0.05 * style.noise and all(attribute.label for attribute in attributes):
             return self._table(thing, values, identity, title or thing.name)
@@ -79,9 +80,10 @@ class PageWriter:
         text = self._text(sentences, style, others)
         return Page(id=identity, title=title, text=text, thing=thing, sentences=tuple(sentences))
 
-    def _value(self, attribute: Attribute, others: list[Thing]) -> str:
+    def _value(self, attribute: Attribute, others: list[Thing], linked: float) -> str:
+        """Return a value: with this probability the name of another thing, where one fits."""
         rng = self._world.rng
-        if others and rng.random() < 0.15:
+        if others and rng.random() < linked:
             fitting = [other for other in others if other.kind.names == attribute.value]
             if fitting:
                 return rng.choice(fitting).bare

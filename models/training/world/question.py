@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from .chain import Chain
 from .page import Page
 from .wording import LABEL_AGAIN, LABEL_ASK, NAME_AGAIN, PLAIN_ASK, WRAPPED, Attribute, Style
 from .world import VOWELS, Thing, with_article
@@ -69,6 +70,11 @@ class Asker:
         name = self._reference(thing, others)
         text = self._fill(self._template(attribute), attribute, _forms(name))
         return Asked(self._as_typed(text), thing, attribute)
+
+    def joined(self, chain: Chain, attribute: Attribute) -> Asked:
+        """Return a question about a thing that another document names."""
+        text = self._fill(self._template(attribute), attribute, _forms(chain.name))
+        return Asked(self._as_typed(text), chain.named, attribute)
 
     def backwards(self, page: Page, attribute: Attribute, value: str) -> Asked:
         """Return a question that names the value and asks for the thing."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from .conversation import Conversation, Recipe, Turn
+from .conversation import Conversation, Turn
 from .freer import FreerWriter, Told
 from .page import page_ids
 from .question import Asker
+from .recipe import Recipe
 from .telling import Fact, Teller, load
 from .wording import UNKNOWN, Style
 from .words import Words
@@ -56,7 +57,7 @@ class Reader:
 
     def _turn(self, recipe: Recipe, read: list[Told], new: list[Told]) -> Turn:
         rng = self._rng
-        asker = Asker(rng, Style(plain=False, plain_questions=False, bare=False, wordings=0, noise=recipe.noise))
+        asker = Asker(rng, Style(plain=False, plain_questions=False, bare=False, wordings=0, noise=recipe.noise, linked=0.0))
         target = rng.choice(new or read)
         thing = target.page.thing
         name, part, answer = thing.name, "", UNKNOWN

@@ -58,6 +58,7 @@ class Style:
     bare: bool
     wordings: int
     noise: float
+    linked: float
 
 
 @dataclass(frozen=True, slots=True)
