@@ -17,6 +17,7 @@ import aiohttp
 
 from ..arms import Arm, arms_for
 from ..client import Client, EncodedRequest, Result
+from ..dialect import ChatDialect
 from ..error import BenchError
 from ..options import ranker_model, sampling
 from ..progress import Progress
@@ -97,7 +98,7 @@ def _arm(args: argparse.Namespace, folder: Path, name: str, flags: Sequence[str]
     embedding = ("--embedding-model", str(args.embedding_model)) if args.embedding_model else ()
     docs = ("--docs", str(folder / "docs"), "--docs-db", str(folder / name), "--docs-top-k", str(args.k))
     chosen = arms_for(args, slotcache_flags=(*docs, "--docs-watch", "off", *embedding, *flags))
-    return replace(next(arm for arm in chosen if arm.name != "llama-server"), name=name)
+    return replace(next(arm for arm in chosen if arm.name != "llama-server"), name=name, dialect=ChatDialect())
 
 
 # ---- typing ----------------------------------------------------------------------------------------------------------
