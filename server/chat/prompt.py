@@ -78,9 +78,7 @@ class SeparatePrompt(ChatPrompt):
     """
 
     def __init__(self, parts: Sequence[Part], num_links: int) -> None:
-        last = max((at for at, part in enumerate(parts) if isinstance(part, Fixed)), default=-1)
-        # Documents at the end are left out: more of them are to come, and a prompt ends in tokens that are computed.
-        super().__init__([_in_rank(part) if isinstance(part, DocumentSet) else part for part in parts[: last + 1]])
+        super().__init__([_in_rank(part) if isinstance(part, DocumentSet) else part for part in parts])
         self._layout = self._lay_out(num_links)
 
     def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:

@@ -61,7 +61,9 @@ class Front:
         """Return a chat of one question about these. It takes time as the options and the instructions are long."""
         messages: list[dict[str, Json]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[Json] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
-        return msgspec.structs.replace(decode(self.options, ChatRequest), messages=messages, documents=found)
+        # A document that is read separately is read behind the front alone, as here: no mode of its own is needed.
+        joint: dict[str, Json] = {"documents_attention": "joint", "link_tokens": None}
+        return msgspec.structs.replace(decode(self.options, ChatRequest), messages=messages, documents=found, **joint)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

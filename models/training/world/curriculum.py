@@ -32,7 +32,7 @@ class Curriculum:
         if level == last and rng.random() < self.freer:
             return FREER if rng.random() < 0.35 else FREER_SHORT
         if level == last and way > 1 - self.joined:
-            return replace(self.levels[level], documents=(2, 8), joined=0.5, linked=0.7, unknown=0.1)
+            return replace(self.levels[level], documents=(2, 8), joined=0.5, linked=0.7, unknown=0.25)
         if level and way < self.easier:
             return self.levels[rng.randrange(level)]
         if level < last and way > 1 - self.harder:
@@ -43,7 +43,7 @@ class Curriculum:
 
 
 _PLAIN = Recipe(plain=True, plain_questions=True, unknown=0, later=0, follow=0, hinted=0, aside=0, system=0)
-FREER = Recipe(freer=True, documents=(2, 5), turns=(6, 12), unknown=0.05, later=0.3, hinted=0.15, system=0.05, noise=0.3)
+FREER = Recipe(freer=True, documents=(2, 5), turns=(6, 12), unknown=0.1, later=0.3, hinted=0.15, system=0.05, noise=0.3)
 FREER_SHORT = replace(FREER, documents=(1, 2), turns=(5, 10))
 _LARGE = (
     replace(_PLAIN, documents=(1, 2), turns=(2, 5)),
@@ -66,7 +66,7 @@ _SMALL = (
 CURRICULA = {
     "large": Curriculum(_LARGE, goal=0.7, due=(0.0, 0.07, 0.14, 0.22), long=0.12),
     "small": Curriculum(
-        _SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.35, harder=0.1, long=0.05, freer=0.5, joined=0.3
+        _SMALL, goal=0.8, due=(0.0, 0.04, 0.1, 0.25), easier=0.35, harder=0.1, long=0.05, freer=0.6, joined=0.2
     ),
 }
 

@@ -110,6 +110,31 @@ def test_a_new_question_finds_a_document_at_the_front(server):
     assert cold["slotcache"]["cached_tokens"] == 0
 
 
+def test_where_documents_are_read_separately_a_new_question_finds_all_of_them(tiny, tmp_path):
+    forest(tmp_path / "notes")
+    with reading(tiny, tmp_path, documents_attention="separate") as server:
+        assert settled(server)["documents"] == len(NAMES)
+        answer = ask(server, "the cedar and the elm")
+        used = answer["slotcache"]["documents"]
+        assert [one["cached_tokens"] == one["tokens"] for one in used] == [True, True]
+        cold = ask(server, "the cedar and the elm", cache_prompt=False)
+        assert cold["slotcache"]["cached_tokens"] < answer["slotcache"]["cached_tokens"]
+        assert cold["choices"] == answer["choices"]
+
+
+def test_while_a_question_is_typed_its_documents_are_read_separately(tiny, tmp_path):
+    forest(tmp_path / "notes")
+    with reading(tiny, tmp_path, documents_attention="separate", read_ahead=0) as server:
+        ask(server, "the fir")  # the chat that the next one is like
+        found = server.http.post("/v1/search", json={"query": "the cedar and the elm", "speculate": "typed"})
+        assert found.status_code == 200, found.text
+        until(lambda: server.service.engine.inbox.ask(lambda: server.service.engine.scheduler.idle).result())
+        answer = ask(server, "the cedar and the elm", conversation="typed", store=True)
+        used = answer["slotcache"]["documents"]
+        assert len(used) == 2 and all(one["cached_tokens"] >= one["tokens"] - 1 for one in used)
+        assert ask(server, "the cedar and the elm", cache_prompt=False)["choices"] == answer["choices"]
+
+
 def test_documents_stand_behind_the_system_message_of_the_newest_chats(server):
     ask(server, "the elm")
     settled(server)
