@@ -65,8 +65,11 @@ def check_unchanged(stamps: Mapping[Path, Stamp]) -> None:
 
 
 def cache_folder() -> Path:
-    """Return our folder in the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
+    """Return our folder in the user's cache directory; for a user without a home, a folder that cannot be made."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
+    except RuntimeError:
+        return Path(os.devnull) / "slotcache"
 
 
 def _digest_of(path: Path) -> str:
@@ -116,7 +119,11 @@ def keep(path: Path, found: str) -> None:
     """Write a file of the cache directory; of those in its folder, the oldest leave. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = path.with_name(f".{secrets.token_hex(8)}")
-    aside.write_text(found)
-    aside.replace(path)
+    try:
+        aside.write_text(found)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
     for old in sorted(path.parent.iterdir(), key=lambda one: one.stat().st_mtime_ns)[:-MOST_KEPT]:
         old.unlink(missing_ok=True)

@@ -162,7 +162,7 @@ async def _load(host: Host, path: Path, server: Server) -> str:
     began = time.perf_counter()
 
     def progress(share: float) -> bool:
-        if sys.stderr.isatty():
+        if share and sys.stderr.isatty():  # before, lines of the log may follow
             print(f"\rloading {path.name} {share:4.0%}", end="\n" if share >= 1 else "", file=sys.stderr, flush=True)
         return not server.should_exit
 

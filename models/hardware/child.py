@@ -18,5 +18,8 @@ import_module(sys.argv[2]).main(*sys.argv[3:])
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls `main` of a module, named below this package, with these arguments."""
-    return [sys.executable, "-c", START, str(ROOT), f"slotcache.{module}", *arguments]
+    """Return the command that calls `main` of a module, named below this package, with these arguments.
+
+    -P: it imports nothing from the folder that it is started in, as this process does not.
+    """
+    return [sys.executable, "-P", "-c", START, str(ROOT), f"slotcache.{module}", *arguments]

@@ -19,7 +19,8 @@ from time import monotonic
 import llama_cpp
 
 from ..context import Context, ContextSettings
-from ..digest import cache_folder, keep, stamp
+from ..digest import cache_folder, files_of, keep, stamp
+from ..memory.weights import check_file
 from ..model import Model
 from ..runner import Runner
 from .child import command
@@ -32,21 +33,28 @@ PROMPT, ANSWER = 256, 32  # tokens of the turn that is compared
 GAIN = 0.95  # of the time: what is less is not worth a second copy of the weights
 PATIENCE = 60.0  # s, loading included
 LOOK = 0.1  # s between looks at whether to go on
+LARGEST = 128  # bytes of a file of times
 
 
 def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
     """Return whether a turn takes less time with repacked weights. Its times are kept, as those of devices are.
 
     goes_on: asked ten times a second; once it says no, the answer is no, and nothing is kept.
+    Raises ModelError if the file is no model.
     """
-    size = path.stat().st_size
+    check_file(path)
+    size = sum(file.stat().st_size for file in files_of(path))
     if not SMALLEST <= size <= free_memory() / 2:  # repacked weights are no pages of the file
         return False
     kept = cache_folder() / "times" / f"{_name(path, threads)}.repack"
     times = _read(kept)
     if times is None:
         logger.info("trying another layout of the weights, once for this file: it may take some seconds")
-        times = _measure(path, threads, goes_on)
+        try:
+            times = _measure(path, threads, goes_on)
+        except OSError as error:
+            logger.info("the weights stay as they are: %s", error)
+            return False
         if not goes_on():
             return False
         with contextlib.suppress(OSError):
@@ -65,7 +73,10 @@ def main(path: str, threads: str) -> None:
 
 
 def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[float]:
-    """Return the seconds of a turn without and with repacked weights; the latter are missing if they cannot be used."""
+    """Return the seconds of a turn without and with repacked weights; the latter are missing if they cannot be used.
+
+    Raises OSError if no process can be started.
+    """
     child = command("models.hardware.repacking", str(path), str(threads))
     latest = monotonic() + PATIENCE
     with subprocess.Popen(child, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -74,7 +85,9 @@ def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[floa
                 process.wait(LOOK)
         process.kill()
         told = process.communicate()[0]
-    return [*map(float, told.split())] or [0.0]
+    with contextlib.suppress(ValueError):  # a library may print something else
+        return [*map(float, told.split())] or [0.0]
+    return [0.0]
 
 
 def _turn(path: Path, threads: int, repack: bool) -> float:
@@ -95,14 +108,16 @@ def _turn(path: Path, threads: int, repack: bool) -> float:
 def _read(kept: Path) -> list[float] | None:
     """Return the times that are kept; None: there are none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return [float(seconds) for seconds in json.loads(kept.read_text())][:2] or None
+        if kept.is_file():  # a pipe would wait for a writer
+            with kept.open("rb") as file:
+                return [float(seconds) for seconds in json.loads(file.read(LARGEST))][:2] or None
     return None
 
 
 def _name(path: Path, threads: int) -> str:
     """Return a name of all that the times depend on."""
     system = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
-    parts = (stamp(path), platform.machine(), _cpu(), llama_cpp.__version__, system, threads)
+    parts = ([*map(stamp, files_of(path))], platform.machine(), _cpu(), llama_cpp.__version__, system, threads)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 

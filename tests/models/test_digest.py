@@ -3,11 +3,12 @@
 import os
 
 import pytest
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader
 from slotcache.models import digest as module
-from slotcache.models.digest import digest, files_of
+from slotcache.models.digest import cache_folder, digest, files_of, keep
 from slotcache.models.errors import ModelError
 from slotcache.models.model import Model
+from support.parts import split
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,25 @@ def test_without_a_cache_directory_it_is_computed_each_time(tmp_path, reads, mon
     assert digest([path]) == digest([path]) and len(reads) == 2
 
 
+def test_a_user_without_a_home_has_no_cache_directory(tmp_path, reads, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")  # as for a container's user who is in no list of users
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(module.Path, "home", no_home)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"one")
+    assert digest([path]) == digest([path]) and len(reads) == 2
+    assert not cache_folder().exists()
+
+
+def test_what_cannot_be_kept_leaves_no_file(cache):
+    (cache / "taken").mkdir(parents=True)
+    with pytest.raises(OSError):
+        keep(cache / "taken", "text")
+    assert [one.name for one in cache.iterdir()] == ["taken"]
+
+
 def test_all_parts_of_a_split_model_count(tiny, tmp_path):
     first = split(tiny, tmp_path / "model.gguf")
     parts = files_of(first)
@@ -113,20 +133,3 @@ def test_a_model_that_changed_since_it_was_loaded_is_refused(tiny, tmp_path):
     with pytest.raises(ModelError, match="changed since it was loaded"):
         model.digest()
     model.close()
-
-
-def split(model, path):
-    """The model in several files, at most 8 tensors in each; the first of them."""
-    reader = GGUFReader(model)
-    writer = GGUFWriter(path, "llama", split_max_tensors=8)
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            element = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], element)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file(path)
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return next(path.parent.glob("*-00001-of-*.gguf"))

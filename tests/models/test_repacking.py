@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 
 import pytest
+from slotcache.models.digest import files_of
+from slotcache.models.errors import ModelError
 from slotcache.models.hardware import repacking
 from slotcache.models.hardware.repacking import is_faster_repacked
 from slotcache.server.fitting import layout
 from slotcache.server.fitting.layout import with_layout
 from slotcache.server.settings import Settings
+from support.parts import split
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +49,9 @@ def test_both_layouts_are_timed_once_for_a_file(tiny, tmp_path, monkeypatch):
         ("print(1.0); print(2.0)", False),
         ("import os; print(2.0, flush=True); os.abort()", False),
         ("raise SystemExit(1)", False),
+        ("print('a library greets'); print(2.0); print(1.0)", False),
     ],
-    ids=["faster", "hardly faster", "slower", "the kernel ends the process", "the file cannot be loaded"],
+    ids=["faster", "hardly faster", "slower", "the kernel ends the process", "the file cannot be loaded", "no times"],
 )
 def test_weights_are_repacked_where_a_turn_takes_clearly_less_time(tiny, monkeypatch, code, is_faster):
     monkeypatch.setattr(repacking, "command", telling(code))
@@ -56,9 +61,53 @@ def test_weights_are_repacked_where_a_turn_takes_clearly_less_time(tiny, monkeyp
 def test_a_damaged_file_of_times_is_measured_again(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
     assert is_faster_repacked(tiny, 1)
-    for damage in ("", "[]", "{", '["x"]', "7"):
+    for damage in ("", "[]", "{", '["x"]', "7", "[" * 10**5, f"[{'9' * 400}]"):
         kept(tmp_path)[0].write_text(damage)
         assert is_faster_repacked(tiny, 1), damage
+
+
+def test_a_file_of_times_that_is_none_is_not_waited_for(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    assert is_faster_repacked(tiny, 1)
+    (file,) = kept(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    assert is_faster_repacked(tiny, 1)
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert is_faster_repacked(tiny, 1)
+
+
+def test_the_child_imports_nothing_of_the_folder_that_the_server_is_started_in(tiny, tmp_path, monkeypatch):
+    (tmp_path / "llama_cpp.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    is_faster_repacked(tiny, 1)
+    assert len(kept(tmp_path)[0].read_text().split(",")) == 2
+
+
+def test_a_machine_that_starts_no_process_leaves_the_weights_as_they_are(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    assert not is_faster_repacked(tiny, 1) and not kept(tmp_path)
+
+
+def test_all_parts_of_a_split_model_count(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    first = split(tiny, tmp_path / "model.gguf")
+    parts = files_of(first)
+    size = sum(part.stat().st_size for part in parts)
+    monkeypatch.setattr(repacking, "free_memory", lambda: 2 * size - 1)
+    assert not is_faster_repacked(first, 1) and not kept(tmp_path), "two copies do not fit"
+    monkeypatch.setattr(repacking, "free_memory", lambda: 2 * size)
+    monkeypatch.setattr(repacking, "SMALLEST", size)
+    assert is_faster_repacked(first, 1) and len(kept(tmp_path)) == 1
+    os.utime(parts[-1])
+    assert is_faster_repacked(first, 1) and len(kept(tmp_path)) == 2, "another file is another model"
+
+
+def test_a_file_that_is_no_model_is_not_measured(tmp_path):
+    for path in (tmp_path / "none.gguf", tmp_path):
+        with pytest.raises(ModelError, match="cannot read the model"):
+            is_faster_repacked(path, 1)
 
 
 def test_nothing_is_measured_where_exact_bits_are_promised_or_the_layout_is_chosen(tiny, monkeypatch):

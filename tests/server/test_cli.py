@@ -15,6 +15,7 @@ import httpx
 import pytest
 from slotcache.models.demo.corpus import SUGGESTED
 from slotcache.server import serve
+from slotcache.server.fitting import layout
 from slotcache.server.serve import make_server
 from slotcache.server.settings import SETTINGS, Settings
 
@@ -85,6 +86,20 @@ def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, c
     asyncio.run(serve.run(server, host, tiny))
     assert host.service is None and not host.failure
     assert "stopped before the model was loaded" in caplog.messages
+
+
+def test_a_terminal_shows_no_progress_beside_the_log_lines_before_the_model_is_read(tiny, capsys, monkeypatch):
+    shown = []
+
+    def measure(path, threads, goes_on):
+        shown.append((goes_on(), capsys.readouterr().err))
+        server.should_exit = True
+
+    monkeypatch.setattr(layout, "is_faster_repacked", measure)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    server, host = make_server(Settings(model=str(tiny), port=int(free_port())))
+    asyncio.run(serve.run(server, host, tiny))
+    assert shown == [(True, "")]
 
 
 def test_the_demo_opens_the_page_over_the_bundled_documents(tmp_path):
