@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import platform
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -63,11 +64,14 @@ def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = l
     if repacked:
         turn = f"a turn of {PROMPT} + {ANSWER} tokens takes"
         logger.info("%s %.2f s with repacked weights, %.2f s without", turn, repacked[0], plain)
+    else:
+        logger.info("the weights stay as they are: the other layout could not be timed")
     return bool(repacked) and repacked[0] < GAIN * plain
 
 
 def main(path: str, threads: str) -> None:
     """Print the seconds of a turn with the weights as they are, then repacked."""
+    signal.alarm(round(PATIENCE))  # if the process that waits for it is killed
     for repack in (False, True):
         print(_turn(Path(path), int(threads), repack), flush=True)
 
