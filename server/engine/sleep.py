@@ -50,8 +50,9 @@ class Sleep:
 
     def begin(self) -> None:
         """Free the memory of the device, where nothing is left to save."""
-        self._is_wanted, self.is_awake = False, False
+        self._is_wanted = False
         self._runner.rest()
+        self.is_awake = False  # last: who sees a server asleep finds its memory free
         logger.info("asleep after %g s without a request", self._seconds)
 
     def wake(self) -> None:

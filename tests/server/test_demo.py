@@ -65,4 +65,4 @@ def test_the_quality_bench_measures_one_way_alone(tmp_path: Path) -> None:
         assert bench(fast) == 0
     ways, kinds, freer = json.loads(out.read_text())["tables"]
     assert [row[0] for row in ways["rows"]] == ["exact order, order hint"]
-    assert len(kinds["rows"]) == 11 and freer["rows"][0][0] == 2
+    assert len(kinds["rows"]) == 12 and freer["rows"][0][0] == 2
