@@ -24,6 +24,7 @@ from ..models.hardware.timing import learn_costs
 from ..models.memory.heap import return_large_blocks
 from ..models.model import Model
 from ..models.runner import Runner
+from ..models.samplers.recommended import recommended
 from ..slots.drafts.drafts import Drafts
 from ..slots.eviction import EvictionPolicy
 from ..slots.hybrids.snapshots import Snapshots
@@ -179,7 +180,11 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     conversations = Conversations(*bounds, shelf=_shelf(settings, made_by), turns=running.values)
     conversations.restore(Vocabulary(model.num_vocab, builder.tokens))
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
-    intake = Intake(model, view, limit, Defaults.of(settings, model), lora=Lora(adapters, scales))
+    of_file = recommended(model.metadata)
+    if of_file:
+        logger.info("the file recommends %s", ", ".join(f"{name} {value}" for name, value in of_file.items()))
+    defaults = Defaults.of(settings, model, of_file)
+    intake = Intake(model, view, limit, defaults, lora=Lora(adapters, scales))
     idle = IdlePrefill(
         door, view, builder, intake, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -130,6 +130,7 @@ class Settings(Numbers):
     check: bool = row(False, ("--check",), "check the cache's invariants whenever the server is idle")
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
     # fmt: on
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # settings that a flag or a variable has
 
     @property
     def hosts(self) -> list[str]:
@@ -141,6 +142,10 @@ class Settings(Numbers):
         """Seconds without a request until sleep; 0: never."""
         return max(self.sleep_idle_seconds, 0)
 
+    def is_given(self, name: str) -> bool:
+        """Whether somebody chose the value of a setting."""
+        return name in self.given or getattr(self, name) != getattr(UNSET, name)
+
     def names(self, model: Path) -> tuple[str, ...]:
         """Return the model's names, in the order of the alphabet as llama-server has them; without --alias, its file's."""
         return tuple(sorted(listed(self.alias))) or (model.stem,)
@@ -150,4 +155,5 @@ class Settings(Numbers):
         return {setting.name: getattr(self, setting.name) for setting in SETTINGS if setting.name != "api_key"}
 
 
-SETTINGS = table_of(Settings())
+UNSET = Settings()
+SETTINGS = table_of(UNSET)

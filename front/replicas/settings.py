@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
-from ...server.flags.parser import from_environment
+from ...server.flags.parser import from_environment, variable_of
 from ...server.flags.setting import Setting, SettingsError, Value, row, table_of, written
 from ...server.settings import SETTINGS, Settings
 
@@ -54,7 +54,8 @@ def read_settings(arguments: Mapping[str, object]) -> tuple[Replicas, Settings]:
     own = Replicas(**{setting.name: values.pop(setting.name) for setting in OWN})  # type: ignore[arg-type]
     if 0 < own.max_replicas < own.replicas:
         raise SettingsError(f"max_replicas={own.max_replicas}: expected {own.replicas} or more, as replicas says; or 0")
-    return own, Settings(**values)  # type: ignore[arg-type]
+    given = frozenset(name for name in values if name in arguments or variable_of(known[name]))
+    return own, Settings(**values, given=given)  # type: ignore[arg-type]
 
 
 def _value(setting: Setting, arguments: Mapping[str, object]) -> Value:

@@ -55,6 +55,7 @@ def _describe(writer: GGUFWriter, shape: NetworkShape) -> None:
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.epsilon)
     writer.add_vocab_size(shape.vocabulary)
+    writer.add_sampling_temp(0.0)  # documents have one right answer
 
 
 def _add_tokenizer(writer: GGUFWriter, encoder: Encoder) -> None:

@@ -15,7 +15,7 @@ PREFIX = "LLAMA_ARG_"  # of llama-server's variables
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the flags of all settings, and llama-server's others, which it refuses or notes."""
-    parser.set_defaults(notes=[])
+    parser.set_defaults(notes=[], given=frozenset())
     add_settings(parser, SETTINGS)
     for foreign in FOREIGN:
         parser.add_argument(*foreign.flags, action=_Foreign, nargs=foreign.num_values, foreign=foreign)
@@ -36,16 +36,18 @@ def add_settings(parser: argparse.ArgumentParser, settings: Sequence[Setting]) -
             metavar="on|off" if setting.is_switch else "|".join(setting.choices) or type(setting.default).__name__,
             nargs="?" if setting.may_be_bare else None,
             const=setting.parse("on") if setting.may_be_bare else None,
-            **({"action": _Several, "separator": setting.separator} if setting.separator else {}),
+            action=_Store,
+            separator=setting.separator,
         )
         for flag, text in setting.fixed.items():
             value = setting.parse(text)
-            parser.add_argument(flag, dest=setting.name, action="store_const", const=value, help=argparse.SUPPRESS)
+            parser.add_argument(flag, dest=setting.name, action=_Store, nargs=0, const=value, help=argparse.SUPPRESS)
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return the settings among parsed arguments."""
-    return Settings(**{setting.name: getattr(arguments, setting.name) for setting in SETTINGS})
+    given = arguments.given.union(setting.name for setting in SETTINGS if variable_of(setting))
+    return Settings(**{setting.name: getattr(arguments, setting.name) for setting in SETTINGS}, given=given)
 
 
 def notes_of(arguments: argparse.Namespace) -> list[str]:
@@ -67,10 +69,13 @@ def _with_dashes(argument: str) -> str:
     return name.replace("_", "-") + separator + value
 
 
-class _Several(argparse.Action):
-    """A flag whose values are joined when it is given several times."""
+class _Store(argparse.Action):
+    """A flag of a setting. separator: between its values, when it is given several times; "": the last one counts.
 
-    def __init__(self, *, separator: str, dest: str, **options: object) -> None:
+    The settings whose flags are given are named in the namespace's `given`.
+    """
+
+    def __init__(self, *, dest: str, separator: str = "", **options: object) -> None:
         super().__init__(dest=dest, **options)  # type: ignore[arg-type]
         self._separator = separator
 
@@ -81,8 +86,12 @@ class _Several(argparse.Action):
         values: str | Sequence[object] | None,
         option_string: str | None = None,
     ) -> None:
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, str(values) if before == self.default else f"{before}{self._separator}{values}")
+        given: frozenset[str] = getattr(namespace, "given", frozenset())
+        value = self.const if self.nargs == 0 else values
+        if self._separator and self.dest in given:
+            value = f"{getattr(namespace, self.dest)}{self._separator}{value}"
+        setattr(namespace, self.dest, value)
+        namespace.given = given | {self.dest}
 
 
 class _Foreign(argparse.Action):
@@ -118,8 +127,13 @@ def _argument_type(setting: Setting) -> Callable[[str], Value]:
     return parse
 
 
+def variable_of(setting: Setting) -> str | None:
+    """Return the variable of the environment that a setting's value comes from."""
+    return next((name for name in setting.variables if name in os.environ), None)
+
+
 def from_environment(setting: Setting) -> Value:
-    variable = next((name for name in setting.variables if name in os.environ), None)
+    variable = variable_of(setting)
     if variable is None:
         return setting.default
     try:

@@ -139,7 +139,8 @@ def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
 def table_of(unset: DataclassInstance) -> tuple[Setting, ...]:
     """Return the settings that the fields of a dataclass declare. unset: an object with the defaults."""
     kinds = get_type_hints(type(unset))
-    rows = [_setting(declared, getattr(unset, declared.name), kinds[declared.name]) for declared in fields(unset)]
+    declared = [one for one in fields(unset) if one.metadata]
+    rows = [_setting(one, getattr(unset, one.name), kinds[one.name]) for one in declared]
     return tuple(sorted(rows, key=lambda setting: setting.name in NUMBERS))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from ...models.samplers.parameters import NUMBERS, Sampling
 from ..errors import RequestError
@@ -23,15 +24,20 @@ class Defaults:
     sampling: Sampling
 
     @classmethod
-    def of(cls, settings: Settings, vocabulary: Vocabulary) -> Self:
-        """Return the defaults that the settings say. Raises SettingsError."""
+    def of(cls, settings: Settings, vocabulary: Vocabulary, of_file: Mapping[str, Any] | None = None) -> Self:
+        """Return the defaults that the settings say. Raises SettingsError.
+
+        of_file: the sampling that the model's file recommends, for the settings that nobody has given.
+        """
+        unset = {name: value for name, value in (of_file or {}).items() if not settings.is_given(name)}
+        samplers = unset.pop("samplers", settings.samplers.split(";"))
         asked = SamplingOptions(
-            samplers=settings.sampling_seq or [name for name in settings.samplers.split(";") if name],
+            samplers=settings.sampling_seq or [name for name in samplers if name],
             dry_sequence_breakers=_breakers(settings.dry_sequence_breaker),
             logit_bias=[_bias(text) for text in settings.logit_bias.split(",") if text],
             ignore_eos=settings.ignore_eos,
         )
-        numbers = Sampling().changed({name: getattr(settings, name) for name in NUMBERS})
+        numbers = Sampling().changed({name: getattr(settings, name) for name in NUMBERS} | unset)
         try:
             sampling = asked.sampling(vocabulary, numbers)
         except RequestError as error:

@@ -1,0 +1,58 @@
+"""The sampling that a GGUF file recommends: its keys `general.sampling.*`, which llama-server honours, too."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from .parameters import NUMBERS, SAMPLERS, Sampling
+
+logger = logging.getLogger("slotcache")
+
+PREFIX = "general.sampling."
+OTHER_NAMES = {"temperature": "temp", "repeat_last_n": "penalty_last_n", "repeat_penalty": "penalty_repeat"}
+OF_FILES = (
+    *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold", "repeat_last_n", "repeat_penalty"),
+    *("mirostat", "mirostat_tau", "mirostat_eta"),
+)
+"""The parameters that llama.cpp knows in a file."""
+
+
+def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
+    """Return the parameters that a file recommends, `samplers` among them.
+
+    A number outside its range becomes the nearest one in it. What llama.cpp does not know is left out, with a warning.
+
+    metadata: a value of the file as text; None: it has none.
+    """
+    found: dict[str, Any] = {}
+    for name in OF_FILES:
+        key = PREFIX + OTHER_NAMES.get(name, name)
+        if (text := metadata(key)) is not None and (number := _number(key, text, type(getattr(UNSET, name)))) is not None:
+            found[name] = NUMBERS[name].nearest(number)
+    if names := _names(metadata(f"{PREFIX}sequence") or ""):
+        found["samplers"] = names
+    return found
+
+
+def _number(key: str, text: str, kind: type[int] | type[float]) -> int | float | None:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = None
+    if number is None or not isfinite(number):
+        logger.warning("the file has %s = %.40r: expected a number; it is left out", key, text)
+        return None
+    return number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = [name for name in text.split(";") if name]
+    if unknown := [name for name in names if name not in SAMPLERS]:
+        logger.warning("the file orders samplers that are not known here, which are left out: %.80s", ", ".join(unknown))
+    return tuple(dict.fromkeys(name for name in names if name in SAMPLERS))
+
+
+UNSET = Sampling()
