@@ -198,6 +198,7 @@ async def _measure(url: str, args: argparse.Namespace) -> Report:
             sessions = generated(recipe, args.count, f"{name} {args.seed}")
             score = await _score(client, sessions, HINTED, name, last=True)
             kinds.append((name, score.exact_match, score.f1))
+            data[name] = [one[:2] for one in score.answers]
             if name == "unknown":
                 unknown = score
             else:
