@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ..budget import AIM
 from ..cells import Cells
 from ..costs import Costs
 from ..ledger import Ledger
@@ -38,7 +39,7 @@ class Drafts:
     their gains fill and every step without them a little: where nothing is ever accepted, they cost a half percent.
 
     max_rows: most rows of logits that a step can have; 0: no drafts. max_stall: most seconds that the drafts of a step with
-    several streams may take. ends: tokens that end an answer, which are never drafted.
+    several streams may take; it aims at less, as prefill does. ends: tokens that end an answer, which are never drafted.
     """
 
     def __init__(self, costs: Costs, *, max_rows: int = 0, max_stall: float = math.inf, ends: Iterable[int] = ()) -> None:
@@ -127,7 +128,8 @@ class Drafts:
 
     def _may_cost(self, steps: float, streams: int) -> bool:
         """Return whether the time of so many steps may be lost, and other streams can wait for so long."""
-        return steps <= self._credit and (streams == 1 or steps * self._pace.seconds(streams) <= self._max_stall)
+        most = math.inf if streams == 1 else AIM * self._max_stall
+        return steps <= self._credit and steps * self._pace.seconds(streams) <= most
 
 
 NO_DRAFT = np.empty(0, np.int32)
