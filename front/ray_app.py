@@ -32,7 +32,9 @@ from ..models.hardware.device import devices
 from ..server import loading
 from ..server.app import Host, fail, let_go, make_app, refuse
 from ..server.edge.bodies import Bodies
+from ..server.edge.gate import Gate
 from ..server.edge.keys import Keys
+from ..server.edge.origins import Origins
 from ..server.errors import RequestError
 from ..server.log.setup import configure
 from ..server.serve import prepare, start
@@ -122,6 +124,7 @@ class Ingress:
         self._engines, self._streams = engines, engines.options(method_name="answer", stream=True)
         self._fleets, self._keys = Fleets(settings.tool_documents), Keys.of(settings)
         self._bodies = Bodies.up_to(settings.max_body << 20)
+        self._listed = Gate(self._list, settings, self._keys, Origins(settings))  # no replica checks who asks for these
 
     def __serve_build_asgi_app__(self) -> Starlette:
         handlers = {RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail}
@@ -137,8 +140,8 @@ class Ingress:
         only = headers.get(REPLICA, "")
         forward = Forward.of(scope, await self._bodies.read(Request(scope, receive)), only)
         if (forward.method, forward.path) == LIST:
-            names = [{"id": name, "object": "replica"} for name in await self._names()]
-            await JSONResponse({"object": "list", "data": names})(scope, _nothing, send)
+            scope.setdefault("state", {})
+            await self._listed(scope, receive, send)
             return
         if only and only not in self._fleets.names and only not in await self._names():
             raise unknown(only)
@@ -149,6 +152,11 @@ class Ingress:
         if asked.is_unknown:
             await self._look_for(asked)
         await self._pass_on(asked, send)
+
+    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the replicas that are up."""
+        names = [{"id": name, "object": "replica"} for name in await self._names()]
+        await JSONResponse({"object": "list", "data": names})(scope, receive, send)
 
     async def _look_for(self, asked: Asked) -> None:
         """Find out which replica holds what a request continues: one that found it in its folder, say."""

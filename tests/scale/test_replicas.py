@@ -111,6 +111,9 @@ def test_errors_are_the_servers_own(replicas):
     assert unknown.status_code == 404 and "no replica" in unknown.json()["error"]["message"]
     keyless = replicas.http.post("/v1/chat/completions", json={}, headers={"Authorization": ""})
     assert keyless.status_code == 401
+    for path in ("/v1/models", "/v1/replicas"):
+        rebound = replicas.http.get(path, headers={"Host": "a.page.example"})
+        assert rebound.status_code == 403 and "--allowed-hosts" in rebound.json()["error"]["message"]
     lost = replicas.chat(previous_response_id="resp_unknown")
     assert lost.status_code == 404 and lost.json()["error"]["code"] == "previous_response_not_found"
 
