@@ -20,6 +20,10 @@ SAMPLERS = {  # the samplers that may be ordered, by name, each with its letter
     "penalties": "e", "dry": "d", "top_n_sigma": "s", "top_k": "k", "typ_p": "y", "top_p": "p", "min_p": "m", "xtc": "x",
     "temperature": "t", "infill": "i", "adaptive_p": "a",
 }  # fmt: skip
+ALIASES = (  # the names that llama.cpp knows, and the samplers that they stand for
+    {name.replace("_", mark): name for name in SAMPLERS for mark in ("_", "-", "")}
+    | {"temp": "temperature", "typ": "typ_p", "nucleus": "top_p"}
+)  # fmt: skip
 FEW = 1000  # tokens that `top_k` leaves and that are sorted fast
 ORDER = tuple(name for name in SAMPLERS if name not in ("infill", "adaptive_p"))
 NUMBER = "number"  # in the metadata of a field

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
-from .parameters import NUMBERS, SAMPLERS, Sampling
+from .parameters import ALIASES, NUMBERS, Sampling
 
 logger = logging.getLogger("slotcache")
 
@@ -39,20 +39,20 @@ def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
 
 def _number(key: str, text: str, kind: type[int] | type[float]) -> int | float | None:
     try:
-        number = kind(text)
+        number = float(text)
     except ValueError:
-        number = None
-    if number is None or not isfinite(number):
+        number = nan
+    if not isfinite(number):
         logger.warning("the file has %s = %.40r: expected a number; it is left out", key, text)
         return None
-    return number
+    return kind(number)  # a file may have 40.0 where llama.cpp reads a whole number
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = [name for name in text.split(";") if name]
-    if unknown := [name for name in names if name not in SAMPLERS]:
-        logger.warning("the file orders samplers that are not known here, which are left out: %.80s", ", ".join(unknown))
-    return tuple(dict.fromkeys(name for name in names if name in SAMPLERS))
+    names = [name for name in text.lower().split(";") if name]
+    if unknown := [name for name in names if name not in ALIASES]:
+        logger.warning("the file orders samplers that are not known here, which are left out: %.80r", ", ".join(unknown))
+    return tuple(dict.fromkeys(ALIASES[name] for name in names if name in ALIASES))
 
 
 UNSET = Sampling()

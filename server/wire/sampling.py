@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 from msgspec import Meta, Struct
 
-from ...models.samplers.parameters import FLOAT, NUMBERS, SAMPLERS, Sampling
+from ...models.samplers.parameters import ALIASES, FLOAT, NUMBERS, SAMPLERS, Sampling
 from ..errors import RequestError
 
 Json = Any  # a decoded value whose type is not checked here: msgspec knows no `object`
@@ -21,10 +21,6 @@ Window = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 MAX_BIASES = 1 << 15  # tokens of a logit_bias: their logits are changed at every token
 MAX_PROBS, MAX_TOP = 100, 20  # the most probable tokens listed for each token: llama-server's field, OpenAI's
 MAX_SAMPLERS, MAX_BREAKERS, MAX_BREAKER = 32, 64, 256  # names; texts that end a repetition, characters of one
-ALIASES = (
-    {name.replace("_", mark): name for name in SAMPLERS for mark in ("_", "-", "")}
-    | {"temp": "temperature", "typ": "typ_p", "nucleus": "top_p"}
-)  # fmt: skip
 
 
 class Vocabulary(Protocol):

@@ -52,6 +52,18 @@ def test_a_file_says_how_it_is_sampled(caplog):
         assert said in caplog.text
 
 
+def test_samplers_have_the_names_that_llama_cpp_knows(caplog):
+    sampling = in_force(Settings(), sequence="top-k;typ;Nucleus;minp;temp;temperature")
+    assert sampling.samplers == ("top_k", "typ_p", "top_p", "min_p", "temperature") and not caplog.messages
+    in_force(Settings(), sequence="top_k;new\nline")
+    assert "new\\nline" in caplog.text
+
+
+@pytest.mark.parametrize(("text", "top_k"), [("20.000000", 20), ("9" * 15, 2**31 - 1), ("9" * 400, 40), ("-inf", 40)])
+def test_a_whole_number_may_be_any_number(text, top_k):
+    assert in_force(Settings(), top_k=text).top_k == top_k
+
+
 @pytest.mark.parametrize("value", ["0.8", "0.3"])
 def test_what_a_flag_or_a_variable_gives_wins_even_if_it_is_the_default(monkeypatch, value):
     given = flags("--temp", value, "--samplers", "temperature", "--repeat-last-n=64")
