@@ -14,6 +14,7 @@ from slotcache.models.hardware.repacking import is_faster_repacked
 from slotcache.server.fitting import layout
 from slotcache.server.fitting.layout import with_layout
 from slotcache.server.settings import Settings
+from support.on_device import needs_cpu
 from support.parts import split
 
 
@@ -110,6 +111,7 @@ def test_a_file_that_is_no_model_is_not_measured(tmp_path):
             is_faster_repacked(path, 1)
 
 
+@needs_cpu
 def test_nothing_is_measured_where_exact_bits_are_promised_or_the_layout_is_chosen(tiny, monkeypatch):
     monkeypatch.setattr(layout, "is_faster_repacked", lambda *_: True)
     default = Settings()

@@ -18,6 +18,7 @@ from slotcache.server import serve
 from slotcache.server.fitting import layout
 from slotcache.server.serve import make_server
 from slotcache.server.settings import SETTINGS, Settings
+from support.on_device import needs_cpu
 
 ROOT = Path(__file__).parents[2]
 START = (
@@ -88,6 +89,7 @@ def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, c
     assert "stopped before the model was loaded" in caplog.messages
 
 
+@needs_cpu
 def test_a_terminal_shows_no_progress_beside_the_log_lines_before_the_model_is_read(tiny, capsys, monkeypatch):
     shown = []
 

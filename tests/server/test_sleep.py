@@ -15,7 +15,7 @@ from slotcache.models.shapes import SHAPES
 from support.adapters import lora
 from support.architectures import recurrent
 from support.encoders import bert
-from support.on_device import ROUNDING
+from support.on_device import ROUNDING, loads_two
 
 from server.conftest import DEADLINE, REST, running, until, wait_for_kv
 from server.test_cli import command, free_port
@@ -351,6 +351,7 @@ def test_adapters_are_loaded_again_and_kv_of_several_is_not_used_again(file, tmp
         assert cached(found[0]) == cached(found[1]) > 0 == cached(found[2])
 
 
+@loads_two
 def test_vectors_have_a_sleep_of_their_own(file, tmp_path):
     encoder = bert(tmp_path / "models" / "bert.gguf")
     with dozing(file, embedding_model=str(encoder)) as up:
@@ -370,6 +371,7 @@ def test_vectors_have_a_sleep_of_their_own(file, tmp_path):
         assert vector() == expected
 
 
+@loads_two
 def test_a_model_with_two_uses_leaves_memory_when_neither_wants_it(file):
     with dozing(file, embeddings=True, pooling="mean") as up:
         doze(up)
