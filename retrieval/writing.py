@@ -26,7 +26,10 @@ class Written(NamedTuple):
 
 def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
     """Open the file for any thread, readable by its owner alone. creates: it is made if there is none."""
-    os.close(os.open(path, os.O_CREAT * creates | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    if not path.exists():
+        # Never a file that is there: to close it would end all locks of this process on it (POSIX), and the next process
+        # that has done with the file would take itself for the last one, and remove its journal.
+        os.close(os.open(path, os.O_CREAT * creates | os.O_RDWR | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:
         connection.create_function("spaced", 1, spaced, deterministic=True)

@@ -257,6 +257,26 @@ def test_neighbours_of_a_chunk(folder, make):
     assert index.expand("0" * 10) == []
 
 
+LOOK = """
+import sqlite3, sys
+other = sqlite3.connect(sys.argv[1])
+print(*other.execute("select (select count(*) from file), (select count(*) from vector)").fetchone())
+other.close()
+"""
+
+
+def test_another_process_that_looks_into_the_index_takes_nothing_along(folder, make, tmp_path):
+    def look():
+        command = [sys.executable, "-c", LOOK, str(tmp_path / "index.db")]
+        return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
+
+    (folder / "a.md").write_text("A document.")
+    index = make(Counting())
+    assert look() == ["0", "0"]
+    assert index.refresh()
+    assert look() == ["1", "1"]
+
+
 KILLED = """
 import sys
 from pathlib import Path
