@@ -143,7 +143,7 @@ class Settings(Numbers):
         return max(self.sleep_idle_seconds, 0)
 
     def is_given(self, name: str) -> bool:
-        """Whether somebody chose the value of a setting."""
+        """Whether a setting is given, or differs from its default."""
         return name in self.given or getattr(self, name) != getattr(UNSET, name)
 
     def names(self, model: Path) -> tuple[str, ...]:

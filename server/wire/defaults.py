@@ -27,7 +27,7 @@ class Defaults:
     def of(cls, settings: Settings, vocabulary: Vocabulary, of_file: Mapping[str, Any] | None = None) -> Self:
         """Return the defaults that the settings say. Raises SettingsError.
 
-        of_file: the sampling that the model's file recommends, for the settings that nobody has given.
+        of_file: the sampling that the model's file recommends, for the settings that are not given.
         """
         unset = {name: value for name, value in (of_file or {}).items() if not settings.is_given(name)}
         samplers = unset.pop("samplers", settings.samplers.split(";"))

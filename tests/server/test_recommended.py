@@ -1,4 +1,4 @@
-"""The sampling that a model's file recommends is the default, unless somebody gives another."""
+"""The sampling that a model's file recommends is the default where no flag and no variable gives another."""
 
 import argparse
 
