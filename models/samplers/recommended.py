@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import isfinite, nan
 from typing import Any
 
-from .parameters import ALIASES, NUMBERS, Sampling
+from .parameters import ALIASES, Sampling
 
 logger = logging.getLogger("slotcache")
 
@@ -23,7 +23,7 @@ OF_FILES = (
 def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
     """Return the parameters that a file recommends, `samplers` among them.
 
-    A number outside its range becomes the nearest one in it. What llama.cpp does not know is left out, with a warning.
+    Numbers are as the file has them: see `Sampling.changed`. What llama.cpp does not know is left out, with a warning.
 
     metadata: a value of the file as text; None: it has none.
     """
@@ -31,7 +31,7 @@ def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
     for name in OF_FILES:
         key = PREFIX + OTHER_NAMES.get(name, name)
         if (text := metadata(key)) is not None and (number := _number(key, text, type(getattr(UNSET, name)))) is not None:
-            found[name] = NUMBERS[name].nearest(number)
+            found[name] = number
     if names := _names(metadata(f"{PREFIX}sequence") or ""):
         found["samplers"] = names
     return found

@@ -340,6 +340,20 @@ def test_without_host_memory_the_prompt_is_computed_again(file):
         assert text(again) == text(first) and cached(again) == 0
 
 
+def test_a_server_says_that_it_sleeps_once_its_memory_is_free(file, monkeypatch):
+    with dozing(file) as up:
+        rest, seen = up.service.engine.runner.rest, []
+
+        def resting():
+            seen.append((is_mapped(file), up.service.engine.sleep.is_asleep))
+            rest()
+            seen.append((is_mapped(file), up.service.engine.sleep.is_asleep))
+
+        monkeypatch.setattr(up.service.engine.runner, "rest", resting)
+        doze(up)
+        assert seen == [(True, False), (False, False)]
+
+
 def test_adapters_are_loaded_again_and_kv_of_several_is_not_used_again(file, tmp_path):
     files = [str(lora(tmp_path / f"{seed}.gguf", SHAPES["tiny"], seed)) for seed in (1, 2)]
     one, both = [{"id": 0, "scale": 1.0}], [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1.5}]
