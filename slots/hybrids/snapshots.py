@@ -22,6 +22,7 @@ from ..tree import PrefixTree
 from .statetree import Cut, StateTree
 
 SPACING = 64  # tokens between two states of a prompt
+QUESTION = 4  # times the spacing: the fewest tokens of a last question for which a state behind it is worth a batch more
 UNUSED = 64  # states within prompts that wait for a second prompt; as many more for each that leaves too early
 
 
@@ -51,17 +52,19 @@ class Snapshots(StateTree):
     def stops(self, request: Request) -> tuple[int, ...]:
         """Return the positions of states to take while the rest of a prompt is computed: ends of its segments, well apart.
 
-        If the last question is too short for a piece of its own, its beginning counts and not its end: other questions part
-        from it there.
+        A state behind a short last question is not worth a batch for the few tokens that open the answer: the next turn
+        continues from the state behind the answer, and other questions part from this one at its beginning.
         """
         assert request.layout is not None
         last, least = request.num_prompt - self._tree.rest, request.computed + self._spacing
+        stops = [stop for stop in request.layout.stops if request.computed < stop <= last]
+        before, end = [request.computed, *stops][-2:] if stops else (0, 0)
+        if stops and request.num_prompt - end < self._spacing and end - before < QUESTION * self._spacing:
+            stops.pop()
         chosen: list[int] = []
-        for index, stop in enumerate(reversed([stop for stop in request.layout.stops if least <= stop <= last])):
+        for stop in reversed([stop for stop in stops if least <= stop]):
             if not chosen or chosen[-1] - stop >= self._spacing:
                 chosen.append(stop)
-            elif index == 1:
-                chosen = [stop]
         return tuple(reversed(chosen))
 
     def load(self, request: Request) -> int:

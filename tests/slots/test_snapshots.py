@@ -104,6 +104,19 @@ def test_a_next_turn_replaces_the_state_close_in_front_of_it():
     assert server.ask(PROMPT) == 21 and server.kept() == [21, 30]
 
 
+def test_a_short_last_question_gets_no_state_of_its_own():
+    """The tokens behind it, which open the answer, would be a batch of their own."""
+    for stops, states in (([14, 29], [14, 30]), ([13, 29], [13, 29, 30]), ([14, 26], [14, 26, 30]), ([29], [29, 30])):
+        server = Server(budget=1000, spacing=4)
+        server.ask(PROMPT, stops=stops)
+        assert server.kept() == states
+    assert server.ask(np.append(PROMPT[:29], 1)) == 29
+    assert server.ask(np.append(PROMPT[:29], PROMPT[2:17]), stops=[43]) == 29
+    assert server.kept() == [29, 30, 30, 44]
+    assert server.ask(np.append(PROMPT[:29], PROMPT[3:21]), stops=[46]) == 29
+    assert server.kept() == [29, 30, 30, 44, 46, 47]
+
+
 def test_an_answer_with_forced_tokens_takes_no_state_from_behind_its_prompt():
     """Its own tail is there already: the state's runs would be held twice."""
     server = Server(budget=1000)
