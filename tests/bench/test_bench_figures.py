@@ -11,7 +11,7 @@ from slotcache.bench.reuse import differences
 from slotcache.bench.scenarios.cached import ttft_over_step
 from slotcache.bench.scenarios.conversations import Continuation, continuations
 from slotcache.bench.scenarios.decode import shared_speed
-from slotcache.bench.scenarios.stall import gaps_within
+from slotcache.bench.scenarios.stall import Stall, gaps_within
 from slotcache.bench.sizer import PromptSizer
 from slotcache.bench.trace import Query
 
@@ -95,6 +95,16 @@ def test_the_longest_gap_is_the_one_that_overlaps_the_prefill() -> None:
     assert max(gaps_within(arrivals, 5.2, 5.65)) == pytest.approx(0.5)
     assert max(gaps_within(arrivals, 5.65, 8.0)) == pytest.approx(3.3), "a gap that outlasts the prefill counts"
     assert gaps_within(arrivals, 10.0, 11.0) == []
+
+
+def test_a_gap_is_excused_where_one_tile_takes_longer_than_is_allowed() -> None:
+    tiles = Stall(640, 3.0, 0.02, (*[0.2] * 5, 0.9, *[0.3] * 6))
+    assert tiles.usual_longest == pytest.approx(0.3), "one slow step is no tile"
+    assert Stall(64, 1.0, 0.02, (0.2, 0.4)).usual_longest == pytest.approx(0.3)
+    stall = Stall(640, 2.0, 0.02, (0.1, 0.33))
+    assert stall.excess(0.1) == pytest.approx(0.33 / 0.12)
+    assert stall.excess(0.1, tile=0.3) == pytest.approx(1.1)
+    assert stall.excess(0.5, tile=0.3) == pytest.approx(0.33 / 0.52)
 
 
 def test_the_first_answer_fills_the_cache_and_is_not_counted() -> None:
