@@ -182,7 +182,8 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
     of_file = recommended(model.metadata)
     if of_file:
-        logger.info("the file recommends %s", ", ".join(f"{name} {value}" for name, value in of_file.items()))
+        shown = {**of_file, "samplers": ";".join(of_file["samplers"])} if "samplers" in of_file else of_file
+        logger.info("the file recommends %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
     defaults = Defaults.of(settings, model, of_file)
     intake = Intake(model, view, limit, defaults, lora=Lora(adapters, scales))
     idle = IdlePrefill(
