@@ -53,13 +53,15 @@ class Snapshots(StateTree):
         """Return the positions of states to take while the rest of a prompt is computed: ends of its segments, well apart.
 
         A state behind a short last question is not worth a batch for the few tokens that open the answer: the next turn
-        continues from the state behind the answer, and other questions part from this one at its beginning.
+        continues from the state behind the answer, and other questions part from this one at its beginning. Where no answer
+        follows, the prompt is there to be continued.
         """
         assert request.layout is not None
         last, least = request.num_prompt - self._tree.rest, request.computed + self._spacing
         stops = [stop for stop in request.layout.stops if request.computed < stop <= last]
         before, end = [request.computed, *stops][-2:] if stops else (0, 0)
-        if stops and request.num_prompt - end < self._spacing and end - before < QUESTION * self._spacing:
+        worth = self._spacing * (QUESTION if request.limit > 1 else 1)
+        if stops and request.num_prompt - end < self._spacing and end - before < worth:
             stops.pop()
         chosen: list[int] = []
         for stop in reversed([stop for stop in stops if least <= stop]):

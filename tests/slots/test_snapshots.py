@@ -1,6 +1,7 @@
 """Snapshots of whole states within a budget, without a model."""
 
 import numpy as np
+import pytest
 from slotcache.slots import radix
 from slotcache.slots.archive import Record
 from slotcache.slots.check import check
@@ -27,12 +28,12 @@ class Server:
         self.snapshots.sizes = Sizes(run_token=1, state=5)
         self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
 
-    def ask(self, tokens, stops=(), forced=()):
+    def ask(self, tokens, stops=(), forced=(), limit=1):
         """Return how much of a prompt a snapshot spared. stops: ends of segments before its own end. forced: tokens that
         follow the first one of the answer, which has one more behind them.
         """
         prompt = Fixed(tokens, [*stops, len(tokens)])
-        limit = len(forced) + 2 if forced else 1
+        limit = len(forced) + 2 if forced else limit
         request = Request(len(tokens), prompt, limit, Scope.private(len(tokens)), cache=False, snapshot_scope=S)
         self.scheduler.submit(request)
         while request.num_tokens < request.num_prompt + limit:
@@ -104,17 +105,20 @@ def test_a_next_turn_replaces_the_state_close_in_front_of_it():
     assert server.ask(PROMPT) == 21 and server.kept() == [21, 30]
 
 
-def test_a_short_last_question_gets_no_state_of_its_own():
+@pytest.mark.parametrize("stops, states", [([14, 29], [14]), ([13, 29], [13, 29]), ([14, 26], [14, 26]), ([29], [29])])
+def test_a_short_last_question_gets_no_state_of_its_own(stops, states):
     """The tokens behind it, which open the answer, would be a batch of their own."""
-    for stops, states in (([14, 29], [14, 30]), ([13, 29], [13, 29, 30]), ([14, 26], [14, 26, 30]), ([29], [29, 30])):
-        server = Server(budget=1000, spacing=4)
-        server.ask(PROMPT, stops=stops)
-        assert server.kept() == states
-    assert server.ask(np.append(PROMPT[:29], 1)) == 29
-    assert server.ask(np.append(PROMPT[:29], PROMPT[2:17]), stops=[43]) == 29
-    assert server.kept() == [29, 30, 30, 44]
-    assert server.ask(np.append(PROMPT[:29], PROMPT[3:21]), stops=[46]) == 29
-    assert server.kept() == [29, 30, 30, 44, 46, 47]
+    server = Server(budget=1000, spacing=4)
+    server.ask(PROMPT, stops=stops, limit=2)
+    assert server.kept() == [*states, 31], "the last token of an answer has no KV"
+
+
+def test_a_short_question_behind_what_is_cached_gets_no_state_unless_no_answer_follows():
+    server = Server(budget=1000, spacing=4)
+    server.ask(PROMPT)
+    assert server.ask(np.append(PROMPT, PROMPT[1:16]), stops=[44], limit=2) == 30 and server.kept() == [30, 46]
+    assert server.ask(np.append(PROMPT, PROMPT[2:5]), stops=[32]) == 30 and server.kept() == [30, 33, 46]
+    assert server.ask(np.append(PROMPT, PROMPT[3:10]), stops=[36]) == 30 and server.kept() == [30, 33, 36, 37, 46]
 
 
 def test_an_answer_with_forced_tokens_takes_no_state_from_behind_its_prompt():
