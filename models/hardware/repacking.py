@@ -15,7 +15,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 
 import llama_cpp
 
@@ -26,13 +26,15 @@ from ..model import Model
 from ..runner import Runner
 from .child import command
 from .memory import free_memory
-from .timing import fastest
 
 logger = logging.getLogger("slotcache")
 SMALLEST = 64 << 20  # bytes: a smaller model is fast either way
 PROMPT, ANSWER = 256, 32  # tokens of the turn that is compared
-GAIN = 0.95  # of the time: what is less is not worth a second copy of the weights
-PATIENCE = 60.0  # s, loading included
+GAIN = 0.9  # of the time: less is noise, and not worth a second copy of the weights
+ROUNDS = 4  # turns of each layout; the fastest counts
+STEPS = 4  # of one token in a turn; the fastest stands for all of its answer
+ENOUGH = 15.0  # s, loading included: no further round begins
+PATIENCE = 60.0  # s, for all of it
 LOOK = 0.1  # s between looks at whether to go on
 LARGEST = 128  # bytes of a file of times
 
@@ -70,14 +72,21 @@ def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = l
 
 
 def main(path: str, threads: str) -> None:
-    """Print the seconds of a turn with the weights as they are, then repacked."""
+    """Print the seconds of a turn with the weights as they are, and repacked.
+
+    Both are loaded and take turns: the speed of a machine changes by more than the layouts differ.
+    """
     signal.alarm(round(PATIENCE))  # if the process that waits for it is killed
-    for repack in (False, True):
-        print(_turn(Path(path), int(threads), repack), flush=True)
+    latest = monotonic() + ENOUGH
+    runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]
+    times = [[*map(_turn, runners)]]
+    while len(times) < ROUNDS and monotonic() < latest:
+        times.append([*map(_turn, runners)])
+    print(*map(min, zip(*times, strict=True)), flush=True)
 
 
 def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[float]:
-    """Return the seconds of a turn without and with repacked weights; the latter are missing if they cannot be used.
+    """Return the seconds of a turn without and with repacked weights; one number alone if they cannot be used.
 
     Raises OSError if no process can be started.
     """
@@ -94,19 +103,24 @@ def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[floa
     return [0.0]
 
 
-def _turn(path: Path, threads: int, repack: bool) -> float:
+def _runner(path: Path, threads: int, repack: bool) -> Runner:
     model = Model(path, 0, repack=repack)
-    context = Context(model, ContextSettings(num_cells=2 * PROMPT, threads=threads, num_sequences=2))
-    runner = Runner(context)
+    runner = Runner(Context(model, ContextSettings(num_cells=2 * PROMPT, threads=threads, num_sequences=2)))
+    _seconds(runner, 1)  # the system reads the file
+    return runner
 
-    def seconds(size: int) -> float:
-        return fastest(lambda: runner.compute_zeros(0, size), runner.clear)
 
-    seconds(1)  # the system reads the file
-    turn = seconds(PROMPT) + ANSWER * seconds(1)
-    context.close()
-    model.close()
-    return turn
+def _turn(runner: Runner) -> float:
+    """Return the seconds of a prompt and its answer."""
+    return _seconds(runner, PROMPT) + ANSWER * min(_seconds(runner, 1) for _ in range(STEPS))
+
+
+def _seconds(runner: Runner, size: int) -> float:
+    began = perf_counter()
+    runner.compute_zeros(0, size)
+    seconds = perf_counter() - began
+    runner.clear()
+    return seconds
 
 
 def _read(kept: Path) -> list[float] | None:
@@ -121,7 +135,7 @@ def _read(kept: Path) -> list[float] | None:
 def _name(path: Path, threads: int) -> str:
     """Return a name of all that the times depend on."""
     system = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
-    parts = ([*map(stamp, files_of(path))], platform.machine(), _cpu(), llama_cpp.__version__, system, threads)
+    parts = ([*map(stamp, files_of(path))], platform.machine(), _cpu(), llama_cpp.__version__, system, threads, ROUNDS)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 

@@ -59,6 +59,18 @@ def test_weights_are_repacked_where_a_turn_takes_clearly_less_time(tiny, monkeyp
     assert [is_faster_repacked(tiny, 1) for _ in range(2)] == [is_faster, is_faster]
 
 
+@pytest.mark.parametrize(("enough", "told"), [(60.0, "3.0 2.0\n"), (0.0, "3.0 4.0\n")], ids=["all rounds", "slow model"])
+def test_the_layouts_take_turns_and_the_fastest_turns_count(monkeypatch, capsys, enough, told):
+    """A machine that slows down after a time shows it in both."""
+    times = iter([3.0, 4.0, 5.0, 2.0, 9.0, 9.0, 9.0, 9.0])
+    monkeypatch.setattr(repacking.signal, "alarm", lambda seconds: None)
+    monkeypatch.setattr(repacking, "_runner", lambda path, threads, repack: repack)
+    monkeypatch.setattr(repacking, "_turn", lambda repack: next(times))
+    monkeypatch.setattr(repacking, "ENOUGH", enough)
+    repacking.main("model.gguf", "2")
+    assert capsys.readouterr().out == told
+
+
 def test_a_damaged_file_of_times_is_measured_again(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
     assert is_faster_repacked(tiny, 1)
