@@ -58,16 +58,19 @@ class Snapshots(StateTree):
         """
         assert request.layout is not None
         last, least = request.num_prompt - self._tree.rest, request.computed + self._spacing
-        stops = [stop for stop in request.layout.stops if request.computed < stop <= last]
-        before, end = [request.computed, *stops][-2:] if stops else (0, 0)
-        worth = self._spacing * (QUESTION if request.limit > 1 else 1)
-        if stops and request.num_prompt - end < self._spacing and end - before < worth:
-            stops.pop()
+        ends = [stop for stop in request.layout.stops if request.computed < stop < request.num_prompt]
+        if ends and self._is_short([request.computed, *ends], request):
+            ends.pop()
         chosen: list[int] = []
-        for stop in reversed([stop for stop in stops if least <= stop]):
+        for stop in reversed([stop for stop in ends if least <= stop <= last]):
             if not chosen or chosen[-1] - stop >= self._spacing:
                 chosen.append(stop)
         return tuple(reversed(chosen))
+
+    def _is_short(self, ends: Sequence[int], request: Request) -> bool:
+        """Return whether the last segment, close to the prompt's end, has too few tokens for a state behind it."""
+        worth = self._spacing * (QUESTION if request.limit > 1 else 1)
+        return request.num_prompt - ends[-1] < self._spacing and ends[-1] - ends[-2] < worth
 
     def load(self, request: Request) -> int:
         """Bring the deepest state that a request's prompt begins with into its sequence, with the runs in front of it.

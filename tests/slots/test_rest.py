@@ -107,3 +107,12 @@ def test_snapshots_leave_no_piece_that_is_smaller_than_the_rest():
         sizes.append(len(plan.spans[0].tokens))
         scheduler.commit(plan, [7] * plan.spans[0].logits)
     assert len(sizes) > 4 and min(sizes) >= REST
+
+
+def test_documents_keep_the_state_at_their_end_where_the_rest_covers_the_question():
+    tree = PrefixTree(400, 8, costs=COSTS)
+    snapshots = Snapshots(tree, 1000, spacing=50)
+    layout = Fixed(np.arange(200, dtype=np.int32), [40, 160, 195])
+    request = Request(1, layout, 2, Scope.private(1), cache=False, snapshot_scope=Scope.shared("kept"))
+    request.lay_out(layout.layout)
+    assert snapshots.stops(request) == (160,)
