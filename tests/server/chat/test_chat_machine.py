@@ -31,6 +31,7 @@ LIVES = int(os.environ.get("SLOTCACHE_CHAT_LIVES", "4"))
 QUEUE_MS = 5000.0  # generous: a few short requests are all that there is to wait for
 LONGEST = 7000  # characters of a talk, some 2,500 tokens of a context of 4,096
 MOST_TURNS = 20  # of a history that a client brings along
+SURE = {"temperature": 0, "ignore_eos": False}  # behind its end an answer is noise, which roundings decide
 SEEN: Counter[str] = Counter()  # over all lives
 EXPECTED = {
     *("own", "fork", "host", "none", "moved", "repeated", "kept", "edited", "branched", "left", "sampled", "not cached"),
@@ -179,9 +180,9 @@ class Chats(RuleBasedStateMachine):
     def asked(self, talk: Talk, wish: Wish) -> Ask:
         """The request: the whole history, what is new in a conversation, or what is new after an answer."""
         if not self.exact:
-            wish = replace(wish, options=wish.options | {"temperature": 0, "stop": []})
+            wish = replace(wish, options=wish.options | SURE | {"stop": []})
         elif talk.answers:  # their KV was computed token by token, the other server's was not: bits differ
-            wish = replace(wish, options=wish.options | {"temperature": 0})
+            wish = replace(wish, options=wish.options | SURE)
         new = Message("user", wish.question, wish.documents or None)
         known = [id for id in talk.answers if id in self.world.scope(talk.scope).of_answer]
         if wish.manner == "branch" and known:
