@@ -58,11 +58,11 @@ class Snapshots(StateTree):
         """
         assert request.layout is not None
         last, least = request.num_prompt - self._tree.rest, request.computed + self._spacing
-        ends = [stop for stop in request.layout.stops if request.computed < stop < request.num_prompt]
+        ends = [stop for stop in request.layout.stops if least <= stop < request.num_prompt]
         if ends and self._is_short([request.computed, *ends], request):
             ends.pop()
         chosen: list[int] = []
-        for stop in reversed([stop for stop in ends if least <= stop <= last]):
+        for stop in reversed([stop for stop in ends if stop <= last]):
             if not chosen or chosen[-1] - stop >= self._spacing:
                 chosen.append(stop)
         return tuple(reversed(chosen))

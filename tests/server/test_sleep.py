@@ -324,7 +324,7 @@ def test_a_lane_is_saved_and_restored_asleep(file, tmp_path):
 
 
 def test_states_of_a_recurrent_model_outlive_a_sleep(tmp_path):
-    question = 5 * QUESTION  # a short one has no state
+    question = 15 * QUESTION  # a short one has no state
     with dozing(recurrent(tmp_path / "recurrent.gguf")) as up:
         expected = [up.chat(question, max_tokens=12) for _ in range(2)]
         doze(up)

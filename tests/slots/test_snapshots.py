@@ -121,6 +121,12 @@ def test_a_short_question_behind_what_is_cached_gets_no_state_unless_no_answer_f
     assert server.ask(np.append(PROMPT, PROMPT[3:10]), stops=[36]) == 30 and server.kept() == [30, 33, 36, 37, 46]
 
 
+def test_a_state_counts_as_far_from_the_last_one_that_is_taken():
+    server = Server(budget=1000, spacing=4)
+    server.ask(PROMPT[:8], stops=[3, 6])
+    assert server.kept() == [6, 8], "3 is too close to the beginning"
+
+
 def test_an_answer_with_forced_tokens_takes_no_state_from_behind_its_prompt():
     """Its own tail is there already: the state's runs would be held twice."""
     server = Server(budget=1000)

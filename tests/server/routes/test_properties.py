@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.on_device import loads_two
 
 from server.conftest import running, until
 
@@ -71,6 +72,7 @@ def test_without_an_alias_the_file_names_the_model(server):
     assert [model.id for model in server.openai.models.list()] == ["tiny"]
 
 
+@loads_two
 def test_every_answer_and_chunk_has_the_fingerprint_of_the_server(named, tiny):
     messages = [{"role": "user", "content": "Hi"}]
     prints = {named.openai.chat.completions.create(model="m", messages=messages, max_tokens=2).system_fingerprint}

@@ -28,10 +28,11 @@ def model(request, tiny, tmp_path):
 
 
 def test_what_was_saved_is_restored_by_another_server_and_answers_the_same(model, tmp_path):
+    question = {"role": "user", "content": "Tell me of the old mill. " * 40}  # long enough for a state of its own
     folder = tmp_path / "saved"
     folder.mkdir()
     with running(model, slot_save_path=str(folder), parallel=1) as up:
-        first = up.chat(**LONG)
+        first = up.chat(messages=[question], max_tokens=12)
         saved = act(up, "save", filename="mill.bin").json()
         assert saved["n_saved"] > first["usage"]["prompt_tokens"]
         assert saved["n_written"] == (folder / "mill.bin").stat().st_size
@@ -39,7 +40,7 @@ def test_what_was_saved_is_restored_by_another_server_and_answers_the_same(model
     with running(model, slot_save_path=str(folder), parallel=1) as up:
         restored = act(up, "restore", filename="mill.bin").json()
         assert restored["n_restored"] == saved["n_saved"] and restored["n_read"] == saved["n_written"]
-        longer = [*LONG["messages"], {"role": "assistant", "content": first["choices"][0]["message"]["content"]}]
+        longer = [question, {"role": "assistant", "content": first["choices"][0]["message"]["content"]}]
         messages = [*longer, {"role": "user", "content": "And then?"}]
         again = up.chat(messages=messages, max_tokens=8)
         assert cached(again) > 50  # the answer's text need not be cut into tokens as it was sampled
