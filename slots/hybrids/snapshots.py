@@ -53,13 +53,13 @@ class Snapshots(StateTree):
         """Return the positions of states to take while the rest of a prompt is computed: ends of its segments, well apart.
 
         A state behind a short last question is not worth a batch for the few tokens that open the answer: the next turn
-        continues from the state behind the answer, and other questions part from this one at its beginning. Where no answer
-        follows, the prompt is there to be continued.
+        continues from the state behind the answer, and other questions part from this one at its beginning. It is worth one
+        where answers do not come back as they were, and where none follows: the prompt is there to be continued.
         """
         assert request.layout is not None
         last, least = request.num_prompt - self._tree.rest, request.computed + self._spacing
         ends = [stop for stop in request.layout.stops if least <= stop < request.num_prompt]
-        if ends and self._is_short([request.computed, *ends], request):
+        if ends and self._is_short([request.computed, *ends], request) and not _repeats_an_answer(request, ends[-1]):
             ends.pop()
         chosen: list[int] = []
         for stop in reversed([stop for stop in ends if stop <= last]):
@@ -160,6 +160,16 @@ class Snapshots(StateTree):
             if oldest.children and not oldest.pinned_until:  # without children it is a prompt's end by now
                 self.forget(oldest)
                 self.aged.add(oldest)
+
+
+def _repeats_an_answer(request: Request, question: int) -> bool:
+    """Return whether a prompt computes the answer before its last question again: a template leaves out thoughts, say.
+
+    question: the end of the last one.
+    """
+    assert request.layout is not None
+    stops, documents = request.layout.stops, {document.stop for document in request.layout.documents}
+    return request.computed in stops and not documents.issuperset(at for at in stops if request.computed < at < question)
 
 
 def next_stop(stops: Sequence[int], computed: int) -> int | None:

@@ -121,6 +121,17 @@ def test_a_short_question_behind_what_is_cached_gets_no_state_unless_no_answer_f
     assert server.ask(np.append(PROMPT, PROMPT[3:10]), stops=[36]) == 30 and server.kept() == [30, 33, 36, 37, 46]
 
 
+def test_a_short_last_question_gets_a_state_where_answers_do_not_come_back_as_they_were():
+    """A template may leave thoughts out of the history: then no turn computes the question in front of them again."""
+    server = Server(budget=1000, cells=200, spacing=4)
+    stops, cached = [10], []
+    for _ in range(5):
+        question = stops[-1] + 10
+        cached.append(server.ask(np.append(np.arange(question), 0), stops=[*stops, question], limit=2))
+        stops += [question, question + 5]
+    assert cached == [0, 10, 35, 50, 65], "from the third turn on, the state behind the question before"
+
+
 def test_a_state_counts_as_far_from_the_last_one_that_is_taken():
     server = Server(budget=1000, spacing=4)
     server.ask(PROMPT[:8], stops=[3, 6])
