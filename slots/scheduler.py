@@ -202,7 +202,8 @@ class Scheduler:
         if request.snapshot_scope is not None and self.cells.reserve(request.num_tokens):
             self.counters.count_cached(request, "snapshot", self.snapshots.load(request))
         request.computed = request.started_at = claim.sequence.length
-        request.stops = self.snapshots.stops(request) if request.snapshot_scope is not None else request.pauses
+        has_states = request.snapshot_scope is not None
+        request.stops = self.snapshots.stops(request, self.waiting) if has_states else request.pauses
         request.due = self.counters.prompt_tokens + request.num_lacking
         self.lanes.take(request, claim.sequence.id)
         self.running.append(request)

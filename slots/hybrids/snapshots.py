@@ -9,7 +9,7 @@ sequence. llama-server keeps whole states, and calls them context checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from ..eviction import EvictionPolicy
@@ -49,28 +49,26 @@ class Snapshots(StateTree):
         self.num_loaded = 0  # states, ever
         self._tree, self._spacing, self._most_unused = tree, max(spacing, tree.rest), unused
 
-    def stops(self, request: Request) -> tuple[int, ...]:
+    def stops(self, request: Request, waiting: Iterable[Request] = ()) -> tuple[int, ...]:
         """Return the positions of states to take while the rest of a prompt is computed: ends of its segments, well apart.
 
         A state behind a short last question is not worth a batch for the few tokens that open the answer: the next turn
         continues from the state behind the answer, and other questions part from this one at its beginning. It is worth one
-        where answers do not come back as they were, and where none follows: the prompt is there to be continued.
+        where answers do not come back as they were, where none follows (the prompt is there to be continued), and where
+        another request may wait for the same prompt: another answer to it, say.
         """
         assert request.layout is not None
         last, least = request.num_prompt - self._tree.rest, request.computed + self._spacing
         ends = [stop for stop in request.layout.stops if least <= stop < request.num_prompt]
-        if ends and self._is_short([request.computed, *ends], request) and not _repeats_an_answer(request, ends[-1]):
-            ends.pop()
+        if ends and request.num_prompt - ends[-1] < self._spacing:
+            question = ends[-1] - [request.computed, *ends][-2]
+            if question < self._spacing * (QUESTION if _is_passed_by(request, waiting) else 1):
+                ends.pop()
         chosen: list[int] = []
         for stop in reversed([stop for stop in ends if stop <= last]):
             if not chosen or chosen[-1] - stop >= self._spacing:
                 chosen.append(stop)
         return tuple(reversed(chosen))
-
-    def _is_short(self, ends: Sequence[int], request: Request) -> bool:
-        """Return whether the last segment, close to the prompt's end, has too few tokens for a state behind it."""
-        worth = self._spacing * (QUESTION if request.limit > 1 else 1)
-        return request.num_prompt - ends[-1] < self._spacing and ends[-1] - ends[-2] < worth
 
     def load(self, request: Request) -> int:
         """Bring the deepest state that a request's prompt begins with into its sequence, with the runs in front of it.
@@ -162,14 +160,18 @@ class Snapshots(StateTree):
                 self.aged.add(oldest)
 
 
-def _repeats_an_answer(request: Request, question: int) -> bool:
-    """Return whether a prompt computes the answer before its last question again: a template leaves out thoughts, say.
+def _is_passed_by(request: Request, waiting: Iterable[Request]) -> bool:
+    """Return whether nothing is likely to continue from the end of a prompt's last question: only from its answer."""
+    is_alone = all(other.index_scope != request.index_scope for other in waiting)
+    return request.limit > 1 and is_alone and not _repeats_an_answer(request)
 
-    question: the end of the last one.
-    """
+
+def _repeats_an_answer(request: Request) -> bool:
+    """Return whether a prompt computes the answer before its last question again: a template leaves out thoughts, say."""
     assert request.layout is not None
     stops, documents = request.layout.stops, {document.stop for document in request.layout.documents}
-    return request.computed in stops and not documents.issuperset(at for at in stops if request.computed < at < question)
+    behind = [stop for stop in stops if request.computed < stop < request.num_prompt]
+    return request.computed in stops and not documents.issuperset(behind[:-1])
 
 
 def next_stop(stops: Sequence[int], computed: int) -> int | None:

@@ -132,6 +132,24 @@ def test_a_short_last_question_gets_a_state_where_answers_do_not_come_back_as_th
     assert cached == [0, 10, 35, 50, 65], "from the third turn on, the state behind the question before"
 
 
+def test_equal_prompts_that_come_together_share_a_short_question():
+    tree = PrefixTree(200, 8)
+    snapshots = Snapshots(tree, 1000, cut=cut, spacing=4)
+    snapshots.sizes = Sizes(run_token=1, state=5)
+    scheduler, memory = Scheduler(tree, num_lanes=3, snapshots=snapshots), Memory(200, can_cut=False)
+    prompt = Fixed(PROMPT, [14, 29, 30])
+    asked = [Request(one, prompt, 2, Scope.private(one), cache=False, snapshot_scope=S) for one in range(3)]
+    for request in asked:
+        scheduler.submit(request)
+    while any(request.num_tokens < request.num_prompt + 2 for request in asked):
+        plan = scheduler.plan()
+        scheduler.commit(plan, memory.run(plan))
+        check(scheduler)
+        for request in [one for one in scheduler.running if one.num_tokens == one.num_prompt + 2]:
+            scheduler.finish(request)
+    assert [request.cached for request in asked] == [0, 29, 29]
+
+
 def test_a_state_counts_as_far_from_the_last_one_that_is_taken():
     server = Server(budget=1000, spacing=4)
     server.ask(PROMPT[:8], stops=[3, 6])
