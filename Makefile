@@ -5,8 +5,9 @@
 # make scale-test                   two replicas on Ray Serve: placement, conversations, a replica that is killed
 # make device-test                  the tests of the cache on a device that is not the CPU (builds llama.cpp, 4 minutes on 2 cores)
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
+# make crowd                        2,000 half-open connections and 50 streams that nobody reads, 3 minutes: nobody else is hurt
 # make lint                         ruff and pyright
-# make prose                        the rate of indefinite words in docstrings, comments and documents
+# make house                        how often each rule of the house is broken, and where
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
 # Each first makes its own set-up: a virtual environment in .venv, the dependencies, and a build of llama-cpp-python
 # (6 minutes on 2 cores, once; with an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make serve). docs/gpu.md has more on cards:
@@ -26,7 +27,7 @@ BIN := $(VENV)/bin
 AXE := axe-core@4.14.1
 ENGINE := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test client-test scale-test device-test page-test lint prose fuzz install clean
+.PHONY: serve test client-test scale-test device-test page-test crowd lint house fuzz install clean
 
 serve: $(VENV)/.installed
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
@@ -101,6 +102,9 @@ $(VENV)/.page: $(VENV)/.developing
 	cd $(VENV)/page && tar xzf "$$(npm pack --silent $(AXE))" package/axe.min.js
 	@touch $@
 
+crowd: $(VENV)/.developing
+	$(BIN)/slotcache bench crowd $(ARGS)
+
 lint: $(VENV)/.developing build/types/slotcache
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -110,8 +114,8 @@ build/types/slotcache:  # the package `slotcache`, for pyright: it cannot follow
 	mkdir -p build/types
 	ln -s ../.. $@
 
-prose:
-	$(PYTHON) tests/prose.py
+house:
+	$(PYTHON) tests/test_house.py -v
 
 fuzz: $(VENV)/.fuzzing
 	$(VENV)/fuzz/bin/schemathesis run $(URL)/openapi.json --checks not_a_server_error --phases examples,coverage,fuzzing \

@@ -1,4 +1,6 @@
-"""`slotcache bench SCENARIO`: measure this server, and other servers beside it, over HTTP."""
+"""`slotcache bench`: measure this server, and other servers beside it, over HTTP."""
+
+from __future__ import annotations
 
 import argparse
 import signal
@@ -8,65 +10,60 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import FrameType, ModuleType
 
-from . import machine
-from .error import BenchError, Skip
+from . import journal
+from . import report as machine
+from .report import BenchError, Skip
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A subcommand. Its module has `add_arguments(parser)` and `run(args)`, which returns a Report."""
 
+    name: str
     module: str
     """Relative to this package."""
     help: str
 
-    @property
-    def name(self) -> str:
-        return self.module.rpartition(".")[2]
-
     def load(self) -> ModuleType:
-        """Import the module. Raises BenchError if a part of the project or a package that it needs is not installed."""
+        """Import the module. Raises BenchError if a package that it needs is not installed."""
         try:
             return import_module(self.module, __package__)
         except ModuleNotFoundError as error:
-            missing = error.name or str(error)
-            if missing.startswith("slotcache."):
-                raise BenchError(f"{self.name} needs {missing}: run it from a checkout of the repository") from None
-            raise BenchError(f"{self.name} needs {missing}: pip install 'slotcache[bench]'") from None
+            raise BenchError(f"{self.name} needs {error.name or error}: pip install 'slotcache[bench]'") from None
 
 
-# A scenario is imported when it is chosen: scenarios need different packages, and `quality` a folder outside the wheel.
+# A scenario is imported when it is chosen: scenarios need different packages.
 _ALL = (
-    Scenario(".scenarios.burst", "bursts of questions with overlapping documents"),
-    Scenario(".scenarios.mtrag", "human multi-turn RAG conversations"),
-    Scenario(".scenarios.agent", "an agent that reads files by tool calls"),
-    Scenario(".scenarios.conversations", "more conversations than lanes"),
-    Scenario(".scenarios.decode", "tokens per second of many streams"),
-    Scenario(".scenarios.step", "time of a step outside llama.cpp"),
-    Scenario(".scenarios.stall", "a long prefill among running streams"),
-    Scenario(".scenarios.speculation", "a search in stages, with a server that prefills along"),
-    Scenario(".scenarios.fanout", "one prompt many times at once"),
-    Scenario(".scenarios.idle", "a request's speed beside idle KV"),
-    Scenario(".scenarios.indexing", "a running stream beside the index of a folder"),
-    Scenario(".scenarios.stress", "more clients than lanes, more prompts than cells"),
-    Scenario(".scenarios.faults", "faults and bad clients beside well-behaved ones"),
-    Scenario(".scenarios.soak", "mixed load on all routes for hours"),
-    Scenario(".scenarios.history", "a history that grows by a document each turn"),
-    Scenario(".scenarios.cached", "a prompt that is cached whole"),
-    Scenario(".scenarios.equality", "greedy answers beside llama-server's, with and without a cache"),
-    Scenario(".scenarios.front", "the front before llama-server: documents reused, time to the first token"),
-    Scenario(".scenarios.relay", "what the front adds to a request and to a chunk"),
-    Scenario(".scenarios.replicas", "replicas on Ray Serve, with one router or another"),
-    Scenario(".scenarios.facts", "answers about files that an agent has read"),
-    Scenario(".scenarios.quality", "answer quality of the embedded model"),
-    Scenario(".offline.arrange", "time to choose an order and write the prompt"),
-    Scenario(".offline.attention", "documents read separately: likelihood of human answers, without a server"),
-    Scenario(".offline.residency", "cost of idle and moved KV, without a server"),
-    Scenario(".offline.masks", "time of a grammar at each token, without a server"),
-    Scenario(".offline.drafts", "drafts from the prompt: gain, loss and equal texts, without a server"),
-    Scenario(".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
-    Scenario(".offline.replacement", "eviction policies for idle KV, simulated"),
-    Scenario(".offline.fleet", "requests placed on replicas, simulated"),
+    Scenario("burst", ".scenarios.burst", "bursts of questions with overlapping documents"),
+    Scenario("mtrag", ".scenarios.mtrag", "human multi-turn RAG conversations"),
+    Scenario("agent", ".scenarios.agent", "an agent that reads files by tool calls"),
+    Scenario("conversations", ".scenarios.conversations", "more conversations than lanes"),
+    Scenario("decode", ".scenarios.decoding", "tokens per second of many streams"),
+    Scenario("step", ".scenarios.step", "time of a step outside llama.cpp"),
+    Scenario("stall", ".scenarios.stall", "a long prefill among running streams"),
+    Scenario("speculation", ".scenarios.speculation", "a search in stages, with a server that prefills along"),
+    Scenario("fanout", ".scenarios.fanout", "one prompt many times at once"),
+    Scenario("idle", ".scenarios.idle_kv", "a request's speed beside idle KV"),
+    Scenario("indexing", ".scenarios.indexing", "a running stream beside the index of a folder"),
+    Scenario("stress", ".scenarios.stress", "more clients than lanes, more prompts than cells"),
+    Scenario("faults", ".scenarios.faults", "faults and bad clients beside well-behaved ones"),
+    Scenario("crowd", ".scenarios.crowd", "more connections than descriptors, and streams that nobody reads"),
+    Scenario("soak", ".scenarios.soak", "mixed load on all routes for hours"),
+    Scenario("history", ".scenarios.long_history", "a history that grows by a document each turn"),
+    Scenario("cached", ".scenarios.cached", "a prompt that is cached whole"),
+    Scenario("equality", ".scenarios.equality", "greedy answers beside llama-server's, with and without a cache"),
+    Scenario("front", ".scenarios.front", "the front before llama-server: documents reused, time to the first token"),
+    Scenario("relay", ".scenarios.relaying", "what the front adds to a request and to a chunk"),
+    Scenario("replicas", ".scenarios.replicas", "replicas on Ray Serve, with one router or another"),
+    Scenario("facts", ".scenarios.facts", "answers about files that an agent has read"),
+    Scenario("arrange", ".offline.arrange", "time to choose an order and write the prompt"),
+    Scenario("attention", ".offline.attention", "documents read separately: likelihood of human answers, without a server"),
+    Scenario("residency", ".offline.residency", "cost of idle and moved KV, without a server"),
+    Scenario("masks", ".offline.masks", "time of a grammar at each token, without a server"),
+    Scenario("drafts", ".offline.lookup_drafts", "drafts from the prompt: gain, loss and equal texts, without a server"),
+    Scenario("retrieval", ".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
+    Scenario("replacement", ".offline.replacement", "eviction policies for idle KV, simulated"),
+    Scenario("fleet", ".offline.placements", "requests placed on replicas, simulated"),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 
@@ -78,12 +75,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else argv
     before = signal.signal(signal.SIGTERM, _interrupt)
+    kept = None
     try:
         chosen = next((name for name in arguments if name in SCENARIOS), None)
         module = SCENARIOS[chosen].load() if chosen else None
         args = _parser(chosen, module).parse_args(arguments)
         assert module is not None  # the parser takes no command line without a scenario
+        about = machine.describe(getattr(args, "llama_server", None)) if args.json else {}
+        kept = journal.begin(args.json, args.scenario, about) if args.json else None
         report = module.run(args)
+        print(f"\n{report.text()}")
+        if args.json:
+            report.write(args.json, about)
+            print(f"\nwritten to {args.json}")
+        journal.end(is_finished=True)
     except Skip as reason:
         print(f"skipped: {reason}", file=sys.stderr)
         return 0
@@ -95,10 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
-    print(f"\n{report.text()}")
-    if args.json:
-        report.write(args.json, machine.describe(getattr(args, "llama_server", None)))
-        print(f"\nwritten to {args.json}")
+        journal.end(is_finished=False)  # nothing is left to end behind a run that is done
+        if kept is not None and kept.path.exists():
+            print(f"what was measured before the end is in {kept.path}", file=sys.stderr)
     return int(report.has_failed)
 
 

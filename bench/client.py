@@ -1,8 +1,12 @@
-"""A streaming client that measures a server from outside, over HTTP."""
+"""The client of a benchmark: requests, prompts of a size, many at a time."""
 
+from __future__ import annotations
+
+import asyncio
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -10,8 +14,9 @@ from typing import Any
 import aiohttp
 
 from .dialect import Chunk, Dialect, DocumentUse, History, Sampling
-from .error import BenchError
-from .trace import Query
+from .journal import note
+from .report import BenchError
+from .trace import Query, prose
 
 STALL_SECONDS = 600
 """A request fails after this time without a byte: a hung server must not hang the bench."""
@@ -52,6 +57,21 @@ class Result:
         return self.arrivals[0] if self.arrivals else float("nan")
 
     @property
+    def figures(self) -> dict[str, Any]:
+        """All of it as JSON values, but for the clock's reading. Times are rounded to 0.1 ms."""
+        return {
+            "latency": round(self.latency, 4),
+            "arrivals": [round(arrival, 4) for arrival in self.arrivals],
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+            "text": self.text,
+            "documents": [[used.id, used.tokens, used.cached_tokens] for used in self.documents],
+            "timings": dict(self.timings),
+            "error": self.error,
+        }
+
+    @property
     def gaps(self) -> list[float]:
         """Seconds between successive tokens."""
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
@@ -64,10 +84,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRequest:
-    """A request that is encoded and ready to send."""
+    """A request that is encoded and ready to send. session, turn: of its query, for the journal."""
 
     path: str
     body: bytes
+    session: str = ""
+    turn: int = 0
 
 
 class _Stream:
@@ -132,14 +154,17 @@ class _Stream:
 
 
 class Client:
-    """Sends queries to the server at `url` in its dialect. An async context manager; requests may run side by side."""
+    """Sends queries to the server at `url` in its dialect. An async context manager; requests may run side by side.
 
-    def __init__(self, url: str, dialect: Dialect, sampling: Sampling | None = None) -> None:
-        self.url = url
+    name: of the arm, under which the journal keeps each result; empty: it keeps none.
+    """
+
+    def __init__(self, url: str, dialect: Dialect, sampling: Sampling | None = None, name: str = "") -> None:
+        self.url, self.name = url, name
         self.dialect = dialect
         self.sampling = sampling or Sampling()
 
-    async def __aenter__(self) -> "Client":
+    async def __aenter__(self) -> Client:
         # A new connection for each request: the server may close an idle connection just before the next request uses it.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         # trust_env is off by default: a proxy between the bench and a server on this machine would be measured too.
@@ -155,7 +180,7 @@ class Client:
     async def prepare(self, query: Query, history: History = (), sampling: Sampling | None = None) -> EncodedRequest:
         """Return the encoded request of a query. Raises aiohttp.ClientError."""
         path, body = await self.dialect.prepare(self.http, query, history, sampling or self.sampling)
-        return EncodedRequest(path, json.dumps(body).encode())
+        return EncodedRequest(path, json.dumps(body).encode(), query.session, query.turn)
 
     async def ask(
         self,
@@ -187,7 +212,7 @@ class Client:
             stream.end()
         except (aiohttp.ClientError, TimeoutError, StreamError, ValueError) as error:
             problem, latency = _one_line(error), perf_counter() - started
-        return Result(
+        result = Result(
             started,
             latency,
             tuple(stream.arrivals),
@@ -196,6 +221,9 @@ class Client:
             error=problem,
             **stream.figures,
         )
+        if self.name:
+            note(arm=self.name, session=request.session, turn=request.turn, **result.figures)
+        return result
 
     async def gauge(self, name: str) -> float:
         """Return a value of slotcache's `/metrics`. Raises BenchError if the server has no value of this name."""
@@ -219,3 +247,148 @@ def _message(body: bytes) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+# ---- A closed loop: each client sends its next query when its last one is answered. -------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A driven trace: one result for each query, in the order of the trace, and the seconds of the whole run."""
+
+    queries: tuple[Query, ...]
+    results: tuple[Result, ...]
+    seconds: float
+
+    @property
+    def answered(self) -> list[Result]:
+        """The results without an error."""
+        return [result for result in self.results if result.error is None]
+
+    @property
+    def errors(self) -> list[str]:
+        """The errors, in the order of the trace."""
+        return [result.error for result in self.results if result.error is not None]
+
+
+@dataclass(slots=True)
+class _Line:
+    """Queries that wait, in order. The next turn of a session waits for the last answer, which becomes history."""
+
+    queries: Sequence[Query]
+    waiting: list[int] = field(init=False)
+    busy: set[str] = field(default_factory=set)
+    history: dict[str, list[tuple[Query, str]]] = field(default_factory=dict)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def __post_init__(self) -> None:
+        self.waiting = list(range(len(self.queries)))
+
+    async def take(self) -> int | None:
+        """Return the index of the first query whose session is idle; None if no query is left."""
+        async with self.changed:
+            while self.waiting:
+                for index in self.waiting:
+                    if self.queries[index].session not in self.busy:
+                        self.waiting.remove(index)
+                        self.busy.add(self.queries[index].session)
+                        return index
+                await self.changed.wait()
+            return None
+
+    async def answered(self, index: int, result: Result) -> None:
+        query = self.queries[index]
+        async with self.changed:
+            self.busy.discard(query.session)
+            self.history.setdefault(query.session, []).append((query, result.text))
+            self.changed.notify_all()
+
+
+async def drive(
+    client: Client,
+    queries: Sequence[Query],
+    concurrency: int = 1,
+    on_result: Callable[[int, Result], None] | None = None,
+    turn: AbstractAsyncContextManager[Any] | None = None,
+    pause: float = 0.0,
+) -> Run:
+    """Send `queries` in order, with `concurrency` clients.
+
+    The turns of a session follow each other, with the server's real answers as history. turn: a lock that several drives
+    share; a query runs only while it is held, so that the arms take turns and a machine whose speed drifts slows all arms
+    equally. pause: seconds after each answer, in which a user would read it and the server may do idle work; the next query
+    is then not slowed by that work. With one client, the run's seconds are the sum of its queries' seconds.
+    """
+    line, results = _Line(queries), [Result(0.0, 0.0, error="not sent")] * len(queries)
+    prepared = await _prepare_openings(client, queries)
+
+    async def work() -> None:
+        while (index := await line.take()) is not None:
+            async with turn or nullcontext():
+                request = prepared.pop(index, None)
+                if request is not None:
+                    result = await client.send(request)
+                else:
+                    result = await client.ask(queries[index], line.history.get(queries[index].session, ()))
+                await asyncio.sleep(pause)
+            results[index] = result
+            if on_result:
+                on_result(index, result)
+            await line.answered(index, result)
+
+    started = perf_counter()
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(concurrency):
+            clients.create_task(work())
+    alone = turn is not None or concurrency == 1
+    seconds = sum(result.latency for result in results) if alone else perf_counter() - started
+    return Run(tuple(queries), tuple(results), seconds)
+
+
+async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, EncodedRequest]:
+    """Return the requests that need no history, by index, prepared before the clock of the run starts."""
+    first: dict[str, int] = {}
+    for index, query in enumerate(queries):
+        first.setdefault(query.session, index)
+    prepared: dict[int, EncodedRequest] = {}
+    for index in first.values():
+        try:
+            prepared[index] = await client.prepare(queries[index])
+        except UNREADY:
+            continue  # sent later without preparation, it fails again and its result holds the error
+    return prepared
+
+
+# ---- Prompts of a given length in tokens, for servers that are only reachable over HTTP. --------------------------------
+
+PROBES = (100, 400)
+"""Words of two prompts. Their lengths in tokens give the tokens of a word, and of system prompt and template."""
+
+
+class PromptSizer:
+    """Makes queries whose whole prompt has a given number of tokens, to within one or two percent."""
+
+    def __init__(self, per_word: float, fixed: float) -> None:
+        self.per_word, self.fixed = per_word, fixed
+
+    @classmethod
+    async def of(cls, client: Client) -> PromptSizer:
+        """Measure two prompts on the server. Raises BenchError if it fails or reports no prompt length."""
+        once = replace(client.sampling, max_tokens=1, cache_prompt=False)
+        lengths: list[int] = []
+        for words in PROBES:
+            result = await client.ask(Query("probe", 1, _text(f"probe {words}", words)), sampling=once)
+            if result.error or not result.prompt_tokens:
+                raise BenchError(f"the server does not tell the length of a prompt: {result.error or 'no usage'}")
+            lengths.append(result.prompt_tokens)
+        per_word = (lengths[1] - lengths[0]) / (PROBES[1] - PROBES[0])
+        return cls(per_word, lengths[0] - per_word * PROBES[0])
+
+    def query(self, seed: str, tokens: int) -> Query:
+        """Return a query of about `tokens` prompt tokens in all. Queries of different seeds share no beginning."""
+        words = max(1, round((tokens - self.fixed) / self.per_word))
+        return Query(seed, 1, _text(seed, words))
+
+
+def _text(seed: str, words: int) -> str:
+    return " ".join([f"{seed}:", *prose(seed, words).split()[:words]])

@@ -17,8 +17,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from ..models.demo import FILE
 from ..models.demo.corpus import Corpus, CorpusQuestion
-from .error import ServerError
-from .server import Server, ServerOptions, free_port, slotcache_command
+from .report import ServerError
+from .servers import Server, ServerOptions, free_port, slotcache_command
 
 SCRIPT = (
     "Which river does Tarnwick lie on?",

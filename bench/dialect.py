@@ -1,5 +1,7 @@
 """The API of a server under test: the fields for a query's documents, and the fields with its figures."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

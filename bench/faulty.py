@@ -3,21 +3,29 @@
 The server itself is unchanged. Only functions that it calls are replaced, so that it needs no code for faults.
 """
 
+from __future__ import annotations
+
+import asyncio
 import os
 import resource
 import runpy
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ..models.runner import Runner
+from ..models.runner import Runner, States
+from ..server.api.reply import SsePing
+from ..server.http.connection import Connection
 
 FATAL = -3  # llama_decode's code for an error that cannot be recovered
 ALMOST_FULL = 64 << 10  # bytes of a file: enough for the log, too little for KV
 SLOW = 1.0  # s
+EAGER, EVER = 0.001, 1e9  # s
+NARROW = 4096  # bytes
 
 
 class Killed(BaseException):
@@ -47,7 +55,7 @@ def decode(trigger: Trigger) -> None:
 
 def allocation(trigger: Trigger) -> None:
     """Make the next copy of KV fail for lack of memory."""
-    _break(Runner, "_write", lambda real: _raising(real, trigger, MemoryError("no memory for a copy of KV")))
+    _break(States, "_copy", lambda real: _raising(real, trigger, MemoryError("no memory for a copy of KV")))
 
 
 def killed(trigger: Trigger) -> None:
@@ -67,6 +75,18 @@ def slow_disk(trigger: Trigger) -> None:
         _break(os, name, _late)
 
 
+def eager(trigger: Trigger) -> None:
+    """Comment on every stream each millisecond, from the start on, and wait for ever for clients that read nothing."""
+    _break(SsePing, "__init__", lambda real: lambda self, send, interval: real(self, send, EAGER))
+    _break(Connection, "connection_made", lambda real: lambda self, transport: (_narrow(transport), real(self, transport)))
+    Connection.patience = EVER
+
+
+def _narrow(transport: asyncio.Transport) -> None:
+    """Let the system keep little of what a client has not read."""
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NARROW)
+
+
 FAULTS: dict[str, Callable[[Trigger], None]] = {
     "none": lambda trigger: None,
     "decode": decode,
@@ -74,6 +94,7 @@ FAULTS: dict[str, Callable[[Trigger], None]] = {
     "killed": killed,
     "full-disk": full_disk,
     "slow-disk": slow_disk,
+    "eager": eager,
 }
 
 

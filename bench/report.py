@@ -1,11 +1,135 @@
-"""The report of a scenario: tables and bars as plain text, all data as JSON."""
+"""Results: tables, statistics, the machine, progress, errors."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isnan
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from types import TracebackType
+from typing import Any, TextIO
+
+# ---- Errors that end a benchmark early. ---------------------------------------------------------------------------------
+#
+# BenchError      a precondition is wrong or missing; one clear message
+#   ServerError   a server did not start
+#   Skip          a scenario that cannot run here, which is not a failure
+
+
+class BenchError(Exception):
+    """Ends the benchmark with its message and exit code 2."""
+
+
+class ServerError(BenchError):
+    """A server that did not start, with the end of its log."""
+
+
+class Skip(BenchError):
+    """A scenario that cannot run here, for example because its data is not on this machine. Exit code 0."""
+
+
+# ---- The origin of a result: machine, versions, commit, date. -----------------------------------------------------------
+
+
+def describe(llama_server: str | None = None) -> dict[str, Any]:
+    """Return processor, cores, memory, GPUs, versions, git commit, date and the command line, as JSON values."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": (_output("nvidia-smi", ["--query-gpu=name,memory.total", "--format=csv,noheader"]) or "").splitlines(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "slotcache": _version("slotcache"),
+        "llama_cpp_python": _version("llama-cpp-python"),
+        "llama_server": _output(llama_server, ["--version"]) if llama_server else None,
+        "git_commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Return the checkout's commit, with `+` if files differ from it; None for an installed package."""
+    folder = Path(__file__).resolve().parents[1]
+    if not (folder / ".git").exists() or not (commit := _output("git", ["-C", str(folder), "rev-parse", "HEAD"])):
+        return None
+    return commit + ("+" if _output("git", ["-C", str(folder), "status", "--porcelain"]) else "")
+
+
+def _output(program: str, arguments: Sequence[str]) -> str | None:
+    """Return the output of a program; None if it is absent or fails."""
+    if shutil.which(program) is None:
+        return None
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # llama-server prints its version to stderr.
+    return (done.stdout or done.stderr).strip()
+
+
+# ---- One line on stderr with the progress of a benchmark. ---------------------------------------------------------------
+
+EVERY = 10
+"""Steps between two lines if the output is not a terminal."""
+
+
+class Progress:
+    """Counts steps of `total` under a label: one line that updates on a terminal, else a line every ten steps."""
+
+    def __init__(self, label: str, total: int, stream: TextIO | None = None) -> None:
+        self.label, self.total = label, total
+        self.done = 0
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+        self._started = monotonic()
+
+    def __enter__(self) -> Progress:
+        self._show("")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._is_terminal:
+            print(file=self._stream)
+
+    def step(self, note: str = "") -> None:
+        """Count one more step. note: shown at the end of the line."""
+        self.done += 1
+        if self._is_terminal or self.done % EVERY == 0 or self.done == self.total:
+            self._show(note)
+
+    def _show(self, note: str) -> None:
+        line = f"{self.label}  {self.done}/{self.total}  {monotonic() - self._started:.0f} s  {note}".rstrip()
+        if self._is_terminal:
+            print(f"\r\x1b[2K{line}", end="", file=self._stream, flush=True)
+        else:
+            print(line, file=self._stream, flush=True)
+
 
 Cell = str | int | float
 
@@ -83,7 +207,9 @@ class Report:
         value = {"scenario": self.scenario, "machine": machine, "tables": tables, "bars": bars}
         value |= {"notes": self.notes, "data": self.data}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # an earlier result is whole until this one is
+        aside.write_text(json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+        aside.replace(path)
 
 
 def _cell(value: Cell) -> str:
@@ -94,9 +220,72 @@ def _cell(value: Cell) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a JSON value without infinite figures and those that are not a number: null stands for them."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# ---- Figures that summarise many measurements. --------------------------------------------------------------------------
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which `share` (0 to 1) of `values` lie, interpolated linearly; not a number for no values."""
+    if not values:
+        return nan
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * share
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean; not a number for no values."""
+    return sum(values) / len(values) if values else nan
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the 50th percentile; not a number for no values."""
+    return percentile(values, 0.5)
+
+
+def f1(right: str, given: str) -> float:
+    """Return the F1 score over the words of both answers, as in SQuAD."""
+    left, other = right.lower().split(), given.lower().split()
+    common = (Counter(left) & Counter(other)).total()
+    return 2 * common / (len(left) + len(other)) if common else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Mean, 50th and 95th percentile and maximum of `count` values, in the unit of the values."""
+
+    count: int
+    mean: float
+    p50: float
+    p95: float
+    maximum: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Summary:
+        """Summarise `values`, without those that are not a number."""
+        numbers = [value for value in values if not isnan(value)]
+        return cls(
+            count=len(numbers),
+            mean=mean(numbers),
+            p50=median(numbers),
+            p95=percentile(numbers, 0.95),
+            maximum=max(numbers, default=nan),
+        )
+
+    @classmethod
+    def median_of(cls, rounds: Sequence[Summary]) -> Summary:
+        """Return the median of each figure over repeated rounds, so that one disturbed round does not decide."""
+        return cls(
+            sum(summary.count for summary in rounds),
+            *(median([getattr(summary, name) for summary in rounds]) for name in ("mean", "p50", "p95", "maximum")),
+        )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import httpx
-from slotcache.ordering.stages import read_along
+from slotcache.ordering.policy import read_along
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8080"
 QUESTION = "When does the Skarrow Express leave?"

@@ -1,10 +1,15 @@
-"""The ASGI application: chats are ordered, everything else is relayed."""
+"""The ASGI app in front of any engine."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import re
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
+from time import perf_counter
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,21 +17,216 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from ..server.edge.gate import Gate
-from ..server.edge.keys import Keys
-from ..server.edge.origins import CrossOrigin, Origins
-from ..server.edge.refusal import refusal
-from ..server.errors import RequestError
-from ..server.log.requests import RequestLog
-from .chats import Chats
-from .exchange import Exchange
-from .host import Host
+from ..models.heap import return_large_blocks
+from ..server.http.api_errors import RequestError, refusal
+from ..server.http.bodies import Held
+from ..server.http.log import HEADER, RequestLog
+from ..server.http.security import CrossOrigin, Gate, Keys, Origins, is_open
+from .chat_documents import read_chat
+from .engines import EngineApi, Listener
+from .orders import OrderPlan, check, write
+from .relay import Bystander, Relay
+from .state import FrontState
+from .upstream import SOON, Headers, Sent, credentials_of
+
+# ---- A request that is relayed as it is, and the ground that it shares with chats. --------------------------------------
+
+REQUEST_ID = HEADER.lower().encode()
+SEPARATOR = re.compile(r"[/\\]")
 
 
-def make_app(host: Host) -> Starlette:
+class Proxy:
+    """Sends a request on, and its answer back. ASGI."""
+
+    def __init__(self, host: FrontState) -> None:
+        self._host = host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        room = self._host.room
+        if is_open(scope):
+            with room.probing():
+                await _while_connected(receive, self._probe(scope, send))
+            return
+        with room.relaying() as held:
+            sent = Sent(scope["method"], target_of(scope), headers_of(scope))
+            sent.body = await room.bodies.read(Request(scope, receive), held)
+            await _while_connected(receive, self.exchange(scope, send, sent, held))
+
+    async def exchange(self, scope: Scope, send: Send, sent: Sent, held: Held) -> None:
+        """Send a request and relay its answer. held: the room that its body takes. Raises RequestError."""
+        sent.held = held
+        await self.relay(sent, Relay(self._host, send, scope["path"], Bystander()))
+
+    async def _probe(self, scope: Scope, send: Send) -> None:
+        """Ask for the upstream's health. Nothing has been checked: only the method, the path and credentials go along."""
+        headers = [*credentials_of(scope["headers"]), _id_of(scope)]
+        try:
+            async with asyncio.timeout(SOON):
+                sent = Sent(scope["method"], scope["path"], headers, has_key=False)
+                await self.relay(sent, Relay(self._host, send, scope["path"], Bystander()))
+        except TimeoutError:
+            silent = f"the upstream was silent for {SOON:g} s"
+            raise RequestError(silent, status=504, code="upstream_timeout") from None
+
+    async def relay(self, sent: Sent, relay: Relay) -> None:
+        """Send a request and relay its answer. Raises RequestError."""
+        metrics, began = self._host.metrics, perf_counter()
+        try:
+            async with self._host.upstream.ask(sent) as response:
+                sent.let_go()
+                metrics.waiting.observe(perf_counter() - began)
+                metrics.requests.labels(str(response.status)).inc()
+                await relay.relay(response)
+        except RequestError as error:
+            relay.failure = error
+            raise
+        finally:
+            if relay.failure is not None:
+                metrics.failures.labels(str(relay.failure.code)).inc()
+
+
+def target_of(scope: Scope) -> str:
+    """Return the path and the query of a request, as they were sent. Raises RequestError for a path that leads elsewhere.
+
+    It stands behind the upstream's address: one without its slash could name another host, and one that goes up could leave
+    the part of a host that is the upstream.
+    """
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    target = f"{path}?{query}" if query else path
+    if not path.startswith("/") or "#" in target or ".." in SEPARATOR.split(scope["path"]):
+        raise RequestError(f"the path {target[:80]!r} is no path of the upstream: expected one such as /v1/models")
+    return target
+
+
+def headers_of(scope: Scope) -> Headers:
+    """Return the headers of a request, with the id by which both logs name it."""
+    headers: Headers = scope["headers"]
+    if any(name == REQUEST_ID for name, _ in headers):
+        return headers
+    return [*headers, _id_of(scope)]
+
+
+def _id_of(scope: Scope) -> tuple[bytes, bytes]:
+    return REQUEST_ID, scope["state"]["request_id"].encode()
+
+
+async def _while_connected(receive: Receive, work: Coroutine[object, object, None]) -> None:
+    """Work until it is done or the client leaves. Raises the errors of the work."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_leave(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _leave(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# ---- Chats: their documents are ordered, and their answers teach what the upstream has in its cache. --------------------
+
+ORDER = b"x-slotcache-order"
+COPIES = 4  # times as much memory as its body that a chat takes while it is ordered
+MAX_VALUE = 128  # characters of a header's value that may be a client's
+MAX_RANKS = 64  # of an order that the header names
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A chat on its way. session: the affinity header's value; empty: none.
+
+    plan: None for a chat without documents. model: the name in the request, as JSON. hides_usage: the client did not ask for
+    the chunk with the usage.
+    """
+
+    session: str = ""
+    plan: OrderPlan | None = None
+    model: bytes = b"null"
+    hides_usage: bool = False
+
+
+class ChatProxy(Proxy):
+    """Orders a chat's documents, and relays it."""
+
+    async def exchange(self, scope: Scope, send: Send, sent: Sent, held: Held) -> None:
+        host, began = self._host, perf_counter()
+        engine = await host.finder.engine(scope["headers"])
+        held.hold(COPIES * len(sent.body))
+        sent.body, ask = await host.threads.run(len(sent.body), self._prepare, sent.body, engine)
+        held.hold(len(sent.body))
+        host.metrics.ordering.observe(perf_counter() - began)
+        sent.headers = self._headers(sent.headers, ask.session)
+        if ask.plan is None:
+            await super().exchange(scope, send, sent, held)
+            return
+        reader, more = Listener(ask.hides_usage), [(ORDER, _reason(ask.plan, engine).encode("latin-1"))]
+        relay = Relay(host, send, scope["path"], reader, more=more)
+        try:
+            await self.relay(sent, relay)
+        except RequestError:
+            host.learning.take_back(ask.plan)
+            raise
+        if relay.is_refused:
+            host.learning.take_back(ask.plan)
+            return
+        host.counting.add(ask.plan.documents, engine, scope["headers"], ask.model)
+        if reader.told is not None:
+            host.learning.learn(ask.plan, reader.told)
+
+    def _headers(self, headers: Headers, session: str) -> Headers:
+        """Return the headers for the upstream: the client's, and the affinity header unless the client has set it."""
+        kept = [(name, value) for name, value in headers if name != b"accept-encoding"]  # answers are read
+        affinity = self._host.settings.affinity_header.lower().encode("latin-1")
+        has_own = any(name == affinity for name, _ in kept)
+        return [*kept, (affinity, session.encode("latin-1"))] if affinity and session and not has_own else kept
+
+    def _prepare(self, body: bytes, engine: EngineApi) -> tuple[bytes, Ask]:
+        """Return a chat's body for the upstream, and what is to be known of it. Raises RequestError."""
+        try:
+            chat = read_chat(body, self._host.settings.tool_documents)
+        except RequestError:
+            if engine.knows_documents:
+                return body, Ask()  # it will say what is wrong
+            raise
+        if not chat.turns:
+            return body, Ask(_safe(chat.options.conversation_id))
+        if not engine.knows_documents:
+            check(chat)
+        plan = self._host.orders.plan(chat)
+        session = _safe(chat.options.conversation_id) or plan.first.key[:16]
+        ask = Ask(session, plan, model=bytes(chat.fields.get("model", b"null")))
+        if engine.knows_documents:
+            return body, ask
+        wants = chat.lacks_usage and not engine.tells_in_streams
+        return write(chat, plan, wants), replace(ask, hides_usage=wants)
+
+
+def _safe(name: str) -> str:
+    """Return a name as a header can hold it: unchanged, or its hash."""
+    if len(name) <= MAX_VALUE and name.isascii() and name.isprintable():
+        return name.strip()
+    return blake2b(name.encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+
+def _reason(plan: OrderPlan, engine: EngineApi) -> str:
+    """Return the order of the last documents and its reason, as a header."""
+    placed = plan.placed[-1]
+    ranks = ",".join(str(at + 1) for at in placed.order[:MAX_RANKS]) or "none"
+    expected, number = plan.documents_in(plan.known), plan.documents_in(len(plan.parts))
+    why = "engine" if engine.knows_documents else placed.why
+    return f"{why}; order={ranks}; repeated={len(placed.repeated)}; expected={expected}/{number}"
+
+
+def make_app(host: FrontState) -> Starlette:
     """Return the ASGI application over a host. Raises SettingsError."""
-    chats, others = Chats(host), Exchange(host)
+    chats, others = ChatProxy(host), Proxy(host)
     routes = [
         Route("/v1/chat/completions", chats, methods=["POST"]),
         Route("/chat/completions", chats, methods=["POST"]),
@@ -44,13 +244,15 @@ def make_app(host: Host) -> Starlette:
 
 
 @asynccontextmanager
-async def _while_up(host: Host, app: Starlette) -> AsyncIterator[None]:
+async def _while_up(host: FrontState, app: Starlette) -> AsyncIterator[None]:
+    return_large_blocks()
     async with host.upstream:
         yield
         host.counting.stop()
+    host.threads.close()
 
 
-def _layers(host: Host) -> list[Middleware]:
+def _layers(host: FrontState) -> list[Middleware]:
     """Return the layers around all routes, the outermost first. Raises SettingsError."""
     origins = Origins(host.hosting)
     cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []

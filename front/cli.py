@@ -8,26 +8,30 @@ import logging
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import uvicorn
 
-from ..server.edge.connection import Connection
-from ..server.flags.setting import SettingsError
-from ..server.settings import Settings
+from ..server.config.flags import given_among
+from ..server.config.settings import Settings, SettingsError
+from ..server.http.connection import Connection
+from ..server.http.connections import ListeningServer, most_connections
+from ..server.http.security import open_to
 from .app import make_app
-from .host import Host
-from .settings import Front, settings_of
+from .settings import HOSTING, FrontSettings, settings_of
+from .state import FrontState
 
 logger = logging.getLogger("slotcache")
 GRACE = 5.0  # s that answers already under way have at shutdown
+DESCRIPTORS = 2  # of a connection: a client's, and the upstream's for it
 LAST = 3  # s for their last event, to clients that read slowly
 
 
-class Server(uvicorn.Server):
+class FrontServer(ListeningServer):
     """uvicorn, which ends the answers that take longer at shutdown with an error, instead of breaking them off."""
 
-    def __init__(self, config: uvicorn.Config, host: Host) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, host: FrontState) -> None:
+        super().__init__(config, most_connections(DESCRIPTORS))
         self._host = host
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -44,6 +48,7 @@ def order(chosen: argparse.Namespace) -> int:
     """Serve until a signal; the exit code. 2: these settings cannot be served."""
     try:
         settings, hosting = settings_of(chosen)
+        hosting = replace(hosting, given=given_among(chosen, HOSTING))
         server, _ = make_server(settings, hosting)
     except SettingsError as error:
         print(f"slotcache: {error}", file=sys.stderr)
@@ -56,13 +61,14 @@ def order(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def make_server(settings: Front, hosting: Settings) -> tuple[uvicorn.Server, Host]:
+def make_server(settings: FrontSettings, hosting: Settings) -> tuple[uvicorn.Server, FrontState]:
     """Make a server, not running yet, and its host. Raises SettingsError."""
-    host = Host.of(settings, hosting)
+    host = FrontState.of(settings, hosting)
     config = uvicorn.Config(
         make_app(host),
         host=hosting.hosts,  # type: ignore[arg-type]  # as asyncio takes it
         port=hosting.port,
+        loop="asyncio",
         http=Connection,
         ws="none",
         log_config=None,
@@ -71,4 +77,6 @@ def make_server(settings: Front, hosting: Settings) -> tuple[uvicorn.Server, Hos
         date_header=False,
         timeout_graceful_shutdown=round(GRACE) + LAST,
     )
-    return Server(config, host), host
+    if line := open_to(hosting):
+        logger.warning(line)
+    return FrontServer(config, host), host

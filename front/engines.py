@@ -1,19 +1,117 @@
-"""Which engine the upstream is, and what follows from it."""
+"""The engines behind the front: how each counts tokens, and tells of cached ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
-from ..server.errors import RequestError
-from .feedback import decode
-from .upstream import Headers, Upstream
+import msgspec
+
+from ..ordering.document import Document
+from ..ordering.prompt import document_text
+from ..server.http.api_errors import RequestError
+from .chat_documents import NO_JSON
+from .events import data_of, split
+from .lengths import Lengths
+from .upstream import Headers, Upstream, credentials_of
+
+# ---- The tokens of a prompt as each engine tells them in its answer, read while the answer passes. ----------------------
+
+MOST_TOKENS = 1 << 31  # that a figure may tell: more is no prompt's, and integers of JSON may be too large for any float
+FIGURES = re.compile(rb'"(?:usage|timings|slotcache)"\s*:\s*\{')  # in a text of the answer the quotes would be escaped
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineFeedback:
+    """The tokens of a prompt, and those of them that were cached; None: not told.
+
+    documents: ids in the order of the prompt; empty: not told.
+    """
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    documents: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, answer: object) -> EngineFeedback:
+        """Return what a decoded answer, or a chunk of it, tells."""
+        usage, timings = _part(answer, "usage"), _part(answer, "timings")
+        cached = _first(
+            _number(_part(usage, "prompt_tokens_details"), "cached_tokens"),  # OpenAI, vLLM, SGLang, llama-server
+            _number(usage, "prompt_cache_hit_tokens"),  # DeepSeek
+            _number(timings, "cache_n"),  # llama-server
+        )
+        computed = _number(timings, "prompt_n")
+        prompt = computed + cached if computed is not None and cached is not None else None
+        return cls(_first(_number(usage, "prompt_tokens"), prompt), cached, _ids(_part(answer, "slotcache")))
+
+    def __or__(self, later: EngineFeedback) -> EngineFeedback:
+        """Return the newest of each figure."""
+        return EngineFeedback(
+            _first(later.prompt_tokens, self.prompt_tokens),
+            _first(later.cached_tokens, self.cached_tokens),
+            later.documents or self.documents,
+        )
+
+
+class Listener:
+    """Reads the figures of an answer. hides_usage: the client did not ask for the chunk with the usage."""
+
+    def __init__(self, hides_usage: bool) -> None:
+        self._hides_usage = hides_usage
+        self.told: EngineFeedback | None = None
+
+    def events(self, events: bytes) -> bytes:
+        if not FIGURES.search(events):
+            return events
+        return b"".join(event for event in split(events) if self._is_shown(event))
+
+    def body(self, status: int, body: bytes) -> None:
+        if status == 200:
+            self.told = EngineFeedback.read(decode(body))
+
+    def _is_shown(self, event: bytes) -> bool:
+        if not FIGURES.search(event):
+            return True
+        chunk = decode(data_of(event))
+        self.told = (self.told or EngineFeedback()) | EngineFeedback.read(chunk)
+        return not (self._hides_usage and _part(chunk, "choices") == [] and _part(chunk, "usage") is not None)
+
+
+def decode(data: bytes) -> object:
+    """Return decoded JSON; None for something else."""
+    try:
+        return msgspec.json.decode(data)
+    except NO_JSON:
+        return None
+
+
+def _ids(report: object) -> tuple[str, ...]:
+    documents = _part(report, "documents")
+    ids = [_part(document, "id") for document in documents] if isinstance(documents, list) else []
+    return tuple(id for id in ids if isinstance(id, str))
+
+
+def _part(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
+def _number(value: object, name: str) -> int | None:
+    number = _part(value, name)
+    return number if isinstance(number, int) and 0 <= number <= MOST_TOKENS else None
+
+
+def _first(*numbers: int | None) -> int | None:
+    return next((number for number in numbers if number is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineApi:
     """knows_documents: requests go there as they are. tells_in_streams: a stream ends with its figures, unasked.
 
     text_field, no_begin: the fields of `POST /tokenize` for the text, and for no BOS token; empty without that route.
@@ -29,11 +127,11 @@ class Engine:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("slotcache", knows_documents=True, tells_in_streams=True, text_field="content", no_begin="add_special"),
-        Engine("llama", tells_in_streams=True, text_field="content", no_begin="add_special"),
-        Engine("vllm", text_field="prompt", no_begin="add_special_tokens"),
-        Engine("sglang", text_field="prompt", no_begin="add_special_tokens"),
-        Engine("openai"),
+        EngineApi("slotcache", knows_documents=True, tells_in_streams=True, text_field="content", no_begin="add_special"),
+        EngineApi("llama", tells_in_streams=True, text_field="content", no_begin="add_special"),
+        EngineApi("vllm", text_field="prompt", no_begin="add_special_tokens"),
+        EngineApi("sglang", text_field="prompt", no_begin="add_special_tokens"),
+        EngineApi("openai"),
     )
 }
 ASK_AGAIN = 30.0  # seconds after an answer that there are no models
@@ -50,7 +148,7 @@ class Finder:
         self._known = ENGINES.get(dialect)
         self._until = inf
 
-    async def engine(self, headers: Headers) -> Engine:
+    async def engine(self, headers: Headers) -> EngineApi:
         """Return the engine, as the upstream's models name it. headers: of the request that wants to know."""
         if self._known is not None and monotonic() < self._until:
             return self._known
@@ -73,3 +171,67 @@ def _owner(body: bytes) -> str:
         return str(first.get("owned_by", ""))
     except (LookupError, TypeError, AttributeError):
         return ""
+
+
+# ---- Tokens of new documents, counted by the upstream behind the requests' back. ----------------------------------------
+
+MAX_WAITING = 200  # documents; the tokens of more are guessed by their characters
+LONGEST = 50_000  # characters, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A document to be counted. headers, model: of the request that brought it: no other client's key sends its text."""
+
+    text: str
+    engine: EngineApi
+    headers: Headers
+    model: bytes
+
+
+class Counting:
+    """Asks the upstream's `/tokenize` once for each new document, one at a time. Used by one event loop."""
+
+    def __init__(self, upstream: Upstream, lengths: Lengths) -> None:
+        self._upstream, self._lengths = upstream, lengths
+        self._waiting: OrderedDict[str, Waiting] = OrderedDict()  # by the documents' keys
+        self._working: asyncio.Task[None] | None = None
+        self._has_route = True
+
+    def add(self, documents: Iterable[Document], engine: EngineApi, headers: Headers, model: bytes) -> None:
+        """Have documents counted. headers: of the request that brought them. model: the name in it, as JSON."""
+        if not self._has_route or not engine.text_field:
+            return
+        own = credentials_of(headers)
+        for document in documents:
+            if len(self._waiting) < MAX_WAITING and len(document.text) <= LONGEST and document.key not in self._lengths:
+                self._waiting.setdefault(document.key, Waiting(document_text(document), engine, own, model))
+        if self._waiting and (self._working is None or self._working.done()):
+            self._working = asyncio.create_task(self._work())
+
+    def stop(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+
+    async def _work(self) -> None:
+        """Count all that wait; give up if the upstream cannot: the next new document is another try."""
+        while self._waiting:
+            key, asked = self._waiting.popitem(last=False)
+            body = {"model": msgspec.Raw(asked.model), asked.engine.text_field: asked.text, asked.engine.no_begin: False}
+            try:
+                answer = await self._upstream.fetch("POST", "/tokenize", asked.headers, msgspec.json.encode(body))
+            except RequestError:
+                self._waiting.clear()
+                return
+            if (tokens := _count_in(answer.body)) is not None:
+                self._lengths.count(key, tokens)
+            elif answer.status in NO_ROUTE:
+                self._has_route = False
+                self._waiting.clear()
+
+
+def _count_in(body: bytes) -> int | None:
+    """Return the number of tokens in an answer; None for something else."""
+    answer = decode(body)
+    tokens = answer.get("tokens") if isinstance(answer, Mapping) else None
+    return len(tokens) if isinstance(tokens, list) else None

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..server.edge.refusal import MESSAGES
-from ..server.errors import RequestError
+from ..server.http.api_errors import MESSAGES, RequestError
 
 BLANK = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r)")  # the end of a line, and an empty line: the end of an event
 LONGEST_BLANK = 4
 DATA = re.compile(rb"^data: ?(.*?)\r?$", re.M)
-LARGEST = 16 << 20  # bytes of an event
+LARGEST_EVENT = 16 << 20  # bytes of an event
 OPENAI = ("/chat/completions", "/v1/completions")  # paths whose streams end with `DONE`
 DONE = b"data: [DONE]\n\n"
 
@@ -25,7 +24,7 @@ class EventError(Exception):
 class Events:
     """Holds back the bytes of an event until its end has come."""
 
-    def __init__(self, largest: int = LARGEST) -> None:
+    def __init__(self, largest: int = LARGEST_EVENT) -> None:
         self._largest = largest
         self._rest = bytearray()
 

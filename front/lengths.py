@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 CHARS_A_TOKEN = 4.0  # before the first answer: about English's
+LEAST_CHARS = 0.1  # a token: figures that are wrong must not bring the ratio to zero
 WEIGHT = 0.1  # of the newest answer in the learnt ratio
 
 
-class Part(Protocol):
+class Measurable(Protocol):
     """A text or a document of a prompt."""
 
     @property
@@ -28,7 +29,7 @@ class Lengths:
         self._counted: OrderedDict[str, int] = OrderedDict()
         self._chars_a_token = CHARS_A_TOKEN
 
-    def tokens(self, part: Part) -> int:
+    def tokens(self, part: Measurable) -> int:
         """Return the tokens of a part: as counted, else as its characters suggest."""
         counted = self._counted.get(part.key)
         return round(part.chars / self._chars_a_token) if counted is None else counted
@@ -44,7 +45,7 @@ class Lengths:
         while len(self._counted) > self._most:
             self._counted.popitem(last=False)
 
-    def fit(self, parts: Sequence[Part], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
+    def fit(self, parts: Sequence[Measurable], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
         """Return the key and the tokens of each part of a prompt that had `prompt_tokens`; None: not known.
 
         chars: of the prompt behind the last part. The tokens that no counted part takes are spread over the rest by its
@@ -57,7 +58,8 @@ class Lengths:
         if left <= 0 or not open_chars:
             return [(part.key, self.tokens(part)) for part in parts]
         if not any(part.key in self._counted for part in parts):
-            self._chars_a_token += WEIGHT * (open_chars / left - self._chars_a_token)
+            learnt = self._chars_a_token + WEIGHT * (open_chars / left - self._chars_a_token)
+            self._chars_a_token = max(learnt, LEAST_CHARS)
         return [(part.key, self._counted.get(part.key) or round(part.chars * left / open_chars)) for part in parts]
 
 

@@ -1,21 +1,57 @@
-"""The order of each turn's documents: chosen by one knowledge tree for all requests, and kept for the turns of a history."""
+"""Orders that the front has learnt: sets of documents, their lengths, its metrics."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 
+import msgspec
+from msgspec import Raw
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
 from ..ordering.arrangement import arrange
-from ..ordering.document import Document
-from ..ordering.given import leave_out
-from ..ordering.prompt import document_text
-from ..ordering.tree import KnowledgeTree, Node
-from .chat import Chat, Text, Turn
-from .feedback import Told
+from ..ordering.document import Document, leave_out
+from ..ordering.prompt import document_text, location_hint, order_hint
+from ..ordering.tree import DocumentNode, KnowledgeTree
+from ..server.http.api_errors import RequestError
+from .chat_documents import DocumentChat, DocumentTurn, Fields, FrontOptions, NamedConversation, PlainText
+from .engines import EngineFeedback
 from .lengths import Lengths, leading
-from .settings import Front
+from .settings import FrontSettings
+
+# ---- The front's metrics: requests by their end, and the reuse of documents that was expected and told. -----------------
+
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
+LONG = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
+
+
+class FrontMetrics:
+    """One front's metrics; each front has its own registry. size: returns the parts that the upstream should have."""
+
+    def __init__(self, size: Callable[[], int]) -> None:
+        self._registry = registry = CollectorRegistry()
+        prefix = "slotcache_order"
+        self.requests = Counter(f"{prefix}_requests", "Relayed requests by status", ["status"], registry=registry)
+        self.failures = Counter(f"{prefix}_failures", "Failures of the upstream", ["code"], registry=registry)
+        self.documents = Counter(f"{prefix}_documents", "Documents in chats", registry=registry)
+        self.repeated = Counter(f"{prefix}_repeated", "Documents left out: an earlier turn shows them", registry=registry)
+        self.expected = Counter(f"{prefix}_expected", "Documents that were expected to be cached", registry=registry)
+        self.cached = Counter(f"{prefix}_cached", "Documents that were cached, as the upstream told", registry=registry)
+        self.prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Tokens of these prompts", registry=registry)
+        self.cached_tokens = Counter(f"{prefix}_cached_tokens", "Tokens of them that were cached", registry=registry)
+        self.untold = Counter(f"{prefix}_untold", "Answers that tell no cached tokens", registry=registry)
+        self.ordering = Histogram(f"{prefix}_seconds", "From a body to the order", buckets=SECONDS, registry=registry)
+        self.waiting = Histogram(f"{prefix}_wait_seconds", "Until the upstream's head", buckets=LONG, registry=registry)
+        Gauge(f"{prefix}_nodes", "Documents and texts that the upstream should have", registry=registry).set_function(size)
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
 
 MAX_TURNS = 20_000  # turns whose order is kept: about 300 bytes each
 MAX_RANKS = 1_000_000  # of all these orders together: about 36 bytes each
@@ -30,7 +66,7 @@ class Placed:
     prompt, `asked` is another policy's.
     """
 
-    turn: Turn
+    turn: DocumentTurn
     documents: tuple[Document, ...]
     repeated: tuple[str, ...]
     order: tuple[int, ...]
@@ -44,7 +80,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """A part of a prompt: a document, or the text up to the next one. document: None for a text."""
 
     key: str
@@ -52,19 +88,19 @@ class Part:
     document: Document | None = None
 
     @classmethod
-    def of(cls, part: Text | Document) -> Part:
-        return cls(part.key, part.chars) if isinstance(part, Text) else cls(part.key, len(document_text(part)), part)
+    def of(cls, part: PlainText | Document) -> PromptPart:
+        return cls(part.key, part.chars) if isinstance(part, PlainText) else cls(part.key, len(document_text(part)), part)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OrderPlan:
     """A prompt up to its last document, and the number of characters after it.
 
     known: its leading parts that the upstream should have.
     """
 
     placed: tuple[Placed, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PromptPart, ...]
     known: int
     chars: int
 
@@ -73,14 +109,14 @@ class Plan:
         """The first document of the prompt."""
         return next(self.documents)
 
-    def ordered_by(self, ids: Sequence[str]) -> Plan:
+    def ordered_by(self, ids: Sequence[str]) -> OrderPlan:
         """Return the plan with the documents of each turn in another order. Those that `ids` lacks are left out."""
         place = {id: at for at, id in enumerate(ids)}
-        parts: list[Part] = []
+        parts: list[PromptPart] = []
         for placed in self.placed:
             shown = [document for document in placed.documents if document.id in place]
             shown.sort(key=lambda document: place[document.id])
-            parts += [Part.of(placed.turn.before), *map(Part.of, shown)]
+            parts += [PromptPart.of(placed.turn.before), *map(PromptPart.of, shown)]
         both = zip(self.parts, parts, strict=False)
         same = next((at for at, (old, new) in enumerate(both) if old.key != new.key), len(parts))
         return replace(self, parts=tuple(parts), known=min(self.known, same))
@@ -107,11 +143,11 @@ class Plan:
 class Onward:
     """A knowledge tree from one of its places on: an `Index`. place: None where the tree knows no such prompt."""
 
-    def __init__(self, tree: KnowledgeTree, place: Node | None) -> None:
+    def __init__(self, tree: KnowledgeTree, place: DocumentNode | None) -> None:
         self._place = place
         self.behind, self.follow, self.beyond, self.recency = tree.behind, tree.follow, tree.beyond, tree.recency
 
-    def start(self) -> Node | None:
+    def start(self) -> DocumentNode | None:
         return self._place
 
 
@@ -122,7 +158,7 @@ class Orders:
     of the text up to those of the next turn, and so on.
     """
 
-    def __init__(self, settings: Front, lengths: Lengths) -> None:
+    def __init__(self, settings: FrontSettings, lengths: Lengths) -> None:
         self._settings, self._lengths = settings, lengths
         self._tree = KnowledgeTree(settings.tree_nodes)
         self._kept: OrderedDict[str, tuple[int, ...]] = OrderedDict()
@@ -133,31 +169,33 @@ class Orders:
         """Return the number of parts that the upstream should have."""
         return len(self._tree)
 
-    def plan(self, chat: Chat) -> Plan:
+    def plan(self, chat: DocumentChat) -> OrderPlan:
         """Choose the order of each turn's documents. The upstream is taken to have them from now on."""
         placed: list[Placed] = []
-        parts: list[Part] = []
+        parts: list[PromptPart] = []
         held: set[str] = set()
+        # All requests wait for the lock: it is held for what the tree is asked, and not while texts are made.
+        made = {document.key: PromptPart.of(document) for turn in chat.turns for document in turn.documents}
         with self._lock:
             place, known = self._tree.start(), 0
             for turn in chat.turns:
-                before = [Part.of(turn.before)]
+                before = [PromptPart.of(turn.before)]
                 place, number = self._walk(place, before)
                 placed.append(self._place(turn, chat, held, place))
-                shown = list(map(Part.of, placed[-1].shown))
+                shown = [made[document.key] for document in placed[-1].shown]
                 place, more = self._walk(place, shown)
                 known += number + more
                 parts += [*before, *shown]
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
-        return Plan(tuple(placed), tuple(parts), known, chat.chars)
+        return OrderPlan(tuple(placed), tuple(parts), known, chat.chars)
 
-    def take_back(self, plan: Plan) -> None:
+    def take_back(self, plan: OrderPlan) -> None:
         """Forget a prompt that the upstream did not take, but for the parts that it should have had before."""
         if plan.known < len(plan.parts):
             with self._lock:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
-    def learn(self, plan: Plan, told: Told) -> int | None:
+    def learn(self, plan: OrderPlan, told: EngineFeedback) -> int | None:
         """Correct the tree by an answer. Return how many leading parts were cached, None if it is not told."""
         if told.documents:
             plan = plan.ordered_by(told.documents)
@@ -169,7 +207,7 @@ class Orders:
             self._tree.insert(path)
         return cached
 
-    def _place(self, turn: Turn, chat: Chat, held: set[str], place: Node | None) -> Placed:
+    def _place(self, turn: DocumentTurn, chat: DocumentChat, held: set[str], place: DocumentNode | None) -> Placed:
         """Order the documents of a turn. held: keys of documents that earlier turns show; these are added.
 
         place: the end of the text in front of them in the tree; None if the tree lacks it.
@@ -205,10 +243,122 @@ class Orders:
             _, left = self._kept.popitem(last=False)
             self._num_ranks -= len(left)
 
-    def _walk(self, place: Node | None, parts: Sequence[Part]) -> tuple[Node | None, int]:
+    def _walk(self, place: DocumentNode | None, parts: Sequence[PromptPart]) -> tuple[DocumentNode | None, int]:
         """Follow parts of a prompt from a place on. Return their end, None if the tree lacks it, and how many it has."""
         for number, part in enumerate(parts):
             if place is None or (step := self._tree.follow(place, part.key)) is None:
                 return None, number
             place = step.position
         return place, len(parts)
+
+
+# ---- What answers teach: the tree is corrected, and reuse is counted, behind the clients' back. -------------------------
+
+logger = logging.getLogger("slotcache")
+
+
+class Learning:
+    """Learns from answers in threads. Used by one event loop."""
+
+    def __init__(self, orders: Orders, metrics: FrontMetrics) -> None:
+        self._orders, self._metrics = orders, metrics
+        self._is_told = self._has_warned = False
+
+    def learn(self, plan: OrderPlan, told: EngineFeedback) -> None:
+        """Learn from the answer to a prompt, at once or a little later."""
+        _run(self._learn, plan, self._completed(plan, told))
+
+    def take_back(self, plan: OrderPlan) -> None:
+        """Forget a prompt that the upstream did not take, so that a client that it refuses teaches nothing."""
+        _run(self._orders.take_back, plan)
+
+    def _completed(self, plan: OrderPlan, told: EngineFeedback) -> EngineFeedback:
+        """Return the figures, with a zero where an engine that tells cached tokens leaves it out, as vLLM does."""
+        self._is_told |= told.cached_tokens is not None
+        if told.cached_tokens is None and self._is_told and told.prompt_tokens is not None:
+            return replace(told, cached_tokens=0)
+        if not self._is_told and plan.num_expected and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the upstream tells no cached tokens, so its cache is guessed: vLLM tells them with "
+                "--enable-prompt-tokens-details, SGLang with --enable-cache-report"
+            )
+        return told
+
+    def _learn(self, plan: OrderPlan, told: EngineFeedback) -> None:
+        cached, metrics = self._orders.learn(plan, told), self._metrics
+        metrics.documents.inc(plan.num_documents)
+        metrics.repeated.inc(sum(len(placed.repeated) for placed in plan.placed))
+        metrics.expected.inc(plan.num_expected)
+        metrics.prompt_tokens.inc(told.prompt_tokens or 0)
+        if cached is None:
+            metrics.untold.inc()
+        else:
+            metrics.cached.inc(plan.documents_in(cached))
+            metrics.cached_tokens.inc(told.cached_tokens or 0)
+
+
+def _run(work: Callable[..., None], *arguments: object) -> None:
+    asyncio.get_running_loop().run_in_executor(None, work, *arguments).add_done_callback(_note_failure)
+
+
+def _note_failure(learning: asyncio.Future[None]) -> None:
+    if not learning.cancelled() and (error := learning.exception()) is not None:
+        logger.error("an answer taught nothing", exc_info=error)
+
+
+# ---- A chat with its documents as text, for an upstream that knows no documents. ----------------------------------------
+
+encode = msgspec.json.Encoder().encode
+OURS = ("documents", *FrontOptions.__struct_fields__)  # fields that the upstream does not know
+
+
+def check(chat: DocumentChat) -> None:
+    """Refuse a history that only slotcache has, and content that no text can stand in front of. Raises RequestError."""
+    for turn in chat.turns:
+        content = msgspec.json.decode(chat.messages[turn.at].get("content", b"null"))
+        if not (turn.result is not None or content is None or isinstance(content, str | list)):
+            where = f"messages[{turn.at}].content"
+            raise RequestError(f"{where}: expected a string or a list of parts", param=where)
+    conversation = chat.options.conversation
+    if isinstance(conversation, NamedConversation) and conversation.history == "new":
+        problem = "the upstream keeps no conversations: send the whole history"
+        raise RequestError(f"conversation.history is new: {problem}", param="conversation.history")
+
+
+def write(chat: DocumentChat, plan: OrderPlan, wants_usage: bool) -> bytes:
+    """Return the body for the upstream: documents stand in front of the text of their messages. All else is as it was.
+
+    wants_usage: ask for a chunk with the usage.
+    """
+    messages = [{name: value for name, value in message.items() if name != "documents"} for message in chat.messages]
+    for placed in plan.placed:
+        message = messages[placed.turn.at]
+        result = placed.turn.result
+        content = message.get("content", Raw(b"null")) if result is None else Raw(encode(result))
+        message["content"] = _with_text(turn_text(placed), content)
+    fields: Fields = {name: value for name, value in chat.fields.items() if name not in OURS}
+    fields["messages"] = Raw(encode(messages))
+    if wants_usage:
+        options = chat.stream_options if isinstance(chat.stream_options, dict) else {}
+        fields["stream_options"] = Raw(encode(options | {"include_usage": True}))
+    return encode(fields)
+
+
+def turn_text(placed: Placed) -> str:
+    """Return the text of a turn's documents with the hints about them."""
+    documents = "".join(map(document_text, placed.shown))
+    moved = placed.shown != list(placed.documents)
+    hint = order_hint(placed.shown, placed.turn.documents) if placed.has_hint and moved else ""
+    return documents + location_hint(placed.repeated) + hint
+
+
+def _with_text(text: str, content: Raw) -> Raw:
+    """Put a text in front of a message's content: a text, a list of parts, or null."""
+    value = msgspec.json.decode(content)
+    if isinstance(value, list):
+        first = value[0] if value else None
+        if isinstance(first, dict) and first.get("type") == "text" and isinstance(first.get("text"), str):
+            return Raw(encode([first | {"text": text + first["text"]}, *value[1:]]))
+        return Raw(encode([{"type": "text", "text": text}, *value]))
+    return Raw(encode(text + value if isinstance(value, str) else text))

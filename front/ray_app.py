@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 from ray import serve  # pyright: ignore[reportMissingImports]
@@ -27,23 +29,18 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from ..models.hardware.cores import fast_cores
-from ..models.hardware.device import devices
-from ..server import loading
-from ..server.app import Host, fail, let_go, make_app, refuse
-from ..server.edge.bodies import Bodies
-from ..server.edge.gate import Gate
-from ..server.edge.keys import Keys
-from ..server.edge.origins import Origins
-from ..server.errors import RequestError
-from ..server.log.setup import configure
+from ..models.hardware import devices, fast_cores
+from ..server import load
+from ..server.app import AppState, fail, let_go, make_app, refuse
+from ..server.config.settings import Settings
+from ..server.http.api_errors import RequestError
+from ..server.http.bodies import Bodies
+from ..server.http.log import configure
+from ..server.http.security import CrossOrigin, Gate, Keys, Origins
 from ..server.serve import prepare, start
-from ..server.settings import Settings
 from .events import closing
-from .replicas.answer import Answer
-from .replicas.forward import REPLICA, Answering, Forward, lost, meant_for, unknown
-from .replicas.placing import STORED, Asked, Fleets, Needs
-from .replicas.settings import Replicas, at_rank, read_settings
+from .placing import REPLICA, STORED, Answering, Asked, Fleets, Forward, Needs, ReplicaAnswer, lost, meant_for, unknown
+from .replica_settings import Replicas, at_rank, read_settings
 
 logger = logging.getLogger("slotcache")
 PLACED = "x-slotcache-placed"
@@ -57,9 +54,11 @@ EVERYWHERE = {
 """Requests that all replicas get, beside those that delete a conversation or an answer."""
 BESIDE = 100  # requests that a replica takes beside those that run or wait: its own queue refuses, and orders by cache
 MOST = 100_000  # requests of an ingress at a time
+ASKING = 32  # questions to all replicas at a time
 ENDED = (RayActorError, ObjectLostError)
 """What Ray raises for a replica that has ended, and for a piece of its answer that it took along."""
-SOON = 30.0  # seconds for a question to all replicas
+SOON = 30.0  # seconds for a request that all replicas must answer
+LOOK = 2.0  # seconds for a question that does without those that are silent
 
 
 class Engine:
@@ -70,8 +69,8 @@ class Engine:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         settings, path = await asyncio.to_thread(prepare, at_rank(settings, context.rank.rank))
-        self._host = Host(settings, Bodies.up_to(settings.max_body << 20))
-        start(self._host, await asyncio.to_thread(loading.load_all, settings, path))
+        self._host = AppState(settings, Bodies.up_to(settings.max_body << 20))
+        start(self._host, await asyncio.to_thread(load.load_all, settings, path))
         self._app = make_app(self._host)
 
     async def answer(self, forward: Forward) -> AsyncIterator[list[Message]]:
@@ -83,9 +82,9 @@ class Engine:
                     MutableHeaders(scope=message)[REPLICA] = self._name
             yield messages
 
-    async def whole(self, forward: Forward) -> Answer:
+    async def whole(self, forward: Forward) -> ReplicaAnswer:
         """Answer a request, all at once."""
-        answer = Answer()
+        answer = ReplicaAnswer()
         async for messages in Answering(self._app, forward).messages():
             for message in messages:
                 answer.read(message)
@@ -124,7 +123,10 @@ class Ingress:
         self._engines, self._streams = engines, engines.options(method_name="answer", stream=True)
         self._fleets, self._keys = Fleets(settings.tool_documents), Keys.of(settings)
         self._bodies = Bodies.up_to(settings.max_body << 20)
-        self._listed = Gate(self._list, settings, self._keys, Origins(settings))  # no replica checks who asks for these
+        origins = Origins(settings)
+        listed = Gate(self._list, settings, self._keys, origins)  # no replica checks who asks for these
+        self._listed = CrossOrigin(listed, origins) if origins else listed
+        self._asking = ThreadPoolExecutor(ASKING, "ask")
 
     def __serve_build_asgi_app__(self) -> Starlette:
         handlers = {RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail}
@@ -149,7 +151,7 @@ class Ingress:
         if not only and _is_for_all(forward):
             await self._tell_all(forward, scope, send)
             return
-        if asked.is_unknown:
+        if asked.is_unknown and not only:
             await self._look_for(asked)
         await self._pass_on(asked, send)
 
@@ -159,19 +161,24 @@ class Ingress:
         await JSONResponse({"object": "list", "data": names})(scope, receive, send)
 
     async def _look_for(self, asked: Asked) -> None:
-        """Find out which replica holds what a request continues: one that found it in its folder, say."""
-        found = await self._ask_all("holds", asked.needs.stored)
+        """Find out which replica holds what a request continues: one that found it in its folder, say.
+
+        One that hangs must not hold up others' conversations: it counts as one that does not hold it.
+        """
+        found = await self._ask_all(LOOK, "holds", asked.needs.stored)
         for name in found:
             if isinstance(name, str) and name:
                 asked.found_at(name)
 
     async def _tell_all(self, forward: Forward, scope: Scope, send: Send) -> None:
         """Have all replicas answer. The answer is an error of one, else the sum; 404 if that is what all say."""
-        results = await self._ask_all("whole", forward)
+        results = await self._ask_all(SOON, "whole", forward)
+        if any(isinstance(one, TimeoutError) for one in results):
+            raise RequestError(f"a replica was silent for {SOON:g} s", status=504, code="replica_timeout")
         failed = next((one for one in results if isinstance(one, Exception) and not isinstance(one, ENDED)), None)
         if failed:
             raise failed
-        answers = [answer for answer in results if isinstance(answer, Answer)]
+        answers = [answer for answer in results if isinstance(answer, ReplicaAnswer)]
         refused = [answer for answer in answers if answer.status >= 400]
         said = next((answer for answer in refused if answer.status != 404 or len(refused) == len(answers)), None)
         if said is None and not answers:
@@ -180,22 +187,26 @@ class Ingress:
         await JSONResponse(told, status_code=said.status if said else 200)(scope, _nothing, send)
 
     async def _names(self) -> list[str]:
-        """Return the names of the replicas that are up."""
-        return sorted(name for name in await self._ask_all("name") if isinstance(name, str))
+        """Return the names of the replicas that are up, and answer."""
+        return sorted(name for name in await self._ask_all(LOOK, "name") if isinstance(name, str))
 
-    async def _ask_all(self, method: str, *arguments: object) -> list[object]:
-        """Call a method of all replicas. Return the results, with an exception of one that has just ended."""
+    async def _ask_all(self, seconds: float, method: str, *arguments: object) -> list[object]:
+        """Call a method of all replicas. Return the results, with an exception of one that has just ended or is silent.
+
+        Ray's own call for an event loop has no result at all where one replica is silent; this one has those of the others.
+        """
         asking = self._engines.broadcast(method, *arguments)
+        wait = partial(asking.results, timeout_s=seconds, return_exceptions=True)
         try:
-            return await asking.results_async(timeout_s=SOON, return_exceptions=True)
+            return await asyncio.get_running_loop().run_in_executor(self._asking, wait)
         except DeploymentUnavailableError as error:
             raise turned_away(error) from None
         except TimeoutError:
-            raise RequestError(f"a replica was silent for {SOON:g} s", status=504, code="replica_timeout") from None
+            raise RequestError(f"no replica answered for {seconds:g} s", status=504, code="replica_timeout") from None
 
     async def _pass_on(self, asked: Asked, send: Send) -> None:
         """Send a request to a replica and its answer to the client. Raises RequestError, if nothing was sent yet."""
-        answer, is_over = Answer(), False
+        answer, is_over = ReplicaAnswer(), False
         try:
             async for messages in self._streams.remote(asked):
                 for message in messages:
@@ -243,7 +254,7 @@ def _is_for_all(forward: Forward) -> bool:
     return bool(forgets) or (forward.method, forward.path) in EVERYWHERE
 
 
-def _sum(answers: Sequence[Answer]) -> dict[str, object]:
+def _sum(answers: Sequence[ReplicaAnswer]) -> dict[str, object]:
     """Return answers as one, with the sum of the tokens that they tell."""
     told = [msgspec.json.decode(answer.body, type=dict[str, object]) for answer in answers]
     tokens = [one["tokens"] for one in told if isinstance(one.get("tokens"), int)]
@@ -257,6 +268,7 @@ async def _nothing() -> Message:
 def app(arguments: Mapping[str, object]) -> Application:
     """Return the application. arguments: settings by name; the environment has the others. Raises SettingsError."""
     own, settings = read_settings(arguments)
+    Keys.of(settings)  # an error here, and not in each process that Ray starts
     gpus = own.replica_gpus if own.replica_gpus >= 0 else int(any(one.is_gpu for one in devices()))
     threads = settings.threads or max(fast_cores() // (1 if gpus else own.most), 1)
     settings = replace(settings, threads=threads)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from ray.serve.request_router import (  # pyright: ignore[reportMissingImports]
-    PendingRequest,
-    ReplicaID,
-    RequestRouter,
-    RunningReplica,
-)
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica  # pyright: ignore[reportMissingImports]
 
-from .replicas.placing import Asked
+from .placing import Asked
 
 
 class CacheRouter(RequestRouter):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncIterator, Sequence
+from io import BytesIO
 from typing import Protocol
 
 import aiohttp
 from starlette.types import Send
 
-from ..server.errors import RequestError
+from ..server.http.api_errors import RequestError
+from ..server.http.bodies import Held
 from .events import EventError, Events, closing, is_done
-from .upstream import OF_THE_HOP, Upstream, headers_of
+from .state import FrontState
+from .upstream import OF_THE_HOP, headers_of
 
 logger = logging.getLogger("slotcache")
 JSON, EVENTS = "application/json", "text/event-stream"
@@ -23,7 +26,7 @@ LARGEST = 16 << 20  # bytes of JSON that are held until they are whole
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Reader(Protocol):
+class StreamReader(Protocol):
     """Reads along, and decides what the client gets of a stream."""
 
     def events(self, events: bytes) -> bytes:
@@ -51,15 +54,15 @@ class Relay:
     failure: of the upstream, in the middle of the answer. is_refused: whether the upstream's status says so.
     """
 
-    def __init__(self, upstream: Upstream, send: Send, path: str, reader: Reader, *, more: Headers = ()) -> None:
-        self._upstream, self._send, self._path, self._reader, self._more = upstream, send, path, reader, more
+    def __init__(self, host: FrontState, send: Send, path: str, reader: StreamReader, *, more: Headers = ()) -> None:
+        self._host, self._send, self._path, self._reader, self._more = host, send, path, reader, more
         self._has_begun = self.is_refused = False
         self.failure: RequestError | None = None
 
     async def relay(self, response: aiohttp.ClientResponse) -> None:
         """Send the answer. Raises RequestError, if nothing of it was sent yet."""
         self.is_refused = response.status >= 400
-        pieces = self._upstream.pieces(response)
+        pieces = self._host.upstream.pieces(response)
         is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
         if is_plain and response.content_type == EVENTS:
             await self._relay_events(response, pieces)
@@ -90,20 +93,21 @@ class Relay:
 
     async def _relay_json(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
         """Send a body once it is whole, so that an answer that breaks off becomes an error; one too large, as it comes."""
-        held: list[bytes] = []
-        length = 0
-        async for piece in pieces:
-            held.append(piece)
-            length += len(piece)
-            if length > LARGEST:
+        body = BytesIO()
+        with Held(self._host.room.bodies) as held:
+            async for piece in pieces:
+                body.write(piece)
+                if not _has_room(held, body.tell()):
+                    break
+            else:
+                self._reader.body(response.status, body.getvalue())
                 await self._begin(response)
-                await self._write(b"".join(held))
-                await self._relay_pieces(response, pieces)
+                await self._write(body.getvalue(), more=False)
                 return
-        body = b"".join(held)
-        self._reader.body(response.status, body)
         await self._begin(response)
-        await self._write(body, more=False)
+        await self._write(body.getvalue())
+        del body
+        await self._relay_pieces(response, pieces)
 
     async def _relay_pieces(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
         """Send the pieces of a body. If it breaks off, so does the connection to the client."""
@@ -145,6 +149,15 @@ class Relay:
     @property
     def _is_chat(self) -> bool:
         return self._path.endswith("/chat/completions")
+
+
+def _has_room(held: Held, length: int) -> bool:
+    """Hold an answer that is on its way, if there is room for it."""
+    try:
+        held.hold(length)
+    except RequestError:
+        return False
+    return length <= LARGEST
 
 
 def _ends_by_close(response: aiohttp.ClientResponse) -> bool:

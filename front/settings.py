@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
-from ..server.flags.parser import add_settings
-from ..server.flags.setting import SettingsError, row, table_of
-from ..server.settings import SETTINGS, Order, Settings
+from ..server.config.flags import add_settings
+from ..server.config.settings import SETTINGS, Order, Settings, SettingsError, row, table_of
 
 PORT = 8090  # beside a server on its usual port
 ACCESS = ("host", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body")
@@ -22,7 +21,7 @@ Switch = Literal["auto", "off"]
 
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
+class FrontSettings:
     """The settings that only a front has, and defaults of requests. Times are in seconds."""
 
     upstream: str = row("", ("--upstream",), "address of the engine or of its router, such as http://127.0.0.1:8080")
@@ -35,6 +34,7 @@ class Front:
     dedup: Switch = row("auto", ("--dedup",), "default of a request's `dedup`: earlier documents are referred to")
     tool_documents: Switch = row("auto", ("--tool-documents",), "default of a request's `tool_documents`: lists in results count")
     order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the ranking after documents")
+    max_relayed: int = row(256, ("--max-relayed",), "most requests that are relayed at a time; one more is answered 503", least=1)
     connect_timeout: float = row(5.0, ("--connect-timeout",), "most time to connect to the upstream", least=0)
     answer_timeout: float = row(600.0, ("--answer-timeout",), "most time until an answer begins", least=0)
     stall_timeout: float = row(120.0, ("--stall-timeout",), "most time between two pieces of an answer", least=0)
@@ -50,7 +50,7 @@ class Front:
         return self.upstream.rstrip("/").removesuffix("/v1")
 
 
-OWN = table_of(Front())
+OWN = table_of(FrontSettings())
 HOSTING = tuple(replace(setting, llama="") for setting in SETTINGS if setting.name in SHARED)
 
 
@@ -69,9 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, (*OWN, *HOSTING))
 
 
-def settings_of(arguments: argparse.Namespace) -> tuple[Front, Settings]:
+def settings_of(arguments: argparse.Namespace) -> tuple[FrontSettings, Settings]:
     """Return a front's settings, and those of its port. Raises SettingsError."""
-    own = Front(**{setting.name: getattr(arguments, setting.name) for setting in OWN})
+    own = FrontSettings(**{setting.name: getattr(arguments, setting.name) for setting in OWN})
     if not own.upstream:
         raise SettingsError("--upstream is missing: the address of an engine, such as http://127.0.0.1:8080")
     shared = {setting.name: getattr(arguments, setting.name) for setting in HOSTING}

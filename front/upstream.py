@@ -12,31 +12,47 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from ..server.errors import RequestError
-from .settings import Front
+from ..server.http.api_errors import RequestError
+from ..server.http.bodies import Held
+from .settings import FrontSettings
 
 STATUSES = range(200, 600)  # of answers; an upgrade to another protocol is none
 LOOK = 1.0  # seconds between two looks at a connection that is silent
 SOON = 10.0  # seconds for a question of the front's own
 MOST_FETCHED = 4 << 20  # bytes
-LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head
+PIECE = 64 << 10  # bytes of a body that are written at a time
+LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head, its first one or a header field
 ANNOUNCED = (b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade")
 OF_THE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", *ANNOUNCED))
 """Headers that belong to one connection."""
 OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"expect"))  # of a request: made anew
+PAGES = (b"origin", b"referer", b"sec-fetch-", b"access-control-")
+"""Beginnings of the headers that tell of web pages. Which pages may ask, and read, is for the front to say: an upstream
+would compare their origin with its own name."""
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 SILENT = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # headers that aiohttp would add by itself
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sent:
-    """A request. target: the path with the query. headers: with those of the client's connection, which do not go along."""
+    """A request. target: the path with the query. headers: with those of the client's connection, which do not go along.
+
+    has_key: the upstream's key goes along. held: the room that is free once the upstream has the body.
+    """
 
     method: str
     target: str
     headers: Headers
     body: bytes = b""
+    has_key: bool = True
+    held: Held | None = None
+
+    def let_go(self) -> None:
+        """Forget the body: the upstream has it."""
+        self.body = b""
+        if self.held is not None:
+            self.held.hold(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +66,7 @@ class Fetched:
 class Upstream:
     """One upstream. An async context manager; used by one event loop. has_keys: the clients' keys are the front's own."""
 
-    def __init__(self, settings: Front, has_keys: bool = False) -> None:
+    def __init__(self, settings: FrontSettings, has_keys: bool = False) -> None:
         self._settings, self._has_keys = settings, has_keys
         self._is_closed = False
 
@@ -83,10 +99,12 @@ class Upstream:
         request = self._http.request(
             sent.method,
             url,
-            headers=self._headers(sent.headers),
-            data=sent.body or None,
+            headers=self._headers(sent),
+            # aiohttp writes bytes at once, which asyncio copies where the upstream does not take them.
+            data=_pieces(sent.body) if len(sent.body) > PIECE else sent.body or None,
             allow_redirects=False,
             max_line_size=LONGEST_LINE,
+            max_field_size=LONGEST_LINE,
         )
         with self._failures(self._settings.answer_timeout):
             async with asyncio.timeout(self._settings.answer_timeout or None):
@@ -138,10 +156,12 @@ class Upstream:
             patience -= LOOK
         raise TimeoutError
 
-    def _headers(self, headers: Headers) -> CIMultiDict[str]:
+    def _headers(self, request: Sent) -> CIMultiDict[str]:
         dropped = OURS | CREDENTIALS if self._settings.upstream_key or self._has_keys else OURS
-        sent = CIMultiDict((name.decode("latin-1"), _text(value)) for name, value in without_hop(headers, dropped))
-        if self._settings.upstream_key:
+        sent = CIMultiDict((name.decode("latin-1"), _text(value)) for name, value in without_hop(request.headers, dropped))
+        if request.body:
+            sent["Content-Length"] = str(len(request.body))
+        if self._settings.upstream_key and request.has_key:
             sent["Authorization"] = f"Bearer {self._settings.upstream_key}"
         return sent
 
@@ -156,6 +176,11 @@ class Upstream:
             if self._is_closed:
                 raise RequestError("the front is shutting down", status=503) from None
             raise _failure(error, patience) from None
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(body), PIECE):
+        yield body[at : at + PIECE]
 
 
 def _failure(error: Exception, patience: float) -> RequestError:
@@ -176,15 +201,16 @@ def credentials_of(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def headers_of(response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
-    """Return an answer's headers as they came, without those of its connection."""
+    """Return an answer's headers as they came, without those of its connection and of pages."""
     return without_hop([(name.lower(), value) for name, value in response.raw_headers], without)
 
 
 def without_hop(headers: Headers, others: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
-    """Return headers, whose names are in small letters, without some and without those that `Connection` names."""
+    """Return headers, whose names are in small letters, without some, those that `Connection` names, and those of pages."""
     headers = [*headers]
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
-    return [(name, value) for name, value in headers if name not in others and name not in named]
+    gone = others | named
+    return [(name, value) for name, value in headers if name not in gone and not name.startswith(PAGES)]
 
 
 def _text(value: bytes) -> str:

@@ -1,21 +1,161 @@
-"""A GGUF model: its weights, its metadata and its vocabulary."""
+"""The loaded model: its properties, its weights in memory, its infill and end tokens."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Self
 
 import llama_cpp
 import numpy as np
 
-from .digest import check_unchanged, digest
-from .hardware.device import Device, devices, load_backends
-from .memory.overrides import Override, as_array
-from .memory.weights import Weights, check_file
+from . import errors
+from .errors import ModelError
+from .hardware import HOST, Device, buffer_types, devices, load_backends
+from .model_files import check_unchanged, digest, files_of, stamp
 from .tokenizer import Tokenizer
+
+# ---- Overrides ----------------------------------------------------------------------------------------------------------
+# Tensors that stand elsewhere than their layer: the experts of a mixture, which many cards have no memory for.
+
+EXPERTS = r"\.ffn_(gate|up|gate_up|down)_(ch)?exps"
+"""The names of expert tensors, behind their block."""
+
+MOST_LAYERS = 512  # of any model, by llama.cpp
+
+
+class OverrideRow(ctypes.Structure):
+    """llama.cpp's `llama_model_tensor_buft_override`."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """The place of the tensors whose name a regular expression matches. buffer: ggml's name of a kind of memory."""
+
+    pattern: str
+    buffer: str
+
+
+def parse_overrides(text: str) -> tuple[Override, ...]:
+    """Parse PATTERN=BUFFER,... as llama-server's --override-tensor has it. Raises ModelError."""
+    found = []
+    for entry in filter(None, text.split(",")):
+        pattern, equals, buffer = entry.rpartition("=")
+        known = buffer_types()
+        if not equals or not pattern or buffer not in known:
+            raise ModelError(f"--override-tensor {entry}: expected PATTERN=BUFFER, a buffer of {', '.join(known)}")
+        found.append(Override(pattern, buffer))
+    return tuple(found)
+
+
+def experts_on_host(num_layers: int) -> tuple[Override, ...]:
+    """Keep the experts of the first layers in host memory."""
+    return tuple(Override(rf"blk\.{layer}{EXPERTS}", HOST) for layer in range(min(num_layers, MOST_LAYERS)))
+
+
+def as_array(overrides: tuple[Override, ...]) -> ctypes.Array[OverrideRow] | None:
+    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None: there are none."""
+    if not overrides:
+        return None
+    known = buffer_types()
+    rows = [(override.pattern.encode(), known[override.buffer]) for override in overrides]
+    return (OverrideRow * (len(rows) + 1))(*rows, (None, None))
+
+
+# ---- The tensors of a model in memory, while a context computes with them. ----------------------------------------------
+
+GGUF_MAGIC = b"GGUF"
+CLOSED = llama_cpp.llama_model_p(0)
+
+
+class Weights:
+    """Loaded at once. Safe from several threads.
+
+    may_rest: they are freed when the last context leaves, and loaded again when one enters. head: the model's metadata and
+    vocabulary, which stay. stamps: of its files. on_load: called behind each later load, to make again what was freed with
+    them; may raise ModelError.
+    """
+
+    def __init__(self, path: Path, params: llama_cpp.llama_model_params, *, may_rest: bool) -> None:
+        self.stamps = {file: stamp(file) for file in files_of(path)}
+        self.on_load: list[Callable[[], None]] = []
+        self._path, self._params, self._may_rest = path, params, may_rest
+        self._lock, self._num_contexts = Lock(), 0
+        self._handle = self.head = _load(path, params)
+        if may_rest:
+            params.vocab_only = True
+            self.head = _load(path, params)
+            params.vocab_only = False
+
+    @property
+    def handle(self) -> llama_cpp.llama_model_p:
+        """The loaded model. Raises ModelError while the weights rest: llama.cpp would end the process."""
+        if not self._handle:
+            raise ModelError(f"{self._path} is not in memory")
+        return self._handle
+
+    def enter(self) -> None:
+        """Count one more context, for which the weights are loaded if they rest. Raises ModelError."""
+        with self._lock:
+            if not self._handle:
+                self._load_again()
+            self._num_contexts += 1
+
+    def leave(self) -> None:
+        """Count one context less."""
+        with self._lock:
+            self._num_contexts -= 1
+            if self._may_rest and not self._num_contexts:
+                self._free()
+
+    def close(self) -> None:
+        """Free all. No context is left."""
+        if self.head != self._handle:
+            llama_cpp.llama_model_free(self.head)
+        self._free()
+        self.head = CLOSED
+
+    def _free(self) -> None:
+        if self._handle:
+            llama_cpp.llama_model_free(self._handle)
+        self._handle = CLOSED
+
+    def _load_again(self) -> None:
+        check_unchanged(self.stamps)  # KV of other weights may be in host memory
+        self._handle = _load(self._path, self._params)
+        try:
+            for act in self.on_load:
+                act()
+        except ModelError:
+            self._free()
+            raise
+
+
+def _load(path: Path, params: llama_cpp.llama_model_params) -> llama_cpp.llama_model_p:
+    """Load a model from its file. Raises ModelError."""
+    errors.COMPLAINTS.clear()  # of earlier loads
+    handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    if not handle:
+        raise ModelError(f"cannot load {path}: {errors.last_complaint()}")
+    return handle
+
+
+def check_file(path: Path) -> None:
+    """Raise ModelError with one clear line unless `path` is a readable GGUF file."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"cannot read the model {path}: {error.strerror}") from None
+    if magic != GGUF_MAGIC:
+        raise ModelError(f"{path} is not a GGUF file: it begins with {magic!r}, not with {GGUF_MAGIC!r}")
+
 
 ALL_LAYERS = -1
 NO_LOADING = 0  # llama.cpp's load mode that maps no file
@@ -54,7 +194,7 @@ class Model:
         is_simulated: bool = False,
     ) -> None:
         load_backends()
-        self.path, self.gpu_layers, self.overrides = path, gpu_layers, overrides
+        self.path, self.gpu_layers = path, gpu_layers
         check_file(path)
         self._digest = ""
         params = llama_cpp.llama_model_default_params()
@@ -291,3 +431,32 @@ class Model:
     @property
     def eos(self) -> str:
         return self.text_of(int(llama_cpp.llama_vocab_eos(self.vocab)))
+
+
+# ---- The tokens that a vocabulary has for filling in the middle of a text (Bavarian et al. 2022). -----------------------
+
+NEEDED = {
+    "prefix": llama_cpp.llama_vocab_fim_pre,
+    "suffix": llama_cpp.llama_vocab_fim_suf,
+    "middle": llama_cpp.llama_vocab_fim_mid,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """Ids. repository, file: in front of a repository's name and of each file's; -1: the vocabulary has none."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int
+    file: int
+
+    @classmethod
+    def of(cls, model: Model) -> Self | None:
+        """Return the tokens of a model; None if it lacks one of the three that every infill needs."""
+        needed = {name: int(find(model.vocab)) for name, find in NEEDED.items()}
+        if min(needed.values()) < 0:
+            return None
+        repository, file = llama_cpp.llama_vocab_fim_rep(model.vocab), llama_cpp.llama_vocab_fim_sep(model.vocab)
+        return cls(**needed, repository=int(repository), file=int(file))

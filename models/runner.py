@@ -1,4 +1,4 @@
-"""Carries out plans on a llama.cpp context. No other module computes.
+"""Executes a plan: batch, decode, copies of state, abort.
 
 The batch is filled through numpy views over its arrays; writing it element by element through ctypes costs 1-2 us a write.
 """
@@ -6,23 +6,199 @@ The batch is filled through numpy views over its arrays; writing it element by e
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import cast
 
 import llama_cpp
 import numpy as np
 
-from ..slots.node import Blob, Sizes
-from ..slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
-from .adapters import NO_ADAPTERS, Adapters
+from ..slots.plan import Clear, Drop, HostCopy, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
+from ..slots.radix import CopySizes
 from .context import WARM_UP, Context
 from .errors import Interrupted, NoRoom, RunnerError
-from .grammar.constraint import compute_masks
-from .interrupt import Interrupt
-from .memory.states import ALL, States, data_of
+from .grammar import compute_masks
+from .kv_state import StateLayout, cut, layout_of
+from .lora import NO_ADAPTERS, Adapters
+from .rotation import ComputeAlone, Rotation, find_rotation
 from .sampling import Sampler
 
+# ---- Aborts a batch inside llama.cpp, from another thread. --------------------------------------------------------------
+
+
+class Interrupt:
+    """While it is armed, a call of `set` aborts the current batch.
+
+    llama.cpp asks a callback between any two operations of its graph. Here the callback is the C library's `strlen` over a
+    byte that is zero until it is set: a Python function would wait for the interpreter's lock a thousand times a batch.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._flag = ctypes.create_string_buffer(2)
+        self._callback = ctypes.cast(ctypes.CDLL(None).strlen, llama_cpp.ggml_abort_callback)
+
+    def set(self) -> None:
+        """Abort the current batch, if the interrupt is armed. From any thread."""
+        self._flag[0] = b"!"
+
+    def clear(self) -> None:
+        self._flag[0] = b"\0"
+
+    def arm(self) -> None:
+        """Let `set` abort the batches that follow."""
+        self._install(self._callback, ctypes.c_void_p(ctypes.addressof(self._flag)))
+
+    def disarm(self) -> None:
+        self._install(llama_cpp.ggml_abort_callback(), ctypes.c_void_p())
+
+    def _install(self, callback: Callable[[ctypes.c_void_p], None], data: ctypes.c_void_p) -> None:
+        llama_cpp.llama_set_abort_callback(self._context.handle, callback, data)
+
+
+# ---- The KV of sequences as bytes: copied out of a context and back into it. --------------------------------------------
+
+ALL = -1
+WHOLE, RECURRENT = llama_cpp.LLAMA_STATE_SEQ_FLAGS_NONE, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+NOTHING = np.empty(0, np.uint8)
+
+
+class States:
+    """Copies runs and recurrent states. llama.cpp only saves whole sequences: a run goes through the scratch sequence.
+
+    Of a hybrid, a run is the KV of its attention layers, and a snapshot is its recurrent state alone. In a layout that is
+    not known, as with a sliding window beside recurrent layers, a snapshot is the whole state, and runs are empty.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._layout: StateLayout | None = None  # once a state was made
+        self._stateless: np.ndarray | None = None  # a recurrent state without a cell, of a model whose runs are apart
+        self._has_runs = context.model.can_trim
+        self.rotation: Rotation | str = "its KV cannot be copied by positions"  # or why runs cannot be moved
+
+    def learn(self, run: HostCopy) -> bool:
+        """Note the layout of runs, read off one from position 0 on; return whether ranges can be cut out of them."""
+        self._layout = layout_of(run.data, len(run)) if run.data is not None else None
+        return self._layout is not None
+
+    def learn_rotation(self, compute: ComputeAlone) -> None:
+        """Find out whether runs can be moved: see `find_rotation`. The layout is known."""
+        self.rotation = find_rotation(self._context.model, self._layout, self._context.num_cells, compute)
+
+    def learn_recurrent(self, sequence: int, num_tokens: int) -> CopySizes | None:
+        """Note the layout of a model with recurrent layers; return the sizes of its states, None for a layout not known.
+
+        sequence: it has this many tokens. The scratch sequence has none.
+        """
+        self._has_runs, self._stateless = True, self._copy(self._context.scratch, RECURRENT)
+        run, state = HostCopy(0, num_tokens), HostCopy(0, num_tokens)
+        self.save(sequence, run)
+        self.snap(sequence, state)
+        assert run.data is not None and state.data is not None
+        self._layout = layout_of(run.data, num_tokens, state.data)
+        if self._layout is None:
+            self._has_runs, self._stateless = False, None
+            return None
+        attention = self._layout.attention
+        return CopySizes(state=len(state.data), run_token=attention.token_bytes if attention else 0)
+
+    def size(self, sequence: int) -> int:
+        """Return the bytes of a sequence's whole state."""
+        return llama_cpp.llama_state_seq_get_size(self._context.handle, llama_cpp.llama_seq_id(sequence))
+
+    def accepts(self, run: np.ndarray, start: int, stop: int) -> bool:
+        """Return whether a run from a file is of positions [start, stop) and of this context, to its last byte."""
+        return self._layout is not None and self._layout.fits(run, start, stop)
+
+    def accepts_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
+        """Return whether a recurrent state from a file is of this context, behind that many tokens, to its last byte."""
+        return self._layout is not None and self._layout.fits_recurrent(state, num_tokens)
+
+    def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Return the part of a run at positions [start, stop)."""
+        if self._layout is not None:
+            return self._layout.cut(run, start, stop)
+        return cut(run, start, stop) if len(run) else run
+
+    def save(self, sequence: int, blob: HostCopy) -> None:
+        """Copy the run at the blob's positions."""
+        memory, scratch = self._context.memory, self._context.scratch
+        if not self._has_runs:
+            blob.data = NOTHING
+            return
+        llama_cpp.llama_memory_seq_cp(memory, sequence, scratch, blob.start, blob.stop)
+        if self._stateless is not None:  # `seq_cp` has given it the sequence's recurrent state, too
+            self._set(self._stateless, scratch, RECURRENT)
+        blob.data = self._copy(scratch, WHOLE)  # only now: a blob with data counts as saved
+        llama_cpp.llama_memory_seq_rm(memory, scratch, 0, ALL)
+
+    def restore(self, restore: Restore) -> None:
+        """Give a sequence the cells of a run, or of a part of it, or moved. Its recurrent state is lost."""
+        memory, scratch, blob, distance = self._context.memory, self._context.scratch, restore.blob, restore.distance
+        data, start, stop = data_of(blob), restore.start - distance, restore.stop - distance
+        if not self._has_runs:
+            return
+        run = data if (start, stop) == (blob.start, blob.stop) else self.cut(data, start, stop)
+        if distance:
+            assert isinstance(self.rotation, Rotation)
+            run = self.rotation.moved(run, distance)
+        self._put_back(blob, run, scratch, WHOLE)
+        llama_cpp.llama_memory_seq_cp(memory, scratch, restore.sequence, restore.start, restore.stop)
+        llama_cpp.llama_memory_seq_rm(memory, scratch, 0, ALL)
+
+    def snap(self, sequence: int, blob: HostCopy) -> None:
+        """Copy the present state of a sequence: the recurrent part, or all of it where runs are empty."""
+        blob.data = self._copy(sequence, RECURRENT if self._has_runs else WHOLE)
+
+    def load(self, blob: HostCopy, sequence: int) -> None:
+        """Give a sequence such a state."""
+        self._put_back(blob, data_of(blob), sequence, RECURRENT if self._has_runs else WHOLE)
+
+    def _put_back(self, blob: HostCopy, data: np.ndarray, sequence: int, flags: int) -> None:
+        """Give a sequence the data of a copy. A copy that does not come back is none: no later step may fail by it."""
+        try:
+            self._set(data, sequence, flags)
+        except RunnerError:
+            blob.data = None
+            raise
+
+    def _copy(self, sequence: int, flags: int) -> np.ndarray:
+        """Return the state of a sequence (uint8)."""
+        handle, id = self._context.handle, llama_cpp.llama_seq_id(sequence)
+        size = llama_cpp.llama_state_seq_get_size_ext(handle, id, _flags(flags))
+        data = np.empty(size, np.uint8)
+        written = llama_cpp.llama_state_seq_get_data_ext(handle, _bytes_of(data), size, id, _flags(flags))
+        if written != size:
+            raise RunnerError(f"saving the state of sequence {sequence} wrote {written} of {size} bytes")
+        return data
+
+    def _set(self, data: np.ndarray, sequence: int, flags: int) -> None:
+        """Replace the state of a sequence."""
+        handle, id, size = self._context.handle, llama_cpp.llama_seq_id(sequence), len(data)
+        read = llama_cpp.llama_state_seq_set_data_ext(handle, _bytes_of(data), size, id, _flags(flags))
+        if read != size:
+            raise RunnerError(f"restoring the state of sequence {sequence} read {read} of {size} bytes")
+
+
+def data_of(blob: HostCopy) -> np.ndarray:
+    """Return the bytes of a copy that was made."""
+    if blob.data is None:
+        raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")
+    return blob.data
+
+
+def _flags(flags: int) -> llama_cpp.llama_state_seq_flags:
+    return llama_cpp.llama_state_seq_flags(flags)
+
+
+def _bytes_of(data: np.ndarray) -> ctypes.Array[ctypes.c_uint8]:
+    """Return a pointer to the bytes of an array (uint8), with the type that llama_cpp declares for it."""
+    return cast("ctypes.Array[ctypes.c_uint8]", data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
+
+
+NEAR = 0.01  # of the range of logits: the most that other cells of the same KV may change one, by rounding
 NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
 
 
@@ -105,7 +281,7 @@ class Runner:
 
     def warm_up(self) -> bool:
         """Compute a few tokens, so that the first request need not allocate; return whether KV can move to host memory."""
-        blob = Blob(0, WARM_UP)
+        blob = HostCopy(0, WARM_UP)
         self.compute_zeros(0, WARM_UP)
         model = self.context.model
         can_move = model.can_trim and not model.window  # llama.cpp saves no cells that a window has passed
@@ -117,8 +293,8 @@ class Runner:
             self.states.learn_rotation(self._compute_alone)
         return can_move
 
-    def measure_states(self) -> Sizes:
-        """Return the sizes of the states of a model with recurrent layers."""
+    def measure_states(self) -> CopySizes | None:
+        """Return the sizes of the states of a model with recurrent layers; None if they do not come back as they were."""
         sequence = 0
         self.compute_zeros(0, WARM_UP)
         sizes = self.states.learn_recurrent(sequence, WARM_UP)
@@ -126,9 +302,39 @@ class Runner:
             short = self.states.size(sequence)
             self.compute_zeros(WARM_UP, 2 * WARM_UP)
             each = (self.states.size(sequence) - short) // WARM_UP
-            sizes = Sizes(state=short - WARM_UP * each, state_token=each)
+            sizes = CopySizes(state=short - WARM_UP * each, state_token=each)
         self.apply(Drop(sequence))
-        return sizes
+        come_back = self._states_come_back()
+        self.clear()
+        return sizes if come_back else None
+
+    def _states_come_back(self) -> bool:
+        """Whether another sequence goes on from a saved state and the run in front of it as the first one did.
+
+        llama.cpp promises neither what a part of a state holds nor that another sequence can load it: snapshots need both.
+        """
+        text = np.arange(1, WARM_UP + 2, dtype=np.int32) * (self.context.model.num_vocab // (WARM_UP + 2))
+        run, state = HostCopy(0, WARM_UP), HostCopy(0, WARM_UP)
+        before, after = HostCopy(0, WARM_UP + 1), HostCopy(0, WARM_UP + 1)
+        self._try(Span(0, 0, 0, text[:WARM_UP], logits=True))
+        self.apply(Save(0, run))
+        self.apply(Snap(0, state))
+        expected = self._next_logits(0, text)
+        self.apply(Snap(0, before))
+        try:
+            self.apply(Restore(run, 1, 0, WARM_UP))
+            self.apply(Load(state, 1))
+        except RunnerError:
+            return False
+        found = self._next_logits(1, text)
+        self.apply(Snap(0, after))
+        is_near = np.abs(found - expected).max() <= NEAR * np.ptp(expected)
+        return bool(is_near and np.array_equal(data_of(after), data_of(before)))
+
+    def _next_logits(self, sequence: int, text: np.ndarray) -> np.ndarray:
+        """Return the logits behind the last token of a text, where a sequence has all others."""
+        self._try(Span(0, sequence, len(text) - 1, text[-1:], logits=True))
+        return self.logits(1)[0].copy()
 
     def compute_zeros(self, start: int, stop: int, sequence: int = 0) -> None:
         """Compute tokens of no meaning at positions [start, stop) of a sequence, to the last one's logits."""
@@ -148,7 +354,7 @@ class Runner:
         runs: list[np.ndarray] = []
         size = min(WARM_UP, self.context.scratch)
         for first in range(0, len(positions), size):
-            blobs = [Blob(position, position + 1) for position in positions[first : first + size]]
+            blobs = [HostCopy(position, position + 1) for position in positions[first : first + size]]
             one = np.array([token], np.int32)
             self._try(*(Span(0, sequence, blob.start, one, logits=True) for sequence, blob in enumerate(blobs)))
             for sequence, blob in enumerate(blobs):

@@ -1,23 +1,194 @@
-"""Chooses the next token: llama-server's samplers in its order, for each request that does not simply take the best one."""
+"""The sampler chain: candidates, the choice, log-probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeAlias
 
 import llama_cpp
 import numpy as np
 
-from .grammar.constraint import Constraint
+from .detokenizer import ThoughtClock
+from .grammar import Constraint
 from .model import Model
-from .samplers.candidates import Candidates, Row
-from .samplers.chain import Link, chain_of, choice, links_of, mirostat
-from .samplers.chances import Chances
-from .samplers.parameters import GREEDY, Sampling
-from .samplers.repetition import Dry, Penalties
-from .thought import ThoughtClock
+from .penalties import Dry, Penalties
+from .sampling_params import Sampling
 
-__all__ = ["GREEDY", "Chances", "Sampler", "Sampling"]
+# ---- The tokens that may still be chosen, as llama.cpp's samplers see them. ---------------------------------------------
+
+KIND = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+
+
+class LogitsRow:
+    """All tokens of the vocabulary, in order. values: their logits."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of some tokens, and which of them are at these places: all, in order."""
+        return tokens, np.arange(len(tokens))
+
+
+class TokenList:
+    """A list of tokens that samplers shorten, order and choose from.
+
+    row: the logits of the vocabulary, (tokens,); those of minus infinity are left out. sort: the best ones first, for a
+    sampler that would sort the whole vocabulary, which takes llama.cpp several times as long.
+    """
+
+    def __init__(self, row: np.ndarray, sort: bool = False) -> None:
+        possible = np.flatnonzero(row > -np.inf)
+        tokens = possible if len(possible) else np.arange(len(row))
+        if sort:
+            tokens = tokens[np.argsort(-row[tokens])]
+        self._data = np.zeros(len(tokens), KIND)
+        self._data["id"], self._data["logit"] = tokens, row[tokens]
+        self._start = self._data.ctypes.data
+        pointer = ctypes.cast(self._start, ctypes.POINTER(llama_cpp.llama_token_data))
+        self._arrays = (llama_cpp.llama_token_data_array * 1)((pointer, len(tokens), -1, sort))
+        self._struct = self._arrays[0]
+
+    @property
+    def left(self) -> np.ndarray:
+        """The tokens that are left: id, logit, p. A sampler may have dropped some at the front."""
+        address = ctypes.cast(self._struct.data, ctypes.c_void_p).value or self._start
+        first = (address - self._start) // KIND.itemsize
+        return self._data[first : first + self._struct.size]
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.left["logit"]
+
+    def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of some tokens (sorted) that are left, and which of them are at these places."""
+        ids = self.left["id"]
+        nearest = np.minimum(np.searchsorted(tokens, ids), max(len(tokens) - 1, 0))
+        places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)
+        return places, nearest[places]
+
+    def apply(self, chain: llama_cpp.llama_sampler_p) -> None:
+        """Let a chain shorten them, or choose."""
+        llama_cpp.llama_sampler_apply(chain, self._arrays)
+
+    def unsort(self) -> None:
+        """Note that the logits were changed."""
+        self._struct.sorted = False
+
+    @property
+    def chosen(self) -> int:
+        """The token that a chain has chosen."""
+        return int(self.left["id"][self._struct.selected])
+
+
+# ---- llama.cpp's samplers in llama-server's order, each with the parameters that it takes. ------------------------------
+
+Link: TypeAlias = "llama_cpp.llama_sampler_p"
+MIROSTAT_TOKENS = 100  # the most probable ones, from which Mirostat 1 estimates
+MAX_INFILL = 128  # tokens that infill compares with each other, pair by pair
+
+
+def _infill(model: Model, sampling: Sampling) -> list[Link]:
+    limit = llama_cpp.llama_sampler_init_top_k(MAX_INFILL)
+    return [limit, llama_cpp.llama_sampler_init_infill(model.vocab)]
+
+
+LINKS: dict[str, Callable[[Model, Sampling], list[Link]]] = {
+    "top_n_sigma": lambda model, sampling: [llama_cpp.llama_sampler_init_top_n_sigma(sampling.top_n_sigma)],
+    "top_k": lambda model, sampling: [llama_cpp.llama_sampler_init_top_k(sampling.top_k)],
+    "typ_p": lambda model, sampling: [llama_cpp.llama_sampler_init_typical(sampling.typical_p, sampling.min_keep)],
+    "top_p": lambda model, sampling: [llama_cpp.llama_sampler_init_top_p(sampling.top_p, sampling.min_keep)],
+    "min_p": lambda model, sampling: [llama_cpp.llama_sampler_init_min_p(sampling.min_p, sampling.min_keep)],
+    "xtc": lambda model, sampling: [
+        llama_cpp.llama_sampler_init_xtc(
+            sampling.xtc_probability, sampling.xtc_threshold, sampling.min_keep, bits(sampling.seed)
+        )
+    ],
+    "temperature": lambda model, sampling: [
+        llama_cpp.llama_sampler_init_temp_ext(sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent)
+    ],
+    "infill": _infill,
+}
+"""The links that a name in `samplers` adds."""
+
+
+def chain_of(links: Iterable[Link]) -> Link:
+    """Return a chain, which owns its links."""
+    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+    for link in links:
+        llama_cpp.llama_sampler_chain_add(chain, link)
+    return chain
+
+
+def links_of(model: Model, sampling: Sampling, names: Sequence[str]) -> list[Link]:
+    """Return the links of these samplers, in order."""
+    return [link for name in names if name in LINKS for link in LINKS[name](model, sampling)]
+
+
+def mirostat(model: Model, sampling: Sampling) -> list[Link]:
+    """Return Mirostat, which takes the place of the other samplers."""
+    seed, tau, eta = bits(sampling.seed), sampling.mirostat_tau, sampling.mirostat_eta
+    temperature = llama_cpp.llama_sampler_init_temp(sampling.temperature)
+    if sampling.mirostat == 1:
+        return [temperature, llama_cpp.llama_sampler_init_mirostat(model.num_vocab, seed, tau, eta, MIROSTAT_TOKENS)]
+    return [temperature, llama_cpp.llama_sampler_init_mirostat_v2(seed, tau, eta)]
+
+
+def choice(sampling: Sampling) -> Link:
+    """Return the link that chooses among the tokens that the others left."""
+    seed = bits(sampling.seed)
+    if "adaptive_p" in sampling.samplers:
+        return llama_cpp.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, seed)
+    return llama_cpp.llama_sampler_init_dist(seed)
+
+
+def bits(seed: int) -> int:
+    """Return a seed as llama.cpp takes it."""
+    return seed & 0xFFFFFFFF
+
+
+# ---- The probabilities of a token and of the most probable ones at its place. -------------------------------------------
+
+LEAST = -9999.0  # the logarithm of no probability at all, which JSON cannot write; OpenAI's value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chances:
+    """Natural logarithms of probabilities. tokens (int32), logprobs (float32): the most probable ones, best first."""
+
+    token: int
+    logprob: float
+    tokens: np.ndarray
+    logprobs: np.ndarray
+
+    @classmethod
+    def of_model(cls, row: np.ndarray, token: int, most: int) -> Chances:
+        """Return the chances that the model gives. row: its logits, (vocabulary,), float32."""
+        first = max(len(row) - most, 0)
+        tokens = np.argpartition(row, first)[first:] if 0 < first < len(row) else np.arange(first, len(row))
+        tokens = tokens[np.lexsort((tokens, -row[tokens]))].astype(np.int32)
+        best = row.max()
+        total = best + np.log(np.exp(row - best).sum(dtype=np.float64))
+        logprobs = np.maximum(row[tokens] - total, LEAST).astype(np.float32)
+        return cls(token, float(np.float32(max(row[token] - total, LEAST))), tokens, logprobs)
+
+    @classmethod
+    def of_samplers(cls, left: np.ndarray, token: int, most: int) -> Chances:
+        """Return the chances that the samplers left. left: llama_token_data of the tokens that could be chosen."""
+        possible = left[left["p"] > 0]
+        best = possible[np.argsort(-possible["p"], kind="stable")[:most]]
+        own = left["p"][left["id"] == token]
+        logprob = float(np.log(own[0])) if len(own) and own[0] > 0 else LEAST
+        return cls(token, logprob, best["id"].copy(), np.log(best["p"]))
+
+    @classmethod
+    def certain(cls, token: int) -> Chances:
+        """Return the chances where no other token could be chosen."""
+        return cls(token, 0.0, np.array([token], np.int32), np.zeros(1, np.float32))
+
 
 Repetition = Penalties | Dry
 REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
@@ -36,6 +207,7 @@ class Sampler:
     """
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
+        self._given = model, sampling
         self._chances: Chances | None = None  # of the last token, where the request asks for them
         self._further: list[tuple[int, Chances | None]] = []  # tokens behind it that were chosen in the same step
         self.constraint: Constraint | None = None
@@ -82,7 +254,7 @@ class Sampler:
             logits[tokens] += values
         fits = self.constraint is None or self.constraint.apply(logits)
         for step in self._first:
-            step.apply(Row(logits))
+            step.apply(LogitsRow(logits))
         token = self._choose(logits, context, index) if fits else self._end_answer()
         if given is not None and self._most is not None:
             self._chances = Chances.of_model(given, token, self._most)
@@ -140,7 +312,7 @@ class Sampler:
             return token
         if not self._needs_list:
             return llama_cpp.llama_sampler_sample(self._last, context, index)
-        candidates = Candidates(logits, sort=self._sorts)
+        candidates = TokenList(logits, sort=self._sorts)
         for chain, step in self._between:
             candidates.apply(chain)
             if step.apply(candidates):
@@ -194,6 +366,11 @@ class Sampler:
     def _count(self, tokens: np.ndarray) -> None:
         for step in self._repetitions:
             step.extend(tokens)
+
+    def anew(self) -> Sampler:
+        """Close this one, and return one that has seen and chosen nothing yet."""
+        self.close()
+        return Sampler(*self._given)
 
     def close(self) -> None:
         """Free the chains."""

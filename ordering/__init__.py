@@ -28,8 +28,7 @@ Pure Python, for use in front of any engine with a prefix cache:
 from .arrangement import Arrangement, arrange
 from .document import Document, DocumentError, parse_documents
 from .fleet import Fleet, Placement
-from .index import Index, RecencyIndex, Step
-from .policy import POLICIES
+from .policy import POLICIES, Index, RecencyIndex, Step
 from .prompt import document_text, order_hint
 from .tree import KnowledgeTree
 

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from .index import Index, P
-from .policy import POLICIES, OrderRequest, auto, walk
+from .policy import POLICIES, Index, OrderRequest, P, auto, walk
 
 
 @dataclass(frozen=True, slots=True)

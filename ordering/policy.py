@@ -1,4 +1,4 @@
-"""Ordering policies: `auto`, and the baselines of the benchmarks.
+"""Order policies by name, over an index of cached prefixes.
 
 A policy takes a request and an index, and returns the ranks of the movable documents in their new order. It does not
 change the index.
@@ -6,16 +6,75 @@ change the index.
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import permutations
 from math import inf
-from typing import Generic, Protocol
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from .index import Index, P, RecencyIndex
+# ---- The questions that an ordering policy may ask a cache. -------------------------------------------------------------
+#
+# Two classes answer them: slotcache's own prefix tree, exactly, and `KnowledgeTree`, a prediction for other engines.
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[P]):
+    """One cached document: its end, and the worth of its reuse.
+
+    position: the end of the document in the cache. tokens: the tokens that can be reused. saved: `tokens` less the cost
+    of their restore, in tokens of prefill, 0 or more; a document on the device saves all its tokens, a document on a
+    slower tier fewer. ahead: an upper bound on the tokens that any path after this document saves, `Index.beyond`
+    included; with it, the search skips branches that cannot win.
+    """
+
+    position: P
+    tokens: int
+    saved: float
+    ahead: float = inf
+
+
+class Index(Protocol[P]):
+    """The cached documents and their successors. A position, of type `P`, is a place in the cache. No method changes it."""
+
+    def start(self) -> P | None:
+        """Return the position at which a request's documents begin; None if the text before them is not cached."""
+        ...
+
+    def behind(self, position: P) -> Collection[str]:
+        """Return the keys of the documents that are cached directly after `position`.
+
+        Must take constant time, and so must `in` on the result.
+        """
+        ...
+
+    def follow(self, position: P, key: str) -> Step[P] | None:
+        """Return the step over document `key`; None if it is not cached directly after `position`."""
+        ...
+
+    def beyond(self, position: P) -> float:
+        """Return the tokens that a request saves after its last document if that document ends at `position`.
+
+        The rest of a conversation follows the documents of an earlier turn: the same order reuses the rest, too. 0.0
+        if no cached text follows.
+        """
+        ...
+
+
+@runtime_checkable
+class RecencyIndex(Protocol):
+    """An index that also knows the last use of a document. Only the `recency` policy needs it."""
+
+    def recency(self, key: str) -> float | None:
+        """Return a number that is greater for later use; None for an unknown document."""
+        ...
+
 
 ORACLE_LIMIT = 8
 
@@ -224,3 +283,35 @@ POLICIES: Mapping[str, Policy] = {
     "greedy": greedy,
     "oracle": oracle,
 }
+
+
+# ---- Retrieval and prefill at the same time, for a search that finds its documents in stages. ---------------------------
+#
+# RAGCache, section 5.3 (dynamic speculative pipelining): the best documents of an early stage are often the final ones.
+# Their prefill during the search costs other requests nothing while the machine is idle.
+
+D = TypeVar("D")
+Post = Callable[[str, dict[str, object]], Awaitable[object]]
+"""Sends a JSON body to a path of the server. With httpx: `lambda path, body: client.post(path, json=body)`."""
+
+
+async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterable[list[D]]) -> list[D]:
+    """Have the server prefill during a search. Return the documents of the last stage, to be sent with the chat.
+
+    chat: the body of the later chat completion, without documents. stages: after each stage the best documents so far, in
+    rank; the last stage is the result. A stage that changes nothing is not sent. An error of `post` is ignored: it costs
+    only the head start.
+    """
+    turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
+    await _speculate(post, turn)
+    documents: list[D] = []
+    async for found in stages:
+        if found != documents:
+            documents = found
+            await _speculate(post, turn | {"documents": documents})
+    return documents
+
+
+async def _speculate(post: Post, body: dict[str, object]) -> None:
+    with contextlib.suppress(Exception):
+        await post("/v1/speculate", body)

@@ -29,10 +29,14 @@ def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
 
     The line names only the first ids: it stops where the remaining documents already stand in rank, which saves tokens
     and loses no information. It belongs after the documents and before the question, where it breaks no shared prefix. It
-    holds ids, never document text.
+    holds ids, never document text. Documents of the rank that the order lacks stand elsewhere: all of them are named.
     """
-    place = {document.id: at for at, document in enumerate(order)}
-    ranks = [document.id for document in rank]
+    return rank_hint([document.id for document in order], [document.id for document in rank])
+
+
+def rank_hint(order: Sequence[str], ranks: Sequence[str]) -> str:
+    """Return the line of `order_hint` for documents by their ids."""
+    place = {id: at for at, id in enumerate(order)}
     named = max(len(ranks) - 1, 0)
     while named and place.get(ranks[named - 1], inf) < place.get(ranks[named], -inf):
         named -= 1

@@ -19,12 +19,10 @@ With an `Embedder`, `refresh` also embeds the chunks, and `index.search(embed=..
 """
 
 from .chunks import Chunk, Sizes, cut
-from .files import Folder, FoundFile, SkippedFile
-from .index import Embedder, Index, Progress, Scan
-from .prefixes import Prefixes, prefixes_of
-from .records import FAILED, INDEXED, SKIPPED, Place, StoredChunk, StoredFile
-from .search import FUSED, LEXICAL, RERANKED, Hit, Query, Search, Stage
-from .watching import changes
+from .files import Folder, FoundFile, SkippedFile, changes
+from .index import Embedder, Index, Prefixes, Progress, Scan, prefixes_of
+from .ranking import FUSED, LEXICAL, RERANKED, Hit, Query, Search, Stage
+from .writing import FAILED, INDEXED, SKIPPED, Place, StoredChunk, StoredFile
 
 __all__ = [
     "FAILED",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, chain, pairwise, takewhile
 
-from ..ordering import Document
-from .extract.section import Block, Section
+from ..ordering.document import Document
+from .markdown import Block, Section
 
 VERSION = 1  # of the rules here: other rules make other chunks
 BYTES_PER_TOKEN = 4  # roughly, in most vocabularies and languages

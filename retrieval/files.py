@@ -1,4 +1,4 @@
-"""Folders of documents: the files to read, and a reason for each one that is not."""
+"""The files of a folder: listed, compared, watched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from posixpath import normpath
+from threading import Event
 from unicodedata import category
+
+from watchfiles import watch
 
 MAX_BYTES = 64 << 20  # of a file
 CONTROLS = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories: control characters, bytes that are no text, line ends
@@ -27,9 +30,12 @@ class Folder:
     name: str = ""
 
     def shown(self, parts: tuple[str, ...]) -> str:
-        """Return the path of a file as users see it; control characters are escaped."""
+        """Return the path of a file as users see it, of each file another one: control characters are escaped.
+
+        So are backslashes: a bell would look like the four letters of its escape.
+        """
         path = "/".join((self.name, *parts) if self.name else parts)
-        return path if _is_plain(path) else path.encode("unicode_escape", "surrogatepass").decode("ascii")
+        return path if _is_plain(path) and "\\" not in path else "".join(map(_escaped, path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,33 +113,52 @@ def walk(folder: Folder) -> Iterator[FoundFile | SkippedFile]:
     while waiting:
         parts = waiting.pop()
         try:
-            with os.scandir(folder.root.joinpath(*parts)) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+            found = sorted(_entries(folder.root.joinpath(*parts)), key=lambda entry: entry.name)
         except OSError as error:
             yield SkippedFile(folder.shown(parts) or ".", _cannot_be_opened(error))
             continue
         below: list[tuple[str, ...]] = []
         for entry in found:
             inner = (*parts, entry.name)
-            if reason := _reason(entry):
-                yield SkippedFile(folder.shown(inner), reason)
-            elif entry.is_dir(follow_symlinks=False):
-                below.append(inner)
-            else:
-                with suppress(FileNotFoundError):  # it was removed in the meantime
+            try:
+                if reason := _reason(entry):
+                    yield SkippedFile(folder.shown(inner), reason)
+                elif entry.is_dir(follow_symlinks=False):
+                    below.append(inner)
+                else:
                     yield _file(folder, inner, entry.stat(follow_symlinks=False))
+            except FileNotFoundError:
+                continue  # it was removed in the meantime
+            except OSError as error:
+                yield SkippedFile(folder.shown(inner), _cannot_be_opened(error))
         waiting += reversed(below)
 
 
 def directories(folder: Folder) -> Iterator[Path]:
     """Yield the folders that hold the files which `walk` finds."""
-    waiting = [folder.root if folder.root.is_dir() else folder.root.parent]
+    if not folder.root.is_dir():
+        yield folder.root.parent
+        return
+    waiting = [folder.root]
     while waiting:
         path = waiting.pop()
+        found: list[os.DirEntry[str]] = []
+        try:
+            found = _entries(path)
+        except OSError:
+            if path != folder.root:
+                continue  # it cannot be watched either: the folder around it tells of a change of its mode
         yield path
-        with suppress(OSError), os.scandir(path) as entries:
-            inner = [entry for entry in entries if not _reason(entry) and entry.is_dir(follow_symlinks=False)]
-            waiting += [Path(entry.path) for entry in inner]
+        for entry in found:
+            with suppress(OSError):
+                if not _reason(entry) and entry.is_dir(follow_symlinks=False):
+                    waiting.append(path / entry.name)
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    """Return what a folder has. Raises OSError, also for a folder that can be listed and not entered."""
+    with os.scandir(os.path.join(path, ".")) as entries:
+        return list(entries)
 
 
 def _reason(entry: os.DirEntry[str]) -> str:
@@ -163,7 +188,7 @@ def _unfit(about: os.stat_result) -> str:
     return "" if about.st_size else "it is empty"
 
 
-def read_bytes(root: str, parts: tuple[str, ...]) -> bytes:
+def read_bytes(root: str | bytes, parts: tuple[str, ...]) -> bytes:
     """Return a file's bytes. Raises OSError, also where a link or a device stands on the way to it by now."""
     folder = os.open(root, os.O_RDONLY | os.O_NONBLOCK)
     for at, name in enumerate(parts, 1):
@@ -183,5 +208,58 @@ def _is_plain(name: str) -> bool:
     return name.isprintable() or not any(category(letter) in CONTROLS for letter in name)
 
 
+def _escaped(letter: str) -> str:
+    if letter != "\\" and _is_plain(letter):
+        return letter
+    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
 def _cannot_be_opened(error: OSError) -> str:
     return f"it cannot be opened: {error.strerror or error}"
+
+
+# ---- Notice of changes below folders. -----------------------------------------------------------------------------------
+
+DEBOUNCE = 500  # ms: changes that follow each other faster are one notice
+SETTLING = 1000  # ms until the first notice: of changes before the watch stood
+RETRY = 5.0  # seconds until a folder that is gone is looked for again
+
+
+def changes(folders: Sequence[Folder], stop: Event) -> Iterator[None]:
+    """Yield at the start and after each change below the folders, until `stop` is set.
+
+    The caller looks for what has changed. Raises OSError where the system allows no more watches.
+    """
+    while not stop.is_set():
+        with suppress(FileNotFoundError):
+            yield from _changes_below(_watched(folders), folders, stop)
+            continue
+        stop.wait(RETRY)
+
+
+def _changes_below(watched: set[Path], folders: Sequence[Folder], stop: Event) -> Iterator[None]:
+    """Yield as `changes` does, until there are other folders to watch.
+
+    Each folder is watched by itself: a watch of a folder with all below it would follow the links in it.
+    """
+    is_first = True
+    notices = watch(
+        *watched,
+        watch_filter=None,
+        stop_event=stop,
+        debounce=DEBOUNCE,
+        rust_timeout=SETTLING,
+        yield_on_timeout=True,
+        raise_interrupt=False,
+        recursive=False,
+    )
+    for found in notices:
+        if found or is_first:
+            yield
+            if watched != _watched(folders):
+                return
+        is_first = False
+
+
+def _watched(folders: Sequence[Folder]) -> set[Path]:
+    return {path for folder in folders for path in directories(folder)}

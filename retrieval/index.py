@@ -1,7 +1,9 @@
-"""Folders of documents as an index that is kept up to date, one small step at a time."""
+"""Keeps an index equal to its folder."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -11,14 +13,12 @@ import numpy as np
 
 from . import chunks
 from .chunks import Sizes, embedded_text
-from .extract.section import Unreadable
 from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
-from .reading.messages import Task
-from .reading.process import EndedError, FileReader
-from .records import FAILED, SKIPPED, StoredChunk, StoredFile
-from .search import EmbedQuery, Rerank, Search
+from .markdown import Unreadable
+from .process import MOST_SECONDS, QUICK, SECONDS, SECONDS_A_MIB, EndedError, FileReader, ReadTask, SlowError
+from .ranking import EmbedQuery, Rerank, Search, VectorIndex, unit
 from .store import Store
-from .vectors import VectorIndex, unit
+from .writing import FAILED, SKIPPED, StoredChunk, StoredFile
 
 BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits for them at most
 LOOKAHEAD = 64  # chunks that are fetched at once to be embedded
@@ -123,9 +123,8 @@ class Index:
         """
         scan = self.scan()
         self.forget(scan)
-        for file in scan.changed:
-            if not may_go_on() or not self.read(file, may_go_on):
-                return False
+        if not self.read_all(scan.changed, may_go_on):
+            return False
         while self.embed_some():
             if not may_go_on():
                 return False
@@ -158,16 +157,44 @@ class Index:
             self._put(StoredFile(file.path, state=SKIPPED, reason=file.reason, stamp=file.stamp))
         self._count()
 
-    def read(self, file: FoundFile, may_go_on: MayGoOn = always) -> bool:
-        """Bring a file's chunks into the index, or the reason why it cannot be read. False: `may_go_on` ended it."""
+    def read_all(self, files: Sequence[FoundFile], may_go_on: MayGoOn = always) -> bool:
+        """Read files, one after the other; those that take long are begun again behind all others.
+
+        False: `may_go_on` ended it, which is called before each file and after each batch of a file's chunks.
+        """
+        slow: list[FoundFile] = []
+        for seconds, some in ((QUICK, files), (MOST_SECONDS, slow)):
+            for file in some:
+                try:
+                    if not may_go_on() or not self.read(file, may_go_on, seconds):
+                        return False
+                except SlowError:
+                    slow.append(file)
+        return True
+
+    def read(self, file: FoundFile, may_go_on: MayGoOn = always, seconds: float = MOST_SECONDS) -> bool:
+        """Bring a file's chunks into the index, or the reason why it cannot be read. False: `may_go_on` ended it.
+
+        seconds: of processor time, at most. Raises SlowError for a file that takes more, and may take it.
+        """
+        most = min(SECONDS + SECONDS_A_MIB * file.stamp.size / (1 << 20), MOST_SECONDS)
         self.progress = replace(self.progress, reading=file.path)
-        known, parts = self.store.digest(file.path), file.parts
-        task = Task(str(file.folder.root), parts, file.path, file.stamp, known=known, tokens=self._chunk_tokens)
+        task = ReadTask(
+            os.fsencode(file.folder.root),
+            file.parts,
+            file.path,
+            file.stamp,
+            known=self.store.digest(file.path),
+            tokens=self._chunk_tokens,
+            seconds=min(seconds, most),
+        )
         try:
             self.vectors.remove(self.store.written_elsewhere(lambda: self._reader.read(task, may_go_on)))
         except Unreadable as error:
             if not may_go_on():  # the reading was ended, and says nothing of the file
                 return False
+            if isinstance(error, SlowError) and seconds < most:
+                raise
             self._put(StoredFile(file.path, state=FAILED, reason=str(error), stamp=file.stamp))
         except EndedError:
             return False
@@ -206,3 +233,37 @@ def _batch(waiting: Sequence[tuple[int, str, str, int]]) -> Sequence[tuple[int, 
     """Return the first chunks, at least one, that have no more tokens together than a batch may."""
     tokens = accumulate(count for *_, count in waiting)
     return waiting[: max(sum(total <= BATCH_TOKENS for total in tokens), 1)]
+
+
+# ---- What embedding models were trained to see in front of a query and of a document. -----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """The texts in front of a query and of a document; none by default."""
+
+    query: str = ""
+    document: str = ""
+
+
+TASK = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+RETRIEVE = "Represent this sentence for searching relevant passages: "
+FAMILIES = {
+    r"\be5-.*instruct\b": Prefixes(f"{TASK} "),
+    r"\be5-": Prefixes("query: ", "passage: "),
+    r"\bqwen3-embedding\b": Prefixes(TASK),
+    r"\bbge-(small|base|large)-en\b": Prefixes(RETRIEVE),
+    r"\bbge-(small|base|large)-zh\b": Prefixes("为这个句子生成表示以用于检索相关文章："),
+    r"\bmxbai-embed-large\b": Prefixes(RETRIEVE),
+    r"\barctic-embed-[lm]-v2": Prefixes("query: "),
+    r"\barctic-embed\b": Prefixes(RETRIEVE),
+    r"\bnomic-(embed-text|bert)\b": Prefixes("search_query: ", "search_document: "),
+    r"\bgemma-embedding\b": Prefixes("task: search result | query: ", "title: none | text: "),
+}
+"""By a pattern of a model's name or architecture, as their model cards say. The first one that is found counts."""
+
+
+def prefixes_of(name: str, architecture: str) -> Prefixes:
+    """Return the prefixes of a model by `general.name` and `general.architecture` of its GGUF file."""
+    about = re.sub(r"[\s_]+", "-", f"{name} {architecture}".lower())
+    return next((prefixes for pattern, prefixes in FAMILIES.items() if re.search(pattern, about)), Prefixes())

@@ -1,4 +1,4 @@
-"""The index in one SQLite file: files, chunks, their places, their words and their vectors. One transaction a file.
+"""The database of the index: its reads, and the popularity of chunks.
 
 A process that is killed leaves a whole index: each file is in it as it was before, or as it is now.
 """
@@ -16,8 +16,7 @@ import numpy as np
 from . import writing
 from .chunks import Chunk
 from .files import Stamp
-from .records import Place, StoredChunk, StoredFile
-from .schema import SCHEMA, SCHEMA_VERSION, TABLES, VIOLATIONS
+from .writing import SCHEMA, SCHEMA_VERSION, TABLES, VIOLATIONS, Place, StoredChunk, StoredFile
 
 FILES = """
     select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns
@@ -103,7 +102,7 @@ class Store:
         with self._writing, writing.transaction(self._writer):
             yield self._writer
 
-    def written_elsewhere(self, write: Callable[[], writing.Written]) -> list[int]:
+    def written_elsewhere(self, write: Callable[[], writing.WriteOutcome]) -> list[int]:
         """Let another process write meanwhile; return the numbers of the chunks that are in no file any more."""
         with self._writing:
             return self._count(write())
@@ -120,7 +119,7 @@ class Store:
         with self._writing:
             return self._count(writing.remove_files(self._writer, paths))
 
-    def _count(self, written: writing.Written) -> list[int]:
+    def _count(self, written: writing.WriteOutcome) -> list[int]:
         self.num_chunks += written.num_new - len(written.gone)
         return written.gone
 
@@ -219,3 +218,45 @@ def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:
         select path, place.number, page, start, stop from place join file on file.id = place.file
         where chunk = ? order by path, place.number"""
     return tuple(Place(*row) for row in connection.execute(query, (number,)))
+
+
+# ---- The chunks that questions ask for most, and those that the next question may ask for. ------------------------------
+
+
+def count_uses(store: Store, uses: Mapping[str, int]) -> None:
+    """Count more uses of chunks, by their ids. Those that are gone are not counted. It waits for a file that is written."""
+    query = """
+        insert into popularity select number, ? from chunk where id = ?
+        on conflict(chunk) do update set uses = uses + excluded.uses"""
+    with store.writing() as connection:
+        connection.executemany(query, [(count, id) for id, count in uses.items()])
+
+
+def likeliest(store: Store, most_tokens: int) -> list[int]:
+    """Return the numbers of the likeliest chunks, up to `most_tokens` tokens as they are counted here.
+
+    First those with the most uses, then those of the files changed last, in a file's order.
+    """
+    chosen: dict[int, None] = {}
+    for number, tokens in _by_likelihood(store):
+        most_tokens -= 0 if number in chosen else tokens
+        if most_tokens < 0:
+            break
+        chosen[number] = None
+    return list(chosen)
+
+
+def _by_likelihood(store: Store) -> Iterable[tuple[int, int]]:
+    """Yield numbers and tokens, some of them twice. A file is read at a time: a search waits for no more."""
+    popular = "select number, tokens from popularity join chunk on number = chunk order by uses desc, number"
+    newest = "select id from file where state = 'indexed' order by mtime_ns desc, path"
+    of_file = """
+        select chunk, tokens from place join chunk on chunk.number = place.chunk
+        where file = ? order by place.number"""
+    with store.reading() as connection:
+        rows, files = connection.execute(popular).fetchall(), connection.execute(newest).fetchall()
+    yield from rows
+    for file in files:
+        with store.reading() as connection:
+            rows = connection.execute(of_file, file).fetchall()
+        yield from rows

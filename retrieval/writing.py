@@ -1,23 +1,144 @@
-"""Writes to the index's SQLite file, for each process that has it open: one transaction a file."""
+"""The database of the index: its schema and its writes."""
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from .chunks import Chunk
-from .files import Stamp
-from .records import StoredFile
-from .unspaced import spaced
+from .files import NEVER_READ, Stamp
+
+# ---- What an index knows of files and chunks, as values. ----------------------------------------------------------------
+
+INDEXED, FAILED, SKIPPED = "indexed", "failed", "skipped"  # states of a file
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file in the index. state: indexed, or, with the reason, failed (to be read) or skipped (not even opened).
+
+    digest: of its bytes. num_chunks, num_vectors: its chunks, and those of them that have a vector.
+    """
+
+    path: str
+    digest: str = ""
+    state: str = INDEXED
+    reason: str = ""
+    num_chunks: int = 0
+    num_vectors: int = 0
+    stamp: Stamp = NEVER_READ
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a chunk stands: in which file, the number in it, and the place as in `Chunk`."""
+
+    path: str
+    number: int
+    page: int | None
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A chunk in the index. number: of its row; id: of its content. places: of its text, maybe in several files."""
+
+    number: int
+    id: str
+    title: str
+    text: str
+    tokens: int
+    places: tuple[Place, ...]
+
+
+# ---- The tables of the index, and the rules that hold in each whole index. ----------------------------------------------
+
+SCHEMA_VERSION = 3
+
+SCHEMA = (
+    "create table origin(name text primary key, value text not null) without rowid",
+    """create table file(
+        id integer primary key, path text unique not null, size integer not null, mtime_ns integer not null,
+        ctime_ns integer not null, hash text not null, state text not null, reason text not null)""",
+    """create table chunk(
+        number integer primary key autoincrement, id text not null, key text unique not null, title text not null,
+        text text not null, tokens integer not null)""",
+    "create index chunk_id on chunk(id)",
+    """create table place(
+        file integer not null, number integer not null, chunk integer not null, page integer, start integer not null,
+        stop integer not null, primary key (file, number)) without rowid""",
+    "create index place_chunk on place(chunk)",
+    "create table vector(chunk integer primary key, x blob not null)",
+    "create table popularity(chunk integer primary key, uses integer not null)",
+    # `spaced` is a function of each connection: see `unspaced`.
+    "create view told as select number, spaced(title) as title, spaced(text) as text from chunk",
+    # Not contentless: deleting from that needs SQLite 3.43. No trigger adds to it: a statement with a trigger is a
+    # savepoint, where FTS5 writes out what it has, and a chunk takes a third more time.
+    """create virtual table words using fts5(
+        title, text, content='told', content_rowid='number', tokenize='porter unicode61')""",
+    """create trigger chunk_removed after delete on chunk begin
+        insert into words(words, rowid, title, text) values ('delete', old.number, spaced(old.title), spaced(old.text));
+        delete from vector where chunk = old.number;
+        delete from popularity where chunk = old.number;
+    end""",
+)
+TABLES = ("origin", "file", "chunk", "place", "vector", "popularity", "words")
+
+VIOLATIONS = {
+    "a place without its file": "select 1 from place left join file on file.id = place.file where file.id is null",
+    "a place without its chunk": "select 1 from place left join chunk on chunk.number = place.chunk where id is null",
+    "a chunk in no file": "select 1 from chunk where not exists (select 1 from place where place.chunk = chunk.number)",
+    "a vector without its chunk": "select 1 from vector left join chunk on number = vector.chunk where number is null",
+    "uses without their chunk": """
+        select 1 from popularity left join chunk on number = popularity.chunk where number is null""",
+    "a file with a gap": "select 1 from place group by file having max(number) != count(*) or min(number) != 1",
+    "an indexed file without chunks": """
+        select 1 from file where (state = 'indexed') != exists (select 1 from place where place.file = file.id)""",
+}
+
+
+# ---- Unspaced -----------------------------------------------------------------------------------------------------------
+# Scripts without spaces between words, Chinese and Japanese: each letter is a word, and two neighbours are a phrase.
+
+RUN = re.compile(
+    "[\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]+"
+)
+"""Letters of Han, Hiragana and Katakana."""
+
+
+def spaced(text: str) -> str:
+    """Return a text with a space around each letter of these scripts, for a tokenizer that looks for spaces."""
+    return RUN.sub(lambda run: f" {' '.join(run[0])} ", text)
+
+
+def phrases(word: str) -> Iterator[str]:
+    """Yield what to look for in spaced texts for a word of a query: two neighbours each, and other letters as they are.
+
+    >>> list(phrases("東京都")), list(phrases("ragとは")), list(phrases("月"))
+    (['東 京', '京 都'], ['rag', 'と は'], ['月'])
+    """
+    at = 0
+    for run in RUN.finditer(word):
+        if run.start() > at:
+            yield word[at : run.start()]
+        letters, at = run[0], run.end()
+        yield from map(" ".join, pairwise(letters)) if len(letters) > 1 else letters
+    if at < len(word):
+        yield word[at:]
+
 
 PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
-class Written(NamedTuple):
+class WriteOutcome(NamedTuple):
     """What a write did. num_new: chunks that the index did not have. gone: the numbers of those that it has no more."""
 
     num_new: int
@@ -52,7 +173,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("commit")
 
 
-def put_file(connection: sqlite3.Connection, file: StoredFile, chunks: Iterable[Chunk] = ()) -> Written:
+def put_file(connection: sqlite3.Connection, file: StoredFile, chunks: Iterable[Chunk] = ()) -> WriteOutcome:
     """Store a file with all its chunks in order."""
     with transaction(connection):
         row, before = _put_row(connection, file)
@@ -62,7 +183,7 @@ def put_file(connection: sqlite3.Connection, file: StoredFile, chunks: Iterable[
             num_new += is_new
             place = (row, number, chunk_number, chunk.page, chunk.start, chunk.stop)
             connection.execute("insert into place values (?, ?, ?, ?, ?, ?)", place)
-        return Written(num_new, _remove_orphans(connection, before))
+        return WriteOutcome(num_new, _remove_orphans(connection, before))
 
 
 def put_stamp(connection: sqlite3.Connection, path: str, stamp: Stamp) -> None:
@@ -72,13 +193,13 @@ def put_stamp(connection: sqlite3.Connection, path: str, stamp: Stamp) -> None:
         connection.execute("update file set size = ?, mtime_ns = ?, ctime_ns = ? where path = ?", times)
 
 
-def remove_files(connection: sqlite3.Connection, paths: Iterable[str]) -> Written:
+def remove_files(connection: sqlite3.Connection, paths: Iterable[str]) -> WriteOutcome:
     with transaction(connection):
         before: list[int] = []
         for path in paths:
             for (row,) in connection.execute("delete from file where path = ? returning id", (path,)).fetchall():
                 before += _take_places(connection, row)
-        return Written(0, _remove_orphans(connection, before))
+        return WriteOutcome(0, _remove_orphans(connection, before))
 
 
 def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, list[int]]:

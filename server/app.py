@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import cache as cached
+from hashlib import blake2b
+from pathlib import Path
 from time import time
 
 from starlette.applications import Starlette
@@ -14,44 +17,91 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .edge.bodies import Bodies
-from .edge.gate import Gate
-from .edge.keys import Keys
-from .edge.origins import CrossOrigin, Origins
-from .edge.refusal import refusal
-from .edge.spelling import Spelling
-from .errors import RequestError
-from .log.requests import RequestLog
-from .metrics import exposition_of_vectors
-from .retrieving.library import Library
-from .routes import (
-    cache,
-    counts,
-    documents,
-    embeddings,
-    lora,
-    messages,
-    openapi,
-    page,
-    properties,
-    rerank,
-    responses,
-    search,
-    sources,
-    speculation,
-    status,
+from .api import cache, chat, completions, embeddings, llama_server, messages, responses, routes, search
+from .config.settings import Settings
+from .http.api_errors import RequestError, refusal
+from .http.bodies import Bodies
+from .http.connection import Spelling
+from .http.log import RequestLog
+from .http.security import CrossOrigin, Gate, Keys, Origins
+from .search.folder import FolderIndex
+from .search.vectors import Vectors
+from .service.metrics import exposition_of_vectors
+from .service.service import Service
+
+# ---- Page ---------------------------------------------------------------------------------------------------------------
+# The page: files of this package that a browser shows, with the headers that keep it to this server alone.
+
+FOLDER = Path(__file__).parent / "page"
+FIRST = "index.html"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+# What a browser may do with the page. Scripts and styles come from this server's files only; no text can become a script:
+# `innerHTML` and the like take only what DOMPurify has made (Trusted Types).
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "img-src 'self' data:",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types dompurify",
+    )
 )
-from .routes import chat as completions
-from .routes import conversations as remembered
-from .routes import slots as lanes
-from .routes import tokenize as texts
-from .service import Service
-from .settings import Settings
-from .vectors.vectors import Vectors
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # a browser keeps the files, and asks whether they changed
+}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of the page. tag: its ETag."""
+
+    content: bytes
+    kind: str
+    tag: str
+
+
+@cached
+def files() -> dict[str, File]:
+    """Return the files of the page by their paths in its folder."""
+    found = sorted(path for path in FOLDER.rglob("*") if path.suffix in KINDS)
+    return {path.relative_to(FOLDER).as_posix(): _read(path) for path in found}
+
+
+async def show(request: Request) -> Response:
+    """Show the page in a browser, or a file of it."""
+    file = files().get(request.path_params.get("path", FIRST))
+    if file is None:
+        raise RequestError(f"no such route: {request.url.path}", status=404)
+    headers = HEADERS | {"ETag": file.tag}
+    if file.tag in map(str.strip, request.headers.get("if-none-match", "").split(",")):
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers | {"Content-Type": file.kind})
+
+
+def _read(path: Path) -> File:
+    content = path.read_bytes()
+    return File(content, KINDS[path.suffix], f'"{blake2b(content, digest_size=12).hexdigest()}"')
 
 
 @dataclass(slots=True)
-class Host:
+class AppState:
     """Holds all that serves while the server is up.
 
     started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
@@ -63,7 +113,7 @@ class Host:
     started: int = field(default_factory=lambda: int(time()))
     service: Service | None = None
     vectors: Vectors | None = None
-    library: Library | None = None
+    library: FolderIndex | None = None
 
     @property
     def failure(self) -> str | None:
@@ -89,6 +139,11 @@ class Host:
         if self.failure:
             raise RequestError(self.failure, status=503, code="engine_failed")
         return self.vectors
+
+    @property
+    def hanging(self) -> float:
+        """For how many seconds a step has run that should have ended long ago; else 0."""
+        return self.service.engine.watchdog.hanging if self.service else 0.0
 
     def ready(self) -> Service:
         """Return the service. Raises RequestError as `loaded`, and 501 for an encoder."""
@@ -123,66 +178,66 @@ class Host:
             self.service.close()
 
 
-def make_app(host: Host) -> Starlette:
+def make_app(host: AppState) -> Starlette:
     """Return the ASGI application over a host."""
-    routes = [
-        Route("/health", status.health),
-        Route("/v1/health", status.health),
-        Route("/v1/models", properties.models),
-        Route("/models", properties.models),
-        Route("/v1/models/{id:path}", properties.model),
-        Route("/props", properties.show),
-        Route("/props", properties.change, methods=["POST"]),
-        Route("/slots", status.slots),
-        Route("/slots/{id}", lanes.act, methods=["POST"]),
-        Route("/metrics", status.metrics),
-        Route("/openapi.json", openapi.show),
-        Route("/v1/chat/completions", completions.chat, methods=["POST"]),
-        Route("/chat/completions", completions.chat, methods=["POST"]),
-        Route("/v1/chat/completions/input_tokens", counts.of_chat, methods=["POST"]),
-        Route("/chat/completions/input_tokens", counts.of_chat, methods=["POST"]),
+    served = [
+        Route("/health", llama_server.health),
+        Route("/v1/health", llama_server.health),
+        Route("/v1/models", llama_server.models),
+        Route("/models", llama_server.models),
+        Route("/v1/models/{id:path}", llama_server.model),
+        Route("/props", llama_server.props),
+        Route("/props", llama_server.change_props, methods=["POST"]),
+        Route("/slots", llama_server.slots),
+        Route("/slots/{id}", llama_server.act, methods=["POST"]),
+        Route("/metrics", llama_server.metrics),
+        Route("/openapi.json", routes.show),
+        Route("/v1/chat/completions", chat.create, methods=["POST"]),
+        Route("/chat/completions", chat.create, methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", chat.count, methods=["POST"]),
+        Route("/chat/completions/input_tokens", chat.count, methods=["POST"]),
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/responses", responses.create, methods=["POST"]),
-        Route("/v1/responses/input_tokens", counts.of_response, methods=["POST"]),
-        Route("/responses/input_tokens", counts.of_response, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.count, methods=["POST"]),
+        Route("/responses/input_tokens", responses.count, methods=["POST"]),
         Route("/v1/responses/{id}", responses.show, methods=["GET"]),
         Route("/v1/responses/{id}", responses.forget, methods=["DELETE"]),
         Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/responses/{id}/input_items", responses.input_items, methods=["GET"]),
         Route("/v1/messages", messages.create, methods=["POST"]),
-        Route("/v1/messages/count_tokens", counts.of_messages, methods=["POST"]),
-        Route("/v1/completions", completions.text, methods=["POST"]),
-        Route("/completion", completions.native, methods=["POST"]),
-        Route("/completions", completions.native, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count, methods=["POST"]),
+        Route("/v1/completions", completions.create_text, methods=["POST"]),
+        Route("/completion", completions.create_native, methods=["POST"]),
+        Route("/completions", completions.create_native, methods=["POST"]),
         Route("/infill", completions.infill, methods=["POST"]),
-        Route("/lora-adapters", lora.show, methods=["GET"]),
-        Route("/lora-adapters", lora.change, methods=["POST"]),
+        Route("/lora-adapters", llama_server.adapters, methods=["GET"]),
+        Route("/lora-adapters", llama_server.set_adapters, methods=["POST"]),
         Route("/v1/embeddings", embeddings.openai, methods=["POST"]),
         Route("/embedding", embeddings.native, methods=["POST"]),
         Route("/embeddings", embeddings.native, methods=["POST"]),
-        Route("/v1/rerank", rerank.rerank, methods=["POST"]),
-        Route("/v1/reranking", rerank.rerank, methods=["POST"]),
-        Route("/rerank", rerank.rerank, methods=["POST"]),
-        Route("/reranking", rerank.rerank, methods=["POST"]),
+        Route("/v1/rerank", embeddings.rerank, methods=["POST"]),
+        Route("/v1/reranking", embeddings.rerank, methods=["POST"]),
+        Route("/rerank", embeddings.rerank, methods=["POST"]),
+        Route("/reranking", embeddings.rerank, methods=["POST"]),
         Route("/v1/cache", cache.holdings, methods=["GET"]),
         Route("/v1/cache", cache.drop, methods=["DELETE"]),
         Route("/v1/cache/warm", cache.warm, methods=["POST"]),
-        Route("/v1/documents/order", documents.order, methods=["POST"]),
-        Route("/v1/speculate", speculation.speculate, methods=["POST"]),
-        Route("/v1/speculate", speculation.forget, methods=["DELETE"]),
+        Route("/v1/documents/order", cache.order, methods=["POST"]),
+        Route("/v1/speculate", cache.speculate, methods=["POST"]),
+        Route("/v1/speculate", cache.forget_speculation, methods=["DELETE"]),
         Route("/v1/search", search.search, methods=["POST"]),
-        Route("/v1/sources", sources.show, methods=["GET"]),
-        Route("/v1/sources/refresh", sources.refresh, methods=["POST"]),
-        Route("/v1/sources/{id}", sources.document, methods=["GET"]),
-        Route("/v1/conversations/{id:path}", remembered.show, methods=["GET"]),
-        Route("/v1/conversations/{id:path}", remembered.forget, methods=["DELETE"]),
-        Route("/tokenize", texts.tokenize, methods=["POST"]),
-        Route("/detokenize", texts.detokenize, methods=["POST"]),
-        Route("/apply-template", texts.apply_template, methods=["POST"]),
+        Route("/v1/sources", search.list_sources, methods=["GET"]),
+        Route("/v1/sources/refresh", search.refresh_sources, methods=["POST"]),
+        Route("/v1/sources/{id}", search.document, methods=["GET"]),
+        Route("/v1/conversations/{id:path}", cache.show_conversation, methods=["GET"]),
+        Route("/v1/conversations/{id:path}", cache.forget_conversation, methods=["DELETE"]),
+        Route("/tokenize", completions.tokenize, methods=["POST"]),
+        Route("/detokenize", completions.detokenize, methods=["POST"]),
+        Route("/apply-template", completions.apply_template, methods=["POST"]),
     ]
-    shown = [Route("/", page.show), Route("/page/{path:path}", page.show)] if host.settings.ui else []
+    shown = [Route("/", show), Route("/page/{path:path}", show)] if host.settings.ui else []
     app = Starlette(
-        routes=[*routes, *shown],
+        routes=[*served, *shown],
         middleware=_layers(host.settings),
         exception_handlers={RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail},
     )

@@ -5,21 +5,23 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-from .flags.parser import add_arguments, notes_of, settings_of, with_dashes
-from .log.setup import configure
+from .config.flags import add_arguments, notes_of, settings_of, with_dashes
+from .http.log import configure
 
 logger = logging.getLogger("slotcache")
+WITH_OWN_FLAGS = {"bench": "bench.cli", "generate": "bench.random_models"}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code. 2: the command cannot be done; one line on stderr says why."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["bench"]:  # has its own flags, and must not need a server's
-        from ..bench.cli import main as bench
-
-        return bench(arguments[1:])
+    if arguments[:1] and arguments[0] in WITH_OWN_FLAGS:  # they must not need a server's
+        module = _module_of("bench", WITH_OWN_FLAGS[arguments[0]])
+        return module.main(arguments[1:]) if module else 2
     parser = _parser()
     chosen = parser.parse_args(with_dashes(arguments))
     try:
@@ -37,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(serving)
     serving.set_defaults(command=_serve)
     ordering = commands.add_parser("order", help="order the documents of chats for another server", allow_abbrev=False)
-    _add_order(ordering)
+    _module("front.settings").add_arguments(ordering)
+    ordering.set_defaults(command=_order)
     doctor = commands.add_parser("doctor", help="what this machine has, and what would fit", allow_abbrev=False)
     add_arguments(doctor)
     doctor.set_defaults(command=_doctor)
@@ -48,8 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument("-m", "--model", type=Path, help="GGUF to serve instead of the built-in model")
     showing.add_argument("--page", action="store_true", help="open the page over these documents instead, until ctrl-C")
     showing.set_defaults(command=_demo)
-    generating = commands.add_parser("generate", help="write a model with random weights", allow_abbrev=False)
-    _add_generate(generating)
+    commands.add_parser("generate", help="write a model with random weights: slotcache generate --help", add_help=False)
     commands.add_parser("bench", help="measure a server over HTTP: slotcache bench --help", add_help=False)
     return parser
 
@@ -62,34 +64,21 @@ def _serve(chosen: argparse.Namespace) -> int:
     return serve(settings_of(chosen))
 
 
-def _add_order(parser: argparse.ArgumentParser) -> None:
-    from ..front.settings import add_arguments
-
-    add_arguments(parser)
-    parser.set_defaults(command=_order)
-
-
 def _order(chosen: argparse.Namespace) -> int:
-    try:
-        from ..front.cli import order
-    except ModuleNotFoundError as error:
-        print(f"slotcache: {error.name} is missing: pip install 'slotcache[front]'", file=sys.stderr)
-        return 2
-    return order(chosen)
+    front = _module_of("front", "front.cli")
+    return front.order(chosen) if front else 2
 
 
 def _demo(chosen: argparse.Namespace) -> int:
-    from ..bench.demo import demo, open_page
-
+    bench = _module("bench.demo")
     if not chosen.page:
-        return demo(chosen.url, chosen.model)
+        return bench.demo(chosen.url, chosen.model)
     if chosen.url:
-        open_page(chosen.url)
+        bench.open_page(chosen.url)
         return 0
-    from ..bench.server import free_port
     from .serve import serve_bundled
 
-    return serve_bundled(str(chosen.model or ""), free_port(), open_page)
+    return serve_bundled(str(chosen.model or ""), bench.free_port(), bench.open_page)
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
@@ -98,33 +87,18 @@ def _doctor(chosen: argparse.Namespace) -> int:
     return doctor(settings_of(chosen))
 
 
-def _add_generate(parser: argparse.ArgumentParser) -> None:
-    from ..models.shapes import SHAPES
-
-    parser.add_argument("shape", choices=SHAPES, help="a named shape")
-    parser.add_argument("out", type=Path, help="the GGUF file to write")
-    parser.add_argument("--seed", type=int, default=0)
-    for name in ("layers", "width", "heads", "kv_heads", "feed_forward", "vocabulary", "context"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"other than the named shape's {name}")
-    parser.add_argument("--quantisation", help="F32, F16, Q8_0 or Q4_0")
-    parser.set_defaults(command=_generate)
-
-
-def _generate(chosen: argparse.Namespace) -> int:
-    from dataclasses import fields, replace
-
-    from ..models.generate import generate
-    from ..models.shapes import SHAPES, Shape
-
-    names = [field.name for field in fields(Shape)]
-    changed = {name: value for name in names if (value := getattr(chosen, name, None)) is not None}
+def _module_of(extra: str, name: str) -> ModuleType | None:
+    """Import a module that needs an extra's packages; None, and a line on stderr, where one is missing."""
     try:
-        path = generate(chosen.out, replace(SHAPES[chosen.shape], **changed), chosen.seed)
-    except (ValueError, OSError) as error:
-        print(f"slotcache: {error}", file=sys.stderr)
-        return 2
-    print(f"{path}: {path.stat().st_size / 2**20:,.1f} MiB")
-    return 0
+        return _module(name)
+    except ModuleNotFoundError as error:
+        print(f"slotcache: {error.name} is missing: pip install 'slotcache[{extra}]'", file=sys.stderr)
+        return None
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module of another room. By name: those rooms stand above this one, and one may need a package of its own."""
+    return import_module(f"..{name}", __package__)
 
 
 if __name__ == "__main__":

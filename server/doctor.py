@@ -1,4 +1,4 @@
-"""`slotcache doctor`: the devices of this machine, whether layers can go to a GPU, and how a model fits."""
+"""`slotcache doctor`: the devices of this machine, whether layers can go to a GPU, a model's template, and how it fits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 import llama_cpp
 
 from ..models.errors import ModelError
-from ..models.hardware.cores import fast_cores
-from ..models.hardware.device import devices, supports_offload
-from ..models.hardware.memory import free_memory
-from ..models.hardware.times import summarize, times_on
+from ..models.hardware import devices, fast_cores, free_memory, supports_offload
 from ..models.model import Model
-from .fitting.fit import fit
-from .settings import Settings
+from ..models.times import summarize, times_on
+from .config.settings import Settings, SettingsError
+from .engine.fit import fit
+from .load import describe_template, open_template
 
 
 def doctor(settings: Settings) -> int:
@@ -37,19 +36,21 @@ def doctor(settings: Settings) -> int:
     if settings.model:
         try:
             _print_fit(settings)
-        except ModelError as error:
+        except (ModelError, SettingsError) as error:
             print(f"slotcache: {error}", file=sys.stderr)
             return 2
     return 0
 
 
 def _print_fit(settings: Settings) -> None:
-    """Print how the model would be fitted at a start now. Raises ModelError."""
+    """Print the model's template, and how it would be fitted at a start now. Raises ModelError and SettingsError."""
     path = Path(settings.model).expanduser()
     model = Model(path, is_simulated=True)
     per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
     print(f"{path.name}: {model.description}, {model.size / 2**30:.2f} GiB, {model.num_layers} layers")
     print(f"  KV: {per_token:,} bytes a token with -ctk {settings.cache_type_k} -ctv {settings.cache_type_v}")
+    if model.can_chat:
+        print(f"  {describe_template(settings, model, open_template(settings, model))}")
     model.close()
     _, decision = fit(settings, path)
     for line in decision.lines() if decision else ():

@@ -18,21 +18,19 @@ import uvicorn
 from ..models.demo import FILE as DEMO_MODEL
 from ..models.demo.corpus import Corpus
 from ..models.errors import ModelError
-from ..models.generate import built_in_model
-from ..models.hub import fetch
-from ..models.memory.weights import check_file
-from ..models.packaged import PACKAGED
-from ..models.packaged import fetch as fetch_packaged
-from ..slots.tiers.folder import FolderError
-from . import loading
-from .app import Host, make_app
-from .edge.bodies import Bodies
-from .edge.connection import Connection
-from .engine.arrivals import Arrivals
-from .flags.setting import SettingsError
-from .retrieving.loading import bundled_folder
-from .service import Service
-from .settings import Settings
+from ..models.model import check_file
+from ..models.model_files import PACKAGED, fetch_hub, fetch_packaged
+from ..slots.tier import FolderError
+from . import load
+from .app import AppState, make_app
+from .config.settings import Settings, SettingsError
+from .engine.slot_files import Arrivals
+from .http.bodies import Bodies
+from .http.connection import Connection
+from .http.connections import ListeningServer, most_connections
+from .http.security import open_to
+from .search.folder import bundled_folder
+from .service.service import Service
 
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step
@@ -42,11 +40,11 @@ Ready = Callable[[str], object]
 """Told the address of a server that has loaded its model, in a thread of its own."""
 
 
-class Server(uvicorn.Server):
+class Server(ListeningServer):
     """uvicorn, which tells the engine first when it shuts down, so that every open stream gets its final event."""
 
-    def __init__(self, config: uvicorn.Config, host: Host) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, host: AppState) -> None:
+        super().__init__(config, most_connections())
         self._host = host
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -96,14 +94,11 @@ def model_path(settings: Settings) -> Path:
         is_name = settings.model in PACKAGED and not path.exists()
         return fetch_packaged(settings.model, settings.offline) if is_name else path
     if settings.hf_repo:
-        return fetch(settings.hf_repo, settings.offline, settings.hf_file)
-    if DEMO_MODEL.is_file():
-        logger.info(
-            "no -m: serving the tiny built-in model, which copies answers out of short documents, most often the right one"
-        )
-        return DEMO_MODEL
-    logger.info("no -m: serving a tiny model of random weights, whose words mean nothing")
-    return built_in_model()
+        return fetch_hub(settings.hf_repo, settings.offline, settings.hf_file)
+    logger.info(
+        "no -m: serving the tiny built-in model, which copies answers out of short documents, most often the right one"
+    )
+    return DEMO_MODEL
 
 
 def with_bundled_documents(settings: Settings, model: Path) -> Settings:
@@ -122,22 +117,26 @@ def _bundled_documents() -> str:
     return str(Corpus.load().write(bundled_folder()))
 
 
-def make_server(settings: Settings) -> tuple[Server, Host]:
+def make_server(settings: Settings) -> tuple[Server, AppState]:
     """Make a server, not running yet, and its host."""
-    host = Host(settings, Bodies.up_to(settings.max_body << 20))
+    host = AppState(settings, Bodies.up_to(settings.max_body << 20))
     config = uvicorn.Config(
         make_app(host),
         host=settings.hosts,  # type: ignore[arg-type]  # as asyncio takes it
         port=settings.port,
+        loop="asyncio",
         http=Connection,
+        ws="none",
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=GRACE,
     )
+    if line := open_to(settings):
+        logger.warning(line)
     return Server(config, host), host
 
 
-async def run(server: Server, host: Host, path: Path, when_ready: Ready | None = None) -> None:
+async def run(server: Server, host: AppState, path: Path, when_ready: Ready | None = None) -> None:
     """Serve the model at `path` until the server is told to exit. Raises ModelError and FolderError."""
     load = asyncio.create_task(_load(host, path, server))
     if when_ready is not None:
@@ -154,7 +153,7 @@ def _tell_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
         Thread(target=when_ready, args=(load.result(),), name="ready", daemon=True).start()
 
 
-async def _load(host: Host, path: Path, server: Server) -> str:
+async def _load(host: AppState, path: Path, server: Server) -> str:
     """Load in a thread while the port already answers; return the address, or "" if the server was told to exit before.
 
     A model that cannot be served ends the server.
@@ -167,7 +166,7 @@ async def _load(host: Host, path: Path, server: Server) -> str:
         return not server.should_exit
 
     try:
-        loaded = await asyncio.to_thread(loading.load_all, host.settings, path, progress)
+        loaded = await asyncio.to_thread(load.load_all, host.settings, path, progress)
     except BaseException as error:
         if server.should_exit and isinstance(error, ModelError):
             logger.info("stopped before the model was loaded")
@@ -181,7 +180,7 @@ async def _load(host: Host, path: Path, server: Server) -> str:
     return addresses[0]
 
 
-def start(host: Host, loaded: loading.Loaded, on_failure: Callable[[], None] = lambda: None) -> None:
+def start(host: AppState, loaded: load.Loaded, on_failure: Callable[[], None] = lambda: None) -> None:
     """Start the engine and the work on the index, and let the host serve. Records of lower tiers come back meanwhile.
 
     on_failure: called in the event loop if the engine cannot go on.
@@ -196,15 +195,21 @@ def start(host: Host, loaded: loading.Loaded, on_failure: Callable[[], None] = l
     if service is not None:
         service.engine.start(loop, on_failure)
         Thread(target=_bring_back, args=(service, look_again), name="load", daemon=True).start()
+
+    def follow_files() -> None:
+        if service is not None and service.idle.beginnings is not None:
+            service.idle.beginnings.has_files = True
+        look_again()
+
     if library is not None:
-        library.keeper.start(look_again)
+        library.keeper.start(follow_files)
     host.service, host.vectors, host.library = loaded.service, loaded.vectors, loaded.library
 
 
 def _bring_back(service: Service, then: Callable[[], None]) -> None:
     """Load the records of lower tiers, in a thread. What they hold is not read ahead again."""
     if service.tiers:
-        Arrivals(service.engine).load(service.tiers, loading.token_bytes(service.settings, service.model))
+        Arrivals(service.engine).load(service.tiers, load.token_bytes(service.settings, service.model))
     if service.idle.beginnings is not None:
-        service.idle.beginnings.may_begin = True
+        service.idle.beginnings.has_kv = True
         then()

@@ -5,42 +5,14 @@ A record stands for itself: it has all tokens from the first one on, so it is ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
-
 import numpy as np
 
-from .node import Blob, Node
-from .radix import path, scope_of
+from .plan import HostCopy
+from .prefix_tree import PrefixTree
+from .radix import Node, path, scope_of
 from .scope import Scope
-from .tree import PrefixTree
-
-Cut = Callable[[np.ndarray, int, int], np.ndarray]
-"""Returns the part of a copy (uint8) at positions [start, stop)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Record:
-    """A run's KV. tokens: int32, the path's from position 0 to the run's end; data (uint8): the KV from `start` on.
-
-    documents: (key, first position) of the documents that end with the run. frequency, token_cost: as in `Node`.
-    state (uint8): the recurrent state behind the run, of a model that has one.
-    """
-
-    scope: Scope
-    tokens: np.ndarray
-    start: int
-    data: np.ndarray
-    _: KW_ONLY
-    documents: tuple[tuple[str, int], ...] = ()
-    frequency: int = 1
-    token_cost: float = 0.0
-    state: np.ndarray | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of the KV and the state."""
-        return len(self.data) + (len(self.state) if self.state is not None else 0)
+from .source import Source
+from .tier import Cut, Record
 
 
 class Archive:
@@ -63,10 +35,10 @@ class Archive:
 
     def take_unsaved(self) -> list[Node]:
         """Return the runs that were copied to host memory since the last call; the first call begins to note them."""
-        taken, self._tree.host.unsaved = self._tree.host.unsaved or [], []
-        return taken
+        taken, self._tree.host.unsaved = self._tree.host.unsaved or {}, {}
+        return list(taken)
 
-    def part(self, node: Node, blob: Blob, stop: int) -> Record | None:
+    def part(self, node: Node, blob: HostCopy, stop: int) -> Record | None:
         """Return a run up to position `stop` as a record, from a copy that reaches it; None if the copy is not made yet."""
         if blob.data is None:
             return None
@@ -85,10 +57,11 @@ class Archive:
             token_cost=node.token_cost,
         )
 
-    def put(self, record: Record, source: str = "disk") -> bool:
+    def put(self, record: Record, source: str = Source.HOST) -> bool:
         """Put a record into host memory if the runs before it are cached and it fits. Return whether it is cached now.
 
-        Of a record that is partly cached, the uncached rest is taken. source: the tier that it comes from.
+        Of a record that is partly cached, the uncached rest is taken. source: the lower tier that it comes from;
+        a record from elsewhere is new to the lower tiers.
         """
         tree, stop = self._tree, len(record.tokens)
         start = self.length(record.scope, record.tokens)
@@ -103,7 +76,7 @@ class Archive:
         node = ends[stop]
         node.frequency, node.token_cost, node.num_misses = record.frequency, record.token_cost, 1
         data = record.data if start == record.start else self._cut(record.data, start, stop)
-        tree.host.keep(node, Blob(start, stop, data, source=source, is_written=source == "disk"))
+        tree.host.keep(node, HostCopy(start, stop, data, source=source, is_written=source != Source.HOST))
         for key, at in record.documents:
             ends[at].place(key, node)
         tree.price(node)

@@ -1,4 +1,4 @@
-"""The costs of work on one device, in the units that the tuning rules compare.
+"""What a token costs to compute and to restore, and the budget of a step.
 
 `models/costs.py` makes the one value of a server from measured constants. Every tuning rule reads it; no rule has a number
 of its own.
@@ -7,7 +7,10 @@ of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from .plan import Plan
 
 NEVER = math.inf  # a threshold that is never reached: its rule is off
 
@@ -101,3 +104,144 @@ UNMEASURED = Costs(
     row_ns=0.0,
 )
 """No device: every rule is off. For a tree whose plans are not computed."""
+
+
+# ---- The time to compute prompt tokens here, learnt from the steps that were run. ---------------------------------------
+
+MEMORY = 0.98  # weight of all earlier steps beside a new one
+OUTLIER = 4  # times its profile that a step counts at most: the machine may have been paused meanwhile
+
+
+class Profile:
+    """T(cached, new), the seconds that `new` tokens behind `cached` ones take (RAGCache, section 5.1).
+
+    RAGCache measures a grid at start and interpolates in it. The time of a token is a fixed share and one that grows with
+    its depth, so a line through the steps that run anyway is as good. It costs no time at start and follows the machine.
+    min_tokens: smaller steps take about as long as one of this size, so they are left out.
+    """
+
+    def __init__(self, min_tokens: int = 1) -> None:
+        self._min_tokens = min_tokens
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of tokens: weight, depth, depth squared, seconds, seconds times depth
+        self._fixed, self._by_depth = 1.0, 0.0  # seconds a token, and a token and position in front of it
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether a step has been observed, so that the unit is seconds."""
+        return self._sums[0] > 0
+
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """Learn from the time that a plan took."""
+        self.learn(plan.num_tokens, mean_depth(plan), seconds)
+
+    def learn(self, tokens: int, depth: float, seconds: float) -> None:
+        """Learn from the time that tokens took at a mean depth."""
+        if tokens < self._min_tokens:
+            return
+        if self.is_learnt:
+            seconds = min(seconds, OUTLIER * tokens * (self._fixed + self._by_depth * depth))
+        each = seconds / tokens
+        new = (1.0, depth, depth * depth, each, each * depth)
+        self._sums = tuple(MEMORY * old + tokens * value for old, value in zip(self._sums, new, strict=True))
+        self._fit()
+
+    def seconds(self, cached: int, new: int) -> float:
+        """Return T(cached, new). Before the first step the unit is not seconds: each token costs one."""
+        return new * (self._fixed + self._by_depth * (cached + new / 2))
+
+    def cost(self, cached: int, new: int) -> float:
+        """Return T(cached, new) a token, over that of the mean token so far.
+
+        Costs of different times compare: those from before the first step, and those of a machine that was slower then.
+        """
+        mean = self._sums[3] / self._sums[0] if self.is_learnt else 1.0
+        return self.seconds(cached, new) / new / mean
+
+    def tokens_within(self, seconds: float, cached: int) -> int:
+        """Return the most tokens behind `cached` ones that take at most `seconds`; 0 before the first step."""
+        if not self.is_learnt:
+            return 0
+        first, growth = self._fixed + self._by_depth * cached, self._by_depth / 2  # of n tokens: n * first + n * n * growth
+        return math.floor(2 * seconds / (first + math.sqrt(first * first + 4 * growth * seconds)))
+
+    def _fit(self) -> None:
+        """Least squares; a flat line until depths differ, and never one that falls."""
+        weight, depth, squares, seconds, products = self._sums
+        spread = weight * squares - depth * depth
+        slope = (weight * products - depth * seconds) / spread if spread > 1e-9 * weight * squares else 0.0
+        fixed = (seconds - slope * depth) / weight
+        if slope < 0 or fixed <= 0:
+            slope, fixed = 0.0, seconds / weight
+        self._fixed, self._by_depth = fixed, slope
+
+
+def mean_depth(plan: Plan) -> float:
+    """Return the mean position of a plan's tokens; the plan has some."""
+    return sum(len(span.tokens) * (span.start + span.stop) / 2 for span in plan.spans) / plan.num_tokens
+
+
+# ---- Budget -------------------------------------------------------------------------------------------------------------
+# The prefill budget of a step: as many prompt tokens as running streams can wait for, in whole chunks.
+
+AIM = 0.9  # share of the longest stall that a step aims at: steps take up to a tenth longer than their profile
+
+
+class PrefillBudget:
+    """size: most prompt tokens of a step while other requests decode. max_stall: seconds that its prompt tokens may take.
+
+    The smaller one wins, but a step always has one chunk: part of a chunk takes about as long.
+
+    The time of a token grows with the cells that attention passes over: those of all requests, not of its own alone.
+    """
+
+    def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
+        self.size, self.max_stall = size, max_stall
+        self._chunk, self._profile = costs.chunk, profile
+        self._by_cells = Profile(costs.chunk)  # with the cells in use for the depth
+        self._slowdown = 1.0  # time of the last step over what was expected
+
+    def observe(self, plan: Plan, seconds: float, cells: int) -> None:
+        """Learn from the time that a plan took, and let the profile learn. A draft's rows are no prompt tokens.
+
+        cells: those in use on the device, the plan's own tokens not among them. A step that took longer than the mean of
+        many, beside other work on the machine, makes the next ones smaller at once.
+        """
+        tokens = plan.num_tokens
+        if tokens < self._chunk or plan.has_drafts:
+            return
+        if self._by_cells.is_learnt:
+            self._slowdown = max(1.0, seconds / self._by_cells.seconds(cells, tokens))
+        self._by_cells.learn(tokens, cells + tokens / 2, seconds)
+        self._profile.observe(plan, seconds)
+
+    def limit(self, most: int, cells: Callable[[int], int]) -> int:
+        """Return how many prompt tokens a step may compute now; it has room for `most`.
+
+        cells: a function from a number of tokens to the cells in use while a step computes them. A large step may swap out
+        the cells of other requests.
+        """
+        most = min(most, self.size)
+        if self.max_stall == math.inf or not most:
+            return most
+        within = self._within(cells(most))
+        if (in_use := cells(within)) > cells(most):
+            within = self._within(in_use)  # too few for a swap
+        return min(most, max(self._chunk, within))
+
+    def _within(self, cells: int) -> int:
+        return self._by_cells.tokens_within(AIM * self.max_stall / self._slowdown, cells)
+
+
+def chunk_size(left: int, most: int, costs: Costs) -> int:
+    """Return how many of the `left` tokens to compute now: whole chunks, but without a tiny remainder.
+
+    Attention takes as long for a part of a chunk as for all of it. If `most` allows it, neither this chunk nor the last
+    one is smaller than the `rest` of a prompt.
+    """
+    if left <= most:
+        return left
+    chunk, rest = costs.chunk, costs.rest
+    size = most // chunk * chunk or most
+    if left - size < chunk < size:
+        size -= chunk
+    return left - rest if left - size < rest <= left - rest else size

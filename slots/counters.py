@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .prefix_tree import PrefixTree
 from .request import Request, Reused
-from .tree import PrefixTree
-
-FROM_HOST = ("host", "disk")  # sources whose KV is moved to the device: that takes time, too
+from .source import ON_DEVICE, Source
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals. tree: knows the time of a token. cached_tokens: prompt tokens not computed again, by origin (own, fork, host,
-    disk, snapshot).
-    """
+    """Totals. tree: knows the time of a token. cached_tokens: prompt tokens not computed again, by origin."""
 
     tree: PrefixTree
     steps: int = 0
@@ -27,6 +24,7 @@ class Counters:
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # of these, the ones that were the sampler's choice
     preemptions: int = 0
+    restarts: int = 0  # of requests, behind a step that failed
     cached_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -74,7 +72,7 @@ class Counters:
         readings.reached = document.stop
         if not request.cache:
             return  # from another document of the request, that begins alike
-        self._count(request, "moved", start, max(document.stop - num_read - start, 0))
+        self._count(request, Source.MOVED, start, max(document.stop - num_read - start, 0))
 
     def _count(self, request: Request, source: str, start: int, tokens: int) -> None:
         if request.num_preempted or request.background or request.is_reading:
@@ -89,5 +87,5 @@ class Counters:
         """Return the time that reuse saves: that of computing the tokens, less that of bringing them back."""
         if not self.tree.profile.is_learnt:
             return 0.0
-        share = 1 - self.tree.costs.restore_share if source in FROM_HOST else 1.0
+        share = 1.0 if source in ON_DEVICE else 1 - self.tree.costs.restore_share
         return share * self.tree.profile.seconds(start, tokens)

@@ -11,8 +11,8 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from .node import Node
-from .profile import Profile
+from .costs import Profile
+from .radix import Node
 
 Worth = Callable[[Node], float]
 """Without the clock; one more request, or a dearer token, makes it larger."""

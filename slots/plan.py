@@ -6,7 +6,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .node import Blob
+from .source import Source
+
+
+@dataclass(slots=True, eq=False)
+class HostCopy:
+    """A copy of the KV at positions [start, stop) of one path. data: uint8, None until the plan that saves it has run.
+
+    users: nodes whose runs lie in it; both parts of a run that is split use its one copy.
+    """
+
+    start: int
+    stop: int
+    data: np.ndarray | None = None
+    users: int = 1
+    source: str = Source.HOST  # the tier that it came from: copied from the device, or the name of a lower tier
+    is_written: bool = False  # a lower tier took it, too
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +58,7 @@ class Save:
     """Copy the KV of `sequence` at positions [blob.start, blob.stop) to host memory, into `blob`."""
 
     sequence: int
-    blob: Blob
+    blob: HostCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +68,7 @@ class Restore:
     distance: 0, or how many positions lower the KV stands in the blob: its keys are rotated.
     """
 
-    blob: Blob
+    blob: HostCopy
     sequence: int
     start: int
     stop: int
@@ -62,14 +80,14 @@ class Snap:
     """Copy the recurrent state of `sequence` behind position blob.stop to host memory, into `blob`."""
 
     sequence: int
-    blob: Blob
+    blob: HostCopy
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """Give `sequence`, which holds the KV of positions [0, blob.stop), the recurrent state in `blob`."""
 
-    blob: Blob
+    blob: HostCopy
     sequence: int
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from .radix import PromptTree
 from .request import Layout, Request
-from .separate.reading import next_stage
+from .separate import next_stage
 
 LOOK_AHEAD = 16  # requests at the head of the queue that are compared, so that an admission takes bounded time
 
@@ -74,9 +74,12 @@ class Queue:
 
         Its prompt is laid out. A request whose prompt fails leaves the queue: see `take_rejected`.
         """
-        while not self._is_blocked and (ready := [request for request in self._waiting if self._may_start(request)]):
+        while not self._is_blocked:
+            ready = [request for request in self._waiting if self._may_start(request)]
+            if not ready:
+                break
             try:
-                return self._choose(ready)
+                return self._choose([suspect] if (suspect := self.suspect) is not None else ready)
             except Rejected as rejection:
                 self.reject(rejection.request, rejection.cause)
         return None
@@ -89,10 +92,16 @@ class Queue:
         """Cells have been freed."""
         self._is_blocked = False
 
-    def restart(self) -> None:
-        """All KV is gone, and with it the copies that were not made yet."""
+    @property
+    def suspect(self) -> Request | None:
+        """The first request that has to run alone."""
+        return next((request for request in self._waiting if request.is_suspect), None)
+
+    def restart(self, again: Sequence[Request] = ()) -> None:
+        """The device has lost all KV, and with it the copies that were not made yet. again: requests to put first."""
         for request in self._waiting:
             request.readings.forget_unmade()
+        self._waiting.extendleft(reversed(again))
         self.unblock()
 
     def reject(self, request: Request, cause: Exception) -> None:

@@ -1,4 +1,4 @@
-"""The shape of the prefix tree: runs of tokens that part where prompts part, one tree for each scope.
+"""The radix tree of token runs: match, split, insert, cut.
 
 A radix tree, as in SGLang's radix attention: a child is found by its first token, and matches only if its tokens are equal.
 """
@@ -6,15 +6,142 @@ A radix tree, as in SGLang's radix attention: a child is found by its first toke
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 
 from .costs import Costs
-from .node import Node
+from .plan import HostCopy
 from .scope import Scope
+from .source import Source
+
+# ---- Node ---------------------------------------------------------------------------------------------------------------
+# The records of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a blob a saved copy.
+
+Section = tuple[int, int]
+"""Positions [start, stop) of a prompt that are computed, beside documents that are moved to their places."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A run of tokens at positions [start, end) of every path through it; a document, a message or a part of one.
+
+        tokens   |---------- run ----------|
+        KV       |---- ready ----|.pending.|      ready: computed, and in exactly one cell a token
+                 start                    end     pending: claimed by a running request, which will compute it
+        blob     |------- all of it -------|      the copy in host memory, if one was ever made
+        state                              |      the recurrent state behind it, of a model that has one: see `Snapshots`
+
+    sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
+    in use is not evicted. documents: the ends of documents that begin behind this run, by their keys. document_of: the
+    inverse, (run before the document, key) of each document that ends with this run.
+    """
+
+    tokens: np.ndarray
+    start: int
+    parent: Node | None = field(repr=False)
+    children: dict[int, Node] = field(default_factory=dict, repr=False)
+    ready: int = 0
+    sequences: set[Sequence] = field(default_factory=set, repr=False)
+    in_use: int = 0
+    last_use: int = 0
+    frequency: int = 0  # requests that used it
+    token_cost: float = 0.0  # to compute it (`Profile.cost`), the mean over the requests that did not find it
+    num_misses: int = 0  # those requests
+    priority: float = 0.0  # on the device: the lowest leaves first
+    host_priority: float = 0.0  # in host memory
+    pinned_until: float = 0.0  # the time at which a client's pin ends; 0: not pinned
+    blob: HostCopy | None = field(default=None, repr=False)
+    state: HostCopy | None = field(default=None, repr=False)
+    documents: dict[str, Node] = field(default_factory=dict, repr=False)
+    document_of: set[tuple[Node, str]] = field(default_factory=set, repr=False)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether its KV is on any tier."""
+        return self.ready > 0 or self.blob is not None
+
+    @property
+    def complete(self) -> bool:
+        return self.ready == len(self.tokens)
+
+    def note_miss(self, token_cost: float) -> None:
+        """Count a request that has to compute it, at `token_cost` a token (RAGCache, formula 4)."""
+        self.num_misses += 1
+        self.token_cost += (token_cost - self.token_cost) / self.num_misses
+
+    def place(self, key: str, end: Node) -> None:
+        """Note that a document begins behind this run and ends with the run `end`. A key has one end."""
+        if key in self.documents:
+            self.documents[key].document_of.discard((self, key))
+        self.documents[key] = end
+        end.document_of.add((self, key))
+
+    def longest_holder(self) -> Sequence:
+        """Return the sequence that holds most of this run: the one to share it from."""
+        return max(self.sequences, key=lambda sequence: sequence.length)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence id, with KV at positions [0, length) of the path that ends in `tip`.
+
+    An active sequence belongs to a running request; its tip is the end of that request's claimed path, computed or not. A
+    parked one outlives its request, so that the next request can continue or fork it.
+    """
+
+    id: int
+    tip: Node
+    length: int = 0
+    active: bool = True
+    sections: tuple[Section, ...] = ()  # of its request's prompt
+    parked_at: int = 0  # the ledger's count of parkings: of leaves with equal priorities, the one parked first is evicted
+
+    def most_cached(self, upto: int, rest: int) -> int:
+        """Return how much of its path may come from the cache, if that has `upto` tokens of it."""
+        return most_cached(self.sections, upto, rest)
+
+
+def most_cached(sections: Seq[Section], upto: int, rest: int) -> int:
+    """Return how much of a prompt may come from the cache, if that has `upto` tokens of it.
+
+    sections: the last one ends with the prompt. None of them is computed in pieces of fewer than `rest` tokens, unless it is
+    as short as a whole: the bits of KV depend on that. The prompt's last token is always computed.
+    """
+    upto = min(upto, sections[-1][1] - 1)
+    at = bisect_right(sections, upto, key=itemgetter(0)) - 1
+    start, stop = sections[at] if at >= 0 else (0, 0)
+    return max(min(upto, stop - rest), start) if upto < stop else max(upto, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A running request's place: its sequence, its cached tokens, and their source."""
+
+    sequence: Sequence
+    cached: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySizes:
+    """Bytes of copies. run_token: of one token of a run. state: of a recurrent state.
+
+    state_token: of a state, for each token that led to it, where attention's KV cannot be told apart: runs are empty then.
+    """
+
+    run_token: int = 0
+    state: int = 0
+    state_token: int = 0
+
 
 NO_TOKENS = np.empty(0, np.int32)
 
@@ -190,6 +317,16 @@ def path(node: Node) -> Iterator[Node]:
         above = node.parent
         yield node
         node = above
+
+
+def without_copy(tree: RadixTree) -> list[Node]:
+    """Return the runs that a device takes with it: those without the bytes of a copy, and all behind such. Deepest first."""
+    lost: dict[Node, None] = {}
+    for root in tree.roots.values():
+        for node in descendants(root):  # parents first
+            if node.parent in lost or node.blob is None or node.blob.data is None:
+                lost[node] = None
+    return list(reversed(lost))
 
 
 def scope_of(node: Node) -> Scope:

@@ -10,13 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
-from .drafts.lookup import Lookup
-from .node import Node, Section, Sequence
-from .radix import PromptTree, common_prefix
+from .lookup import Lookup
+from .prefix_tree import PrefixTree
+from .radix import Claim, Node, PromptTree, Section, Sequence, common_prefix
+from .reuse import MovedDocument, ReadDocuments, ids_of
 from .scope import Scope
-from .separate.marks import ids_of
-from .separate.moved import Moved, Readings
-from .tree import Claim, PrefixTree
+from .source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class Layout:
     documents: tuple[PlacedDocument, ...] = ()
     segments: tuple[tuple[int, str], ...] = ()
     repeated: tuple[str, ...] = ()
-    moved: tuple[Moved, ...] = ()
-    reads: tuple[int, Moved] | None = None
+    moved: tuple[MovedDocument, ...] = ()
+    reads: tuple[int, MovedDocument] | None = None
 
     @property
     def ids(self) -> np.ndarray:
@@ -131,11 +130,12 @@ class Request:
     sequence: Sequence | None = None
     lane: int = -1
     cached: int = 0  # prompt tokens that were not computed, at its first admission and by catching up
-    sources: dict[str, int] = field(default_factory=dict)  # those tokens by origin: own, fork, host, disk, snapshot
+    sources: dict[str, int] = field(default_factory=dict)  # those tokens by origin
     reused: list[Reused] = field(default_factory=list)  # and where they stand, in order
-    readings: Readings = field(default_factory=Readings)  # of documents that are read separately
+    readings: ReadDocuments = field(default_factory=ReadDocuments)  # of documents that are read separately
     num_preempted: int = 0
     num_overtaken: int = 0  # later requests that were admitted before it
+    num_failures: int = 0  # steps that failed while it ran, before its first token
 
     def lay_out(self, layout: Layout) -> None:
         """Take the final prompt, with room for all tokens to generate."""
@@ -162,6 +162,19 @@ class Request:
         """Be laid out again: a document has been read."""
         self.layout, self.computed = None, 0
         return self
+
+    def start_over(self) -> None:
+        """Begin again: a step failed before its first token. The time that it has waited stays."""
+        self.step_back()
+        self.claimed, self.taken, self.sequence = 0, None, None
+        self.cached, self.sources, self.reused = 0, {}, []
+        self.readings.reached = self.num_preempted = 0
+        self.readings.forget_unmade()
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what made a step fail: it runs alone until its first token shows that it is not."""
+        return self.num_failures > 0 and self.num_tokens == self.num_prompt
 
     @property
     def pauses(self) -> tuple[int, ...]:
@@ -215,9 +228,9 @@ class Request:
 
     @property
     def source(self) -> str:
-        """The origin of most of its cached tokens, or none."""
-        most = max(self.sources, key=lambda source: self.sources[source], default="none")
-        return most if self.sources.get(most) else "none"
+        """The origin of most of its cached tokens."""
+        most = max(self.sources, key=lambda source: self.sources[source], default=Source.NONE)
+        return most if self.sources.get(most) else Source.NONE
 
     @property
     def decoding(self) -> bool:

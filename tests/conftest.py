@@ -15,7 +15,7 @@ if find_spec("slotcache") is None:
     package.__path__ = [str(Path(__file__).parents[1])]
     sys.modules["slotcache"] = package
 
-from slotcache.server.settings import SETTINGS  # only now can it be found
+from slotcache.server.config.settings import SETTINGS  # only now can it be found
 
 # Results must not depend on the shell that starts the tests. Its settings and proxies do not count, and ctrl-C works as
 # usual in the programs that tests start: a background job ignores it, and hands that on.
@@ -35,7 +35,6 @@ settings.load_profile("suite")
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A tiny model with random weights, two layers, whose reuse is exact to the bit without flash attention."""
-    from slotcache.models.generate import generate
-    from slotcache.models.shapes import SHAPES
+    from slotcache.bench.random_models import SHAPES, generate
 
     return generate(tmp_path_factory.mktemp("models") / "tiny.gguf", SHAPES["tiny"])

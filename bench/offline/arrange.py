@@ -16,8 +16,8 @@ from ...ordering.document import Document, parse_documents
 from ...ordering.fleet import Fleet
 from ...ordering.prompt import document_text, order_hint
 from ...ordering.tree import KnowledgeTree
-from ..report import Bar, Report, Table
-from ..stats import median
+from ..journal import note
+from ..report import Bar, Report, Table, median
 
 POPULAR, SHARE = 0.03, 0.6  # RAGCache's skew (section 3.2): 3 % of the documents get 60 % of the retrievals
 TOKENS = 100  # a document
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> Report:
     def measure(name: str, paths: int, requests: Sequence[Any], work: Callable[[Any], object]) -> float:
         times = sorted(1e6 * _seconds(work, request) for request in requests)
         rows.append((name, paths, middle := median(times), times[int(0.95 * len(times))]))
+        note(row=rows[-1])
         return middle
 
     few = _Retriever(1_000, 5)

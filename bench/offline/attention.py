@@ -17,20 +17,20 @@ from pathlib import Path
 
 import numpy as np
 
-from ...models.chat.marks import Piece
-from ...models.chat.named import DEFAULT_TEMPLATE
-from ...models.chat.template import ChatTemplate
 from ...models.context import Context, ContextSettings
-from ...models.memory.rotation import Rotation
+from ...models.marks import TextPiece
 from ...models.model import Model
+from ...models.named_templates import DEFAULT_TEMPLATE
+from ...models.rotation import Rotation
 from ...models.runner import Runner
-from ...models.sampling import GREEDY, Sampler
+from ...models.sampling import Sampler
+from ...models.sampling_params import GREEDY
+from ...models.template import ChatTemplate
 from ...ordering.document import Document
 from ...ordering.prompt import document_text
-from ...slots.node import Blob
-from ...slots.plan import Drop, Plan, Restore, Save, Share, Span
-from ..error import BenchError
-from ..report import Report, Table
+from ...slots.plan import Drop, HostCopy, Plan, Restore, Save, Share, Span
+from ..journal import note
+from ..report import BenchError, Report, Table
 from ..trace import SYSTEM_PROMPT, Query, mtrag
 
 MAIN, FRONT, ALONE = 0, 1, 2  # sequences
@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> Report:
             break
         if turn.name not in kept.rows:
             kept.add(turn.name, reader.look_at(turn, args.shuffles))
+            note(turn=turn.name, ways=kept.rows[turn.name])
             print(f"{len(kept.rows)} of {args.turns}: {turn.name}", file=sys.stderr, flush=True)
     return report(kept.rows, args)
 
@@ -145,7 +146,7 @@ class Reader:
         text = np.concatenate([*(turn.documents[at] for at in order), turn.tail])
         return self._answered(turn, len(turn.front), text)
 
-    def _separately(self, turn: Turn, copies: Sequence[Blob], links: int) -> tuple[list[float], list[int]]:
+    def _separately(self, turn: Turn, copies: Sequence[HostCopy], links: int) -> tuple[list[float], list[int]]:
         front = at = len(turn.front)
         self._apply(Share(FRONT, MAIN, 0, front))
         for document, copy in zip(turn.documents, copies, strict=True):
@@ -156,10 +157,10 @@ class Reader:
             at += len(document)
         return self._answered(turn, at, turn.tail)
 
-    def _read(self, turn: Turn, document: np.ndarray) -> Blob:
+    def _read(self, turn: Turn, document: np.ndarray) -> HostCopy:
         """Return a copy of a document's KV behind the front."""
         front = len(turn.front)
-        copy = Blob(front, front + len(document))
+        copy = HostCopy(front, front + len(document))
         self._apply(Share(FRONT, ALONE, 0, front))
         self._compute(ALONE, front, document)
         self._apply(Save(ALONE, copy), Drop(ALONE))
@@ -207,7 +208,7 @@ def turns_of(model: Model, data: Path, k: int) -> Iterator[Turn]:
             yield turn
 
 
-def _turn(model: Model, pieces: Sequence[Piece], query: Query, answer: str) -> Turn:
+def _turn(model: Model, pieces: Sequence[TextPiece], query: Query, answer: str) -> Turn:
     """pieces: of the conversation with the query's question as its last message."""
     last = max(piece.message for piece in pieces if piece.message is not None)
     tokens = [model.tokenize(piece.text, special=piece.message is None and not piece.is_plain) for piece in pieces]

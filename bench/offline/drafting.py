@@ -11,15 +11,16 @@ import numpy as np
 
 from ...models.context import Context
 from ...models.runner import Runner
-from ...models.sampling import GREEDY, Sampler
-from ...slots.drafts.drafts import Drafts
-from ...slots.drafts.lookup import Draft, Lookup
+from ...models.sampling import Sampler
+from ...models.sampling_params import GREEDY
+from ...slots.drafts import Drafts
+from ...slots.host import HostTier
+from ...slots.lookup import Draft, Lookup
+from ...slots.prefix_tree import PrefixTree
 from ...slots.radix import PromptTree
 from ...slots.request import Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
-from ...slots.tiers.host import HostTier
-from ...slots.tree import PrefixTree
 
 LANES = 4
 Source = Callable[[], Lookup | None]
@@ -110,7 +111,7 @@ class Streams:
 
     def clear(self) -> None:
         """Empty the pool. What was learnt of drafts stays."""
-        self.scheduler.abandon()
+        self.scheduler.recover(keep=False)
         self._runner.clear()
 
     def answer(

@@ -13,12 +13,12 @@ from time import perf_counter
 import numpy as np
 from gguf import GGUFWriter, TokenType
 
-from ...models.grammar.grammars import Grammar, Grammars
-from ...models.grammar.source import Source
+from ...models.grammar import Grammar, Grammars
+from ...models.json_schema import GrammarSource
 from ...models.model import Model
-from ...models.vocabulary import PRE_TOKENIZER, Vocabulary, train
-from ..report import Bar, Report, Table
-from ..stats import median
+from ..journal import note
+from ..random_models import PRE_TOKENIZER, Vocabulary, train
+from ..report import Bar, Report, Table, median
 
 MERGES = 4000
 LIMIT = 0.2  # ms: of the median mask
@@ -55,12 +55,13 @@ def run(args: argparse.Namespace) -> Report:
         rows: list[tuple[str, int, float, float, float, float, float]] = []
         masks: list[float] = []
         for name, schema in SCHEMAS.items():
-            grammar = grammars.compile(Source("json_schema", json.dumps(schema))).result()
+            grammar = grammars.compile(GrammarSource("json_schema", json.dumps(schema))).result()
             times = [time for seed in range(args.answers) for time in _answer(model, grammar, seed)]
             computed, applied, accepted = ([1000 * time for time in column] for column in zip(*times, strict=True))
             masks += map(sum, zip(computed, applied, strict=True))
             late = sorted(computed)[int(0.95 * len(computed))]
             rows.append((name, len(times), median(computed), late, max(computed), median(applied), median(accepted)))
+            note(row=rows[-1])
     finally:
         grammars.close()
         model.close()

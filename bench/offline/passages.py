@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -14,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ...models.embedding import Embedder, EmbedderSettings, normalised
+from ...models.embedding import EmbedderSettings, EmbeddingModel, normalised
 from ...models.model import Model
-from ...retrieval import Chunk, StoredFile, prefixes_of
-from ...retrieval.chunks import count_tokens, embedded_text
+from ...models.model_files import cache_folder
+from ...retrieval.chunks import Chunk, count_tokens, embedded_text
+from ...retrieval.index import prefixes_of
 from ...retrieval.store import Store
+from ...retrieval.writing import StoredFile
 
 MAX_TOKENS = 512  # of a passage: the embedder reads no more
 
@@ -89,7 +90,7 @@ class QueryEmbedder:
         self._model = Model(path)
         about = (self._model.metadata(f"general.{key}") or "" for key in ("name", "architecture"))
         self._prefixes = prefixes_of(*about)
-        self._embedder = Embedder(self._model, EmbedderSettings(max_tokens=MAX_TOKENS, threads=threads))
+        self._embedder = EmbeddingModel(self._model, EmbedderSettings(max_tokens=MAX_TOKENS, threads=threads))
         self._digest = blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
     def close(self) -> None:
@@ -108,7 +109,7 @@ class QueryEmbedder:
         """Return the vectors (passages, width), float16. A later run computes only what a stopped one has left."""
         texts = [self._prefixes.document + embedded_text(passage.title, passage.text) for passage in passages]
         contents = blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
+        cache = cache_folder()
         cache.mkdir(parents=True, exist_ok=True)
         path, shape = cache / f"passages-{contents}-{self._digest}.npy", (len(texts), self._embedder.width)
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Cost of idle KV for running requests, and of moves of KV to host memory and back. In this process, without a server."""
+"""The price of idle KV on the device, and of its way to host memory and back."""
 
 from __future__ import annotations
 
@@ -7,15 +7,108 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from time import perf_counter
+
+import numpy as np
 
 from ...models.context import Context, ContextSettings
 from ...models.errors import ModelError
 from ...models.model import Model
-from ..error import BenchError
-from ..options import bench_model
-from ..report import Report, Table
-from ..stats import median
-from .pool import MOST_STREAMS, MOVED, RUNNING, Pool
+from ...models.runner import Runner
+from ...models.sampling import Sampler
+from ...models.sampling_params import Sampling
+from ...slots.plan import Drop, HostCopy, Plan, Restore, Save, Share, Span, Trim
+from ..journal import note
+from ..report import BenchError, Report, Table, median
+from ..servers import bench_model
+
+# ---- A pool of KV cells in this process, filled and emptied by hand through the server's own runner. --------------------
+
+IDLE_RUN = 1024
+"""Tokens of each idle sequence."""
+MOVED, RUNNING, IDLE = 0, 1, 32
+"""Sequences: the one that saved KV comes back to, the first of those that run, the first idle one."""
+MOST_STREAMS = IDLE - RUNNING
+
+
+class Pool:
+    """Its methods return the seconds that they took. Token ids are arbitrary; sampling is greedy."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.runner = Runner(context)
+        self._samplers = dict.fromkeys(range(IDLE), Sampler(context.model, Sampling(temperature=0)))
+        self.num_idle = 0
+        self._idle_blob: HostCopy | None = None
+        self._tokens = np.random.default_rng(0).integers(0, min(4000, context.model.num_vocab), 1 << 16, np.int32)
+
+    def warm_up(self) -> None:
+        """Run a first batch of each size: it pays for buffers and graphs."""
+        self.runner.warm_up()
+        self.prefill(RUNNING, 2 * self.context.batch)
+        for at in range(4):
+            self.step([RUNNING], 2 * self.context.batch + at)
+        self.drop(RUNNING)
+
+    def prefill(self, sequence: int, length: int) -> float:
+        """Compute `length` tokens into an empty sequence, batch by batch."""
+        began, size = perf_counter(), self.context.batch
+        for start in range(0, length, size):
+            stop = min(start + size, length)
+            span = Span(sequence, sequence, start, self._tokens[start:stop], logits=stop == length)
+            self.runner.run(Plan((), (span,), num_spare=self._num_spare - stop), self._samplers)
+        return perf_counter() - began
+
+    def step(self, sequences: Sequence[int], position: int) -> float:
+        """Decode one token of each sequence at `position`."""
+        token = self._tokens[position : position + 1]
+        spans = tuple(Span(sequence, sequence, position, token, logits=True) for sequence in sequences)
+        began = perf_counter()
+        self.runner.run(Plan((), spans, num_spare=self._num_spare - position - len(sequences)), self._samplers)
+        return perf_counter() - began
+
+    def save(self, sequence: int, length: int) -> tuple[float, HostCopy]:
+        """Copy a sequence's first tokens to host memory, as the server does. Return the seconds and the copy."""
+        blob = HostCopy(0, length)
+        began = perf_counter()
+        self.runner.apply(Save(sequence, blob))
+        return perf_counter() - began, blob
+
+    def restore(self, blob: HostCopy, sequence: int) -> float:
+        """Restore `blob` into new cells of an empty sequence."""
+        began = perf_counter()
+        self.runner.apply(Restore(blob, sequence, blob.start, blob.stop))
+        return perf_counter() - began
+
+    def share(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Let `targets` share the first tokens of `source`."""
+        for target in targets:
+            self.runner.apply(Share(source, target, 0, length))
+
+    def trim(self, sequence: int, start: int, stop: int) -> None:
+        """Remove the tokens of a sequence from `start` to `stop`."""
+        self.runner.apply(Trim(sequence, start, stop))
+
+    def drop(self, *sequences: int) -> None:
+        """Empty sequences."""
+        for sequence in sequences:
+            self.runner.apply(Drop(sequence))
+
+    def keep_idle(self, num_cells: int) -> None:
+        """Fill the pool up to `num_cells` idle cells, with copies of one run: the content does not change the cost."""
+        if self._idle_blob is None and num_cells:
+            self.prefill(RUNNING, IDLE_RUN)
+            _, self._idle_blob = self.save(RUNNING, IDLE_RUN)
+            self.drop(RUNNING)
+        while self._idle_blob and self.num_idle < num_cells:
+            self.restore(self._idle_blob, IDLE + self.num_idle // IDLE_RUN)
+            self.num_idle += IDLE_RUN
+
+    @property
+    def _num_spare(self) -> int:
+        """Cells that no idle sequence holds."""
+        return self.context.num_cells - self.num_idle
+
 
 SPARE = 512
 """Cells beyond those that are measured."""
@@ -81,13 +174,15 @@ def _move(pool: Pool, length: int, repeats: int) -> Figures:
         restored.append(pool.restore(blob, MOVED))
         pool.drop(RUNNING, MOVED)
     first = {"first_save": saved[0], "first_restore": restored[0]}
-    return {
+    found: Figures = {
         "tokens": length,
         "bytes": size,
         "compute": median(computed),
         "save": median(saved),
         "restore": median(restored),
     } | first
+    note(**found)
+    return found
 
 
 def _beside(pool: Pool, idle: int, args: argparse.Namespace) -> Figures:
@@ -105,7 +200,9 @@ def _beside(pool: Pool, idle: int, args: argparse.Namespace) -> Figures:
             pool.trim(RUNNING, prompt, prompt + args.steps)
         pool.drop(RUNNING)
     decode = {f"step_{streams}": median(seconds) for streams, seconds in steps.items()}
-    return {"idle_cells": pool.num_idle, "prefill": median(prefills)} | decode
+    found: Figures = {"idle_cells": pool.num_idle, "prefill": median(prefills)} | decode
+    note(**found)
+    return found
 
 
 def _moves(rows: Sequence[Figures]) -> Table:

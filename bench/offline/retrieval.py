@@ -8,18 +8,18 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from ...retrieval import Index, Query, Search
+from ...retrieval.index import Index
+from ...retrieval.ranking import Query, Search, VectorIndex
 from ...retrieval.store import Store
-from ...retrieval.vectors import VectorIndex
-from ..error import BenchError, Skip
-from ..options import DATA_VARIABLE
-from ..report import Bar, Report, Table
-from ..stats import Summary, mean
+from ..journal import note
+from ..report import Bar, BenchError, Report, Skip, Summary, Table, mean
+from ..servers import DATA_VARIABLE
 from .passages import QueryEmbedder, Turn, load_passages, load_turns, put_passages, write_sources
 
 TOP_K = 5
@@ -74,7 +74,9 @@ def _measure(args: argparse.Namespace, folder: Path, temporary: Path, stack: Exi
         rankings["vectors"] = _by_vectors(vectors, embedder)
         rankings["fused"] = _of(Search(store, vectors, embed=embedder.embed))
     recalls = {name: [_recall(ranking, turns, form)[0] for form in FORMS] for name, ranking in rankings.items()}
+    note(recalls=recalls)
     times = {name: Summary.of(_recall(ranking, turns, "last question")[1]) for name, ranking in rankings.items()}
+    note(search_ms={name: asdict(time) for name, time in times.items()})
     indexed = _time_index(write_sources(passages, _made(temporary / "sources")), temporary)
     tables = [
         Table(

@@ -9,7 +9,8 @@ from itertools import accumulate, count
 from random import Random
 from typing import Protocol
 
-from ...ordering import KnowledgeTree, arrange
+from ...ordering.arrangement import arrange
+from ...ordering.tree import KnowledgeTree
 
 TOKENS = 200  # of a document
 SPEED = 2000.0  # prompt tokens that a replica computes in a second

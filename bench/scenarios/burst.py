@@ -1,13 +1,12 @@
 """Bursts of questions on one region (the workload of RAGCache++ and CacheWeaver), against llama-server."""
 
+from __future__ import annotations
+
 import argparse
 
-from ..arms import arms_for, separate_arms
-from ..comparison import Outcome, compare, pace, problems, table
-from ..error import BenchError
-from ..options import add_clients, add_options
-from ..report import Bar, Report
-from ..reuse import differences
+from ..comparison import Outcome, compare, differences, pace, problems, table
+from ..report import Bar, BenchError, Report
+from ..servers import add_clients, add_options, arms_for, separate_arms
 from ..trace import Query, burst
 
 LIST_AT_MOST = 20

@@ -1,16 +1,14 @@
 """A prompt that is cached whole: how much of its time to the first token remains?"""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Sequence
 from math import inf
 
-from ..arms import arms_for, in_rounds
-from ..client import Client, Result
-from ..error import BenchError
-from ..options import add_options, sampling
-from ..report import Bar, Report, Table
-from ..sizer import PromptSizer
-from ..stats import Summary, median
+from ..client import Client, PromptSizer, Result
+from ..report import Bar, BenchError, Report, Summary, Table, median
+from ..servers import add_options, arms_for, in_rounds, sampling
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,15 +1,15 @@
 """Conversations in turn on fewer lanes than conversations: is each one still cached when its user comes back?"""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..arms import arms_for
+from ..client import Run
 from ..comparison import Outcome, compare, pace, problems, table
-from ..drive import Run
-from ..options import add_clients, add_options, llama_lanes
-from ..report import Bar, Report, Table
-from ..stats import Summary, mean
+from ..report import Bar, Report, Summary, Table, mean
+from ..servers import add_clients, add_options, arms_for, llama_lanes
 from ..trace import conversations
 
 SLACK = 1

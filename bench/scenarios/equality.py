@@ -1,21 +1,21 @@
 """The same raw prompts to both servers: are the greedy answers the same tokens, with and without a cache?"""
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
-from ..arms import arms_for
-from ..error import BenchError
-from ..options import DATA_VARIABLE, add_options
-from ..report import Bar, Report, Table
-from ..text import prose
-from ..trace import mtrag
+from ..journal import note
+from ..report import Bar, BenchError, Report, Table
+from ..servers import DATA_VARIABLE, add_options, arms_for
+from ..trace import mtrag, prose
 
 PATIENCE = 600.0  # s for an answer
 SHORTEST = 150  # words of a prompt; the longest one has twice as many
@@ -90,7 +90,9 @@ def _ask(url: str, prompt: str, max_tokens: int, *, cache: bool) -> Answer:
         answer: dict[str, Any] = json.load(response)
     margins = [_margin(chosen["top_logprobs"]) for chosen in answer["completion_probabilities"]]
     timings = answer["timings"]
-    return Answer(answer["tokens"], margins, timings["prompt_n"] + timings["cache_n"], timings["cache_n"])
+    found = Answer(answer["tokens"], margins, timings["prompt_n"] + timings["cache_n"], timings["cache_n"])
+    note(url=url, cache=cache, **asdict(found))
+    return found
 
 
 def _ask_again(url: str, prompt: str, max_tokens: int) -> Answer:

@@ -1,5 +1,7 @@
 """Answers about facts in files that an agent has read: is it still known what `tool_documents` does not show again?"""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import json
@@ -9,17 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from ..agent.dialect import TOOLS, AgentDialect, template_flag
-from ..agent.tasks import Task
-from ..arms import Arm
 from ..client import Client, EncodedRequest, Result
-from ..error import BenchError
-from ..options import add_options
-from ..progress import Progress
-from ..report import Bar, Report, Table
-from ..stats import f1, mean
+from ..report import Bar, BenchError, Progress, Report, Table, f1, mean
+from ..servers import Arm, add_options
 from ..trace import Query
-from .agent import AS_SENT, REWRITTEN, add_data, agent_arms, tasks_of
+from .agent import AS_SENT, REWRITTEN, TOOLS, AgentDialect, Task, add_data, agent_arms, tasks_of, template_flag
 
 WAYS = {AS_SENT: "off", REWRITTEN: "auto"}
 FACT = re.compile(r"^[ -]*([A-Z][A-Za-z0-9 /()'-]{3,50}): (\S.{0,60})$", re.MULTILINE)
@@ -96,7 +92,7 @@ def _chosen(questions: Sequence[Question], args: argparse.Namespace) -> list[Que
 
 async def _measure(arm: Arm, url: str, asked: Sequence[Question], max_tokens: int) -> dict[str, list[Result]]:
     answers: dict[str, list[Result]] = {way: [] for way in WAYS}
-    async with Client(url, arm.dialect) as client:
+    async with Client(url, arm.dialect, name=arm.name) as client:
         with Progress("both ways in turn", len(asked) * len(WAYS)) as progress:
             for question in asked:
                 for way, results in answers.items():
@@ -123,7 +119,7 @@ def _request(question: Question, tool_documents: str, max_tokens: int) -> Encode
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return EncodedRequest("/v1/chat/completions", json.dumps(body).encode())
+    return EncodedRequest("/v1/chat/completions", json.dumps(body).encode(), f"{question.text}, {tool_documents}")
 
 
 def _report(asked: Sequence[Question], answers: dict[str, list[Result]]) -> Report:

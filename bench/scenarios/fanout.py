@@ -1,17 +1,15 @@
 """The same prompt in many requests at once: is it computed once?"""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 from dataclasses import dataclass
 from time import perf_counter
 
-from ..arms import arms_for, in_rounds
-from ..client import Client
-from ..error import BenchError
-from ..options import add_options, sampling
-from ..report import Bar, Report, Table
-from ..sizer import PromptSizer
-from ..stats import median
+from ..client import Client, PromptSizer
+from ..report import Bar, BenchError, Report, Table, median
+from ..servers import add_options, arms_for, in_rounds, sampling
 
 
 @dataclass(frozen=True, slots=True)

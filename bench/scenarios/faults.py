@@ -1,5 +1,7 @@
 """Faults in a server: are bystanders hurt, does each request end exactly once, and is /health right?"""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import os
@@ -18,15 +20,18 @@ import aiohttp
 
 from ...models.demo import FILE as MODEL
 from .. import rude
-from ..bystanders import Ending, Health, ask, health, live, prompts
-from ..error import BenchError
-from ..report import Bar, Report, Table
-from ..server import Server, ServerOptions, free_port
+from ..journal import note
+from ..report import Bar, BenchError, Report, Table
+from ..rude import PATH, Ending, Health, ask, health, live, prompts
+from ..servers import Server, ServerOptions, free_port
 
 LANES = 2
 BYSTANDERS = 4  # more than lanes: some of them always wait
 QUEUE = 8
 SHOTS = 3
+CONVERSATIONS = 20  # that are idle at a fault
+IDLE = 2.0  # s that they are
+LEAST_KEPT = 0.95  # of the tokens that their next turns reuse without a fault
 BETWEEN = 0.5  # s between two faults
 TIMEOUT = 30.0  # s to answer
 GAP_FACTOR, GAP = 10.0, 0.5  # limit of a gap: this multiple of the longest quiet gap, or these seconds
@@ -76,6 +81,36 @@ async def faults(stage: Stage) -> None:
         await asyncio.sleep(BETWEEN)
 
 
+async def idle_conversations(stage: Stage) -> None:
+    """Let conversations rest, then let a step of another request fail; compare their next turns with those of others."""
+    reused = []
+    for fails in (False, True):
+        names = [f"trip {100 + 2 * number + fails}" for number in range(CONVERSATIONS)]
+        for name in names:
+            await _turn(stage, name, "Which train leaves first?")
+        await asyncio.sleep(IDLE)
+        if fails:
+            stage.shoot()
+            await _turn(stage, "trip 99", "What is the fee?")  # 200: it runs again, since it has no token yet
+        reused.append(sum([await _turn(stage, name, "And which one leaves next?") for name in names]))
+    usual, struck = reused
+    stage.notes.append(f"{CONVERSATIONS} idle conversations reuse {struck} tokens behind a failed step, {usual} without one")
+    if struck < LEAST_KEPT * usual or not usual:
+        stage.wrongs.append(f"idle conversations reuse {struck} tokens behind a failed step, and {usual} without one")
+
+
+async def _turn(stage: Stage, conversation: str, question: str) -> int:
+    """Ask in a conversation over documents; return the tokens that were reused."""
+    documents = [{"id": str(at), "text": f"Text {at} of {conversation}: the train leaves late. " * 8} for at in range(3)]
+    body = {"messages": [{"role": "user", "content": question}], "conversation": conversation, "documents": documents}
+    async with stage.http.post(PATH, json={**body, "max_tokens": 16, "temperature": 0}) as answer:
+        told = await answer.json()
+    if answer.status != 200:
+        stage.wrongs.append(f"a turn of conversation {conversation} was answered {answer.status}: {told}")
+        return 0
+    return int(told["slotcache"]["cached_tokens"])
+
+
 async def one_fault(stage: Stage) -> None:
     stage.shoot()
 
@@ -120,6 +155,7 @@ async def dawdling(stage: Stage) -> None:
 TRIALS = {
     "decode": Trial("decode", faults, may_fail=SHOTS * LANES),
     "allocation": Trial("allocation", faults, may_fail=SHOTS * LANES),
+    "idle": Trial("decode", nothing, opening=idle_conversations, flags=("--cache-ram", "256")),
     "full-disk": Trial("full-disk", disk),
     "slow-disk": Trial("slow-disk", disk),
     "killed": Trial("killed", one_fault, may_fail=None),
@@ -173,6 +209,7 @@ def run(args: argparse.Namespace) -> Report:
         print(f"{name} ...", file=sys.stderr, flush=True)
         outcome = _measure(TRIALS[name], args)
         found[name] = outcome, complaints(TRIALS[name], outcome)
+        note(trial=name, complaints=found[name][1], beside=[_described(one) for one in outcome.beside])
     columns = ("scenario", "asked", "failed", "gap ms", "quiet ms", "complaints")
     rows = [_row(name, *one) for name, one in found.items()]
     num_complaints = sum(len(of) for _, of in found.values())

@@ -1,5 +1,7 @@
 """`slotcache order` in front of one llama-server, and of two behind nginx: documents reused, time to the first token."""
 
+from __future__ import annotations
+
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -7,14 +9,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..arms import Arm
 from ..comparison import Outcome, compare, pace, problems, table
 from ..dialect import ChatDialect
-from ..error import BenchError
-from ..options import add_clients, add_options, bench_model, llama_server
-from ..report import Bar, Report
-from ..server import HOST, Server, ServerOptions, free_port, llama_server_command, own_command
-from ..stats import mean
+from ..report import Bar, BenchError, Report, mean
+from ..servers import (
+    HOST,
+    Arm,
+    Server,
+    ServerOptions,
+    add_clients,
+    add_options,
+    bench_model,
+    free_port,
+    llama_server,
+    llama_server_command,
+    own_command,
+)
 from ..trace import burst
 
 DIRECT, ORDERED = "llama-server", "slotcache order, llama-server"

@@ -1,5 +1,7 @@
 """A running stream beside the index of a folder: tokens per second while files are read, over those before and after."""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import tempfile
@@ -9,15 +11,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..arms import arms_for
-from ..client import Client
-from ..error import BenchError
-from ..options import add_options, sampling
-from ..progress import Progress
-from ..report import Bar, Report, Table
-from ..sizer import PromptSizer
-from ..stats import median
-from ..text import prose
+from ..client import Client, PromptSizer
+from ..journal import note
+from ..report import Bar, BenchError, Progress, Report, Table, median
+from ..servers import add_options, arms_for, sampling
+from ..trace import prose
 
 SHARE, CHUNKS_PER_SECOND = 0.97, 200.0  # targets
 SECTIONS, WORDS = 12, 200  # of a file: each section is a document
@@ -117,6 +115,7 @@ async def _measure(client: Client, args: argparse.Namespace, folder: Path) -> Me
             for number in range(1, args.windows + 1):
                 busy.append(await _busy(client, args, folder, number))
                 quiet.append(await _quiet(client, args))
+                note(window=number, before=asdict(quiet[-2]), busy=asdict(busy[-1]), after=asdict(quiet[-1]))
                 progress.step(
                     f"{busy[-1].speed:.1f} tokens/s, before and after {quiet[-2].speed:.1f}, {quiet[-1].speed:.1f}"
                 )

@@ -1,5 +1,7 @@
 """MT-RAG's human conversations with real retrieval: their history, documents and questions."""
 
+from __future__ import annotations
+
 import argparse
 import os
 from collections.abc import Sequence
@@ -8,12 +10,10 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from ..arms import Arm, arms_for
 from ..comparison import Outcome, compare, pace, problems, table
 from ..dialect import ChatDialect
-from ..error import BenchError, Skip
-from ..options import DATA_VARIABLE, add_clients, add_options
-from ..report import Bar, Report
+from ..report import Bar, BenchError, Report, Skip
+from ..servers import DATA_VARIABLE, Arm, add_clients, add_options, arms_for
 from ..trace import mtrag
 
 

@@ -1,5 +1,7 @@
 """Two replicas on Ray Serve with one router or another in front: placement by documents, at random, by characters."""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import json
@@ -12,17 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..arms import Arm
-from ..client import Client, Result
+from ..client import Client, Result, Run, drive
 from ..comparison import Outcome, problems, table
 from ..dialect import ChatDialect
-from ..drive import Run, drive
-from ..error import BenchError
-from ..options import bench_model, sampling
-from ..progress import Progress
-from ..report import Bar, Report, Table
-from ..server import HOST
-from ..stats import mean
+from ..report import Bar, BenchError, Progress, Report, Table, mean
+from ..servers import HOST, Arm, bench_model, sampling
 from ..trace import Query, burst
 
 APP = "slotcache.front.ray_app:app"

@@ -1,5 +1,7 @@
 """Mixed load on all routes for hours: do memory and latency stay constant, and is every request answered?"""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import os
@@ -16,10 +18,10 @@ from time import monotonic, perf_counter
 import aiohttp
 
 from ...models.demo import FILE as MODEL
-from ..acts import Lost, Visitor
-from ..report import Bar, Cell, Report, Table
-from ..server import Server, ServerOptions, free_port, slotcache_command
-from ..stats import Summary, median
+from ..journal import note
+from ..report import Bar, Cell, Report, Summary, Table, median
+from ..rude import Lost, Visitor
+from ..servers import Server, ServerOptions, free_port, slotcache_command
 
 QUARTERS = 4
 SAMPLE = 1.0  # s between two samples of memory
@@ -152,6 +154,8 @@ async def _watch(soak: Soak, pid: int | None) -> None:
         if monotonic() - told > REPORT_EVERY:
             told = monotonic()
             print(f"  {(told - soak.began) / 60:.0f} min, {_state(soak.now)}", file=sys.stderr, flush=True)
+            acts = [dict(one.acts) for one in soak.quarters]
+            note(acts=acts, lost=dict(soak.lost), memory_mib=soak.now.memory[-1:])
         await asyncio.sleep(SAMPLE)
 
 

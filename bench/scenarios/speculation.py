@@ -1,22 +1,20 @@
 """A search in stages, with a server that prefills along: TTFT after the final documents, relative to waiting."""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from ...ordering.stages import read_along
-from ..arms import arms_for
+from ...ordering.policy import read_along
 from ..client import Client, Result
 from ..dialect import Body
-from ..error import BenchError
-from ..options import add_options, sampling
-from ..report import Bar, Report, Table
-from ..stats import Summary, median
-from ..text import prose, question
-from ..trace import Query
-from . import folder
+from ..report import Bar, BenchError, Report, Summary, Table, median
+from ..servers import add_options, arms_for, sampling
+from ..trace import Query, prose, question
+from . import typing_ahead
 
 WAYS = {
     "waiting": "nothing is sent before the search is done",
@@ -44,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--words", type=int, default=60, help="of a document (default: %(default)s)")
     add("--stages", type=int, default=4, help="of a search (default: %(default)s)")
     add("--search", type=float, default=0.2, help="seconds of a search (default: %(default)s)")
-    folder.add_arguments(parser)
+    typing_ahead.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Report:
     """Ask with new documents only. The ways take turns, so that a drifting machine speed favours no way."""
     if args.typing:
-        return folder.run(args)
+        return typing_ahead.run(args)
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
 
     async def work(client: Client) -> tuple[dict[str, list[Result]], dict[str, list[float]]]:

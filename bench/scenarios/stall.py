@@ -1,5 +1,7 @@
 """A long prefill arrives while other streams run: how long do these streams pause?"""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import sys
@@ -7,13 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 
-from ..arms import arms_for, in_rounds
-from ..client import Client, Result
-from ..error import BenchError
-from ..options import add_options, sampling
-from ..report import Bar, Report, Table
-from ..sizer import PromptSizer
-from ..stats import median
+from ..client import Client, PromptSizer, Result
+from ..journal import note
+from ..report import Bar, BenchError, Report, Table, median
+from ..servers import add_options, arms_for, in_rounds, sampling
 from ..trace import Query
 
 SETTLED = 8
@@ -137,12 +136,14 @@ async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall
         await asyncio.gather(*tasks, return_exceptions=True)
     begin, end = prefill.started, prefill.started + prefill.ttft
     before = [later - earlier for s in streams for earlier, later in pairwise(s.arrivals) if later < begin]
-    return Stall(
+    stall = Stall(
         prefill_tokens=prefill.prompt_tokens,
         prefill_ttft=prefill.ttft,
         quiet_gap=median(before),
         gaps=tuple(map(max, zip(*(gaps_within(stream.arrivals, begin, end) for stream in streams), strict=False))),
     )
+    note(arm=client.name, round=number, **asdict(stall))
+    return stall
 
 
 async def _run_stream(client: Client, query: Query, stream: _RunningStream) -> Result:

@@ -1,16 +1,15 @@
 """Time of a step outside llama.cpp, by the length of the streams' context. Reads slotcache's own figures."""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 from dataclasses import replace
 
-from ..arms import arms_for
-from ..client import Client
-from ..error import BenchError
-from ..options import add_options, sampling
-from ..report import Bar, Report, Table
-from ..sizer import PromptSizer
-from ..stats import median
+from ..client import Client, PromptSizer
+from ..journal import note
+from ..report import Bar, BenchError, Report, Table, median
+from ..servers import add_options, arms_for, sampling
 
 HOST_SECONDS = "slotcache_step_host_seconds"
 GENERATED = "slotcache_generated_tokens_total"
@@ -67,7 +66,9 @@ async def _seconds(client: Client, length: int, streams: int) -> tuple[float, fl
         tokens, loop = await client.gauge(GENERATED), await client.gauge(LOOP_SECONDS)
         await asyncio.sleep(STREAMED)
         tokens, loop = await client.gauge(GENERATED) - tokens, await client.gauge(LOOP_SECONDS) - loop
-        return median(readings), loop / tokens
+        host, each = median(readings), loop / tokens
+        note(context=length, streams=streams, host_seconds=host, loop_seconds=each)
+        return host, each
     finally:
         for task in tasks:
             task.cancel()

@@ -1,5 +1,7 @@
 """More clients than lanes, and more prompts than the pool holds: does every request finish, does memory stay constant?"""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import contextlib
@@ -14,14 +16,10 @@ from typing import Any
 
 import aiohttp
 
-from ..arms import Arm, arms_for
-from ..client import Client, Result
-from ..error import BenchError
-from ..options import add_options, llama_lanes, sampling
-from ..report import Bar, Report, Table
-from ..server import Server, free_port
-from ..sizer import PromptSizer
-from ..stats import Summary
+from ..client import Client, PromptSizer, Result
+from ..journal import note
+from ..report import Bar, BenchError, Report, Summary, Table
+from ..servers import Arm, Server, add_options, arms_for, free_port, llama_lanes, sampling
 from ..trace import Query
 
 SHARED = 6  # long texts with which prompts of several clients begin
@@ -193,6 +191,7 @@ async def _watch(pid: int | None, tally: Tally) -> None:
     while pid is not None and (status := Path(f"/proc/{pid}/statm")).exists():
         tally.memory.append(int(status.read_text().split()[1]) * page)
         print(f"  {tally.finished} finished, {tally.memory[-1]:.0f} MiB", file=sys.stderr, flush=True)
+        note(finished=tally.finished, left=tally.left, errors=dict(tally.errors), memory_mib=tally.memory[-1])
         await asyncio.sleep(SAMPLE)
 
 

@@ -1,45 +1,189 @@
-"""From the messages of a request to the parts of a prompt."""
+"""From the body of a chat to its prompt and the options of its generation."""
 
 from __future__ import annotations
 
 import itertools
+import reprlib
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from ...models.chat.marks import Piece
-from ...models.chat.messages import Message
-from ...models.chat.sandbox import TemplateError
-from ...models.chat.template import ChatTemplate
-from ...models.infill import InfillTokens
-from ...models.model import Model
-from ...ordering.document import Document
-from ...ordering.given import leave_out
+from ...models.detokenizer import ThoughtLimit
+from ...models.jinja import TemplateError
+from ...models.json_schema import GrammarError, GrammarSource
+from ...models.marks import TextPiece
+from ...models.model import InfillTokens, Model
+from ...models.template import ChatTemplate, Message
+from ...ordering.document import Document, DocumentError, find_documents, leave_out
 from ...ordering.prompt import document_text, location_hint
 from ...slots.radix import NO_TOKENS
-from ..errors import RequestError, too_long
-from ..settings import Settings
-from ..wire.infill import InfillRequest
-from ..wire.requests import ChatRequest, CompletionRequest, Options, TextRequest
-from .answered import Sampled, Shown, answer_key, place_answers
-from .begun import Begun, continues_answer
-from .conversation import Origin
-from .given import check_attention, parse_documents_of
-from .history import Chat, Entry, History, continue_history
-from .infill import Infill
-from .parts import DocumentSet, Fixed
-from .prompt import ChatPrompt, SeparatePrompt
-from .reading import Answers
-from .rendering import Rendering
-from .results import make_places
-from .results import rewrite as rewrite_results
-from .texts import Texts, split_prompts, texts_of
-from .threads import PromptThreads
-from .tokens import AnswerMemory, TokenCache
-from .tools import read_tools
-from .variables import settings_variables
+from ..config.settings import Settings
+from ..formats.answer import AnswerFormat, GrammarSpec
+from ..formats.call_grammar import GrammarWriter
+from ..formats.families import detect
+from ..http.api_errors import RequestError, too_long
+from ..http.threads import PromptThreads
+from .body import ChatRequest, CompletionRequest, InfillRequest, Options, TextRequest
+from .chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
+from .conversations import ConversationRef
+from .history import ChatHistory, History, HistoryMessage, Prefilled, continue_history, continues_answer
+from .text_prompt import Infill, TextTokens, split_prompts, texts_of
+from .tokens import AnswerMemory, Sampled, Shown, TokenCache, answer_key, place_answers
+from .tool_results import make_places
+from .tool_results import rewrite as rewrite_results
+from .tools import AllowedTools, Rendering, read_tools, settings_variables
+
+# ---- The documents that the messages of a request bring. ----------------------------------------------------------------
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tuple[Document, ...]]:
+    """Return the documents of each message with a `documents` field; check the messages, too. Raises RequestError.
+
+    auto: and of each tool's message whose content is a list of documents.
+    """
+    if not request.messages:
+        raise RequestError("messages is empty: expected at least one", param="messages")
+    for at, message in enumerate(request.messages):
+        _check(message, f"messages[{at}]")
+    try:
+        return find_documents(request.messages, request.documents, takes_results=auto)
+    except DocumentError as error:
+        raise RequestError(str(error), param=error.where) from None
+
+
+def check_attention(request: ChatRequest, *, separates: bool) -> None:
+    """Refuse options that documents which are read separately, or jointly, would ignore. Raises RequestError."""
+    if not separates:
+        if request.link_tokens is not None:
+            raise RequestError("link_tokens: only documents that are read separately have some", param="link_tokens")
+        return
+    if request.document_order not in (None, "retrieval"):
+        wrong = f"document_order is {request.document_order}: documents that are read separately keep retrieval order"
+        raise RequestError(wrong, param="document_order")
+
+
+def _check(message: Message, where: str) -> None:
+    role = message.get("role")
+    if role not in ROLES:
+        expected, got = ", ".join(ROLES), reprlib.repr(role)
+        raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
+    if not isinstance(message.get("content"), str | list | None):
+        raise RequestError(f"{where}.content: expected a text or a list of parts", param=f"{where}.content")
+    if "content" in message or (role == "assistant" and "tool_calls" in message):
+        return
+    expected = "content or tool_calls" if role == "assistant" else "content"
+    raise RequestError(f"{where} has no {expected}", param=f"{where}.content")
+
+
+# ---- How the answers of a loaded model are read, and the grammar that they must fit. ------------------------------------
+
+
+class Answers:
+    """The form of a model's answers. source: of its chat template. settings: the defaults of a request's options."""
+
+    def __init__(self, source: str, model: Model, settings: Settings) -> None:
+        self._settings = settings
+        self._model, self.format = model, detect(source)
+        self.spelt = self.format.spelled(model.tokenizer.controls.words)
+        """The control tokens that readers need to see."""
+        self._ids = {spelling: int(model.tokenize(spelling, special=True)[0]) for spelling in self.spelt}
+
+    def of(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> AnswerFormat:
+        """Return the form of a request's answers. pieces: the prompt's; its end may open a thought. Raises RequestError."""
+        reader = partial(
+            self.format.reader,
+            use.types(),
+            seed=secrets.token_hex(16),  # all readers of an answer find the same ids of calls
+            thinks=(request.reasoning_format or self._settings.reasoning_format) != "none",
+            opened=_opening(pieces),
+            controls=self.spelt,
+        )
+        return AnswerFormat(reader, self.spelt, self._wanted(request, use, pieces), self._limit(request, use, pieces))
+
+    def _wanted(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> GrammarSpec | None:
+        """Return the grammar of an answer, if it must fit one: behind a thought, its calls or the form of its content.
+
+        Raises RequestError.
+        """
+        given, may_call = request.wanted(), use.mode != "none"
+        if given is not None and given.source.kind != "json_schema":
+            if may_call:
+                raise RequestError(f"{given.field} and tools: send one of them, or tool_choice: none", param=given.field)
+            return given
+        if given is None and use.mode != "required":
+            return None
+        thought = self.format.thought(_opening(pieces))
+        if given is not None and not (may_call or thought or any(self.format.around)):
+            return given
+        writer, choices = GrammarWriter(self._ids), []
+        if may_call:
+            tools = [(tool.name, tool.parameters) for tool in use.tools]
+            try:
+                choices.append(writer.calls(self.format.written, tools, use.parallel))
+            except GrammarError as error:
+                raise RequestError(f"tools: {error}", param="tools", code="invalid_grammar") from None
+        if given is not None and use.mode != "required":
+            writer.schemas["answer"] = given.source.text
+            before, after = self.format.around
+            choices.append(f"{writer.text(before)} @answer {writer.text(after)}")
+        body = f"({' | '.join(choices)})"
+        if thought:
+            start, end, is_open = thought
+            body = f"{writer.thought('', end)} {body}" if is_open else f"{writer.thought(start, end)}? {body}"
+        source = GrammarSource("lark", writer.lark(body), tuple(writer.schemas.items()), may_name_tokens=True)
+        return GrammarSpec("tools" if given is None else given.field, source)
+
+    def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
+        """Return the end of a thought that the prompt opens, where the answer may have none.
+
+        It has no token for one, or its thought would have to fit a client's own grammar.
+        """
+        thought, (most, message) = self.format.thought(_opening(pieces)), self._budget(request)
+        if not thought or not thought[2] or (most and not self._has_own_grammar(request)):
+            return []
+        return [*([TextPiece(message, None, is_plain=True)] if message else []), TextPiece(f"{thought[1]}\n\n", None)]
+
+    def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ThoughtLimit | None:
+        """Return the limit of an answer's thoughts. A client's own grammar leaves no place for them. Raises RequestError."""
+        thought, (most, message) = self.format.thought(_opening(pieces)), self._budget(request)
+        if most < 0 or not thought or self._has_own_grammar(request):
+            return None
+        start, end, is_open = thought
+        if end in message:
+            raise RequestError(f"it must not have the tag {end}, which follows it", param="reasoning_budget_message")
+        return ThoughtLimit(
+            most=most,
+            start=start.encode(),
+            end=end.encode(),
+            calls=tuple(tag.encode() for tag in self.format.breaks) if use.types() else (),
+            is_open=is_open,
+            anywhere=self.format.thinks_anywhere and not (request.is_constrained or use.mode == "required"),
+            closing=(*self._model.tokenize(message).tolist(), *self._model.tokenize(end, special=True).tolist()),
+            piece=self._model.piece_with(self.spelt),
+        )
+
+    def _has_own_grammar(self, request: ChatRequest) -> bool:
+        """Whether the client sent a grammar that is no schema: the whole answer must fit it."""
+        given = request.wanted() if request.is_constrained else None
+        return given is not None and given.source.kind != "json_schema"
+
+    def _budget(self, request: ChatRequest) -> tuple[int, str]:
+        """Return the most tokens of a thought, -1 for no limit, and the text in front of its end."""
+        asked, message = (request.reasoning_budget_tokens, request.thinking_budget_tokens), request.reasoning_budget_message
+        most = next((tokens for tokens in asked if tokens is not None and tokens >= 0), self._settings.reasoning_budget)
+        return most, self._settings.reasoning_budget_message if message is None else message
+
+
+def _opening(pieces: Sequence[TextPiece]) -> str:
+    """Return the end of a prompt: the last text of the template's own, and what stands behind it."""
+    last = next((at for at in reversed(range(len(pieces))) if pieces[at].message is None and not pieces[at].is_plain), 0)
+    return "".join(piece.text for piece in pieces[last:])
+
 
 MAX_PROMPTS = 128  # of one request
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
@@ -57,7 +201,7 @@ class PromptBuilder:
     ) -> None:
         self._model, self._answers, self._limit = model, answers, limit
         self._settings = settings
-        self.texts, self.tokens = Texts(model), TokenCache(model.tokenize)
+        self.texts, self.tokens = TextTokens(model), TokenCache(model.tokenize)
         self._infill = self._make_infill(settings.spm_infill)
         self._forms = Answers(template.source, model, settings)
         variables, asks = settings_variables(settings), settings.retrieval_prompt
@@ -100,7 +244,7 @@ class PromptBuilder:
         self._check_size(texts_of(prompt, where))
         return ChatPrompt([Fixed(self.texts.tokens(prompt, where), "the prompt")])
 
-    def chat(self, request: ChatRequest, origin: Origin | None = None, open_turn: bool = False) -> Chat:
+    def chat(self, request: ChatRequest, origin: ConversationRef | None = None, open_turn: bool = False) -> ChatHistory:
         """Build the prompt of a chat with documents. Raises RequestError.
 
         origin: the point of a conversation that it continues. open_turn: more documents of the last message, a user's,
@@ -115,7 +259,7 @@ class PromptBuilder:
         except TemplateError as error:
             raise RequestError(str(error), param="messages") from None
 
-    def ahead(self, request: ChatRequest, entries: Sequence[Entry]) -> ChatPrompt | None:
+    def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
         """Build the prefix of every next turn after `entries`, up to the user's message; None if the template hides it."""
         messages = [*(entry.message for entry in entries), NEXT_TURN]
         try:
@@ -129,7 +273,7 @@ class PromptBuilder:
     def _takes_tool_documents(self, request: ChatRequest) -> bool:
         return (request.tool_documents or self._settings.tool_documents) == "auto"
 
-    def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> Chat:
+    def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> ChatHistory:
         """Build a chat from its whole history. Raises TemplateError; RequestError if the template leaves out documents."""
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
@@ -145,7 +289,7 @@ class PromptBuilder:
         entries = [
             *history.kept,
             *(
-                Entry.of(message, tuple(document.key for document in history.documents.get(at, ())), sets.get(at))
+                HistoryMessage.of(message, tuple(document.key for document in history.documents.get(at, ())), sets.get(at))
                 for at, message in enumerate(history.messages[len(history.kept) :], len(history.kept))
             ),
         ]
@@ -173,10 +317,10 @@ class PromptBuilder:
             raise RequestError(
                 f"the chat template leaves out messages[{at}], which has documents", param=f"messages[{at}].documents"
             )
-        begun = Begun.of(messages[-1], shown_pieces[-1].piece, parts[-1], request.shows_begun) if continues else None
+        begun = Prefilled.of(messages[-1], shown_pieces[-1].piece, parts[-1], request.shows_begun) if continues else None
         opening = pieces[:-1] if continues and pieces[-1].message is not None else pieces
         form = self._forms.of(request, use, opening)
-        return Chat(self._fitting(parts, request), tuple(entries), len(history.kept), form=form, begun=begun)
+        return ChatHistory(self._fitting(parts, request), tuple(entries), len(history.kept), form=form, begun=begun)
 
     def separates(self, request: ChatRequest) -> bool:
         """Whether the documents of a chat are read separately."""
@@ -197,13 +341,13 @@ class PromptBuilder:
         if least >= self._limit:
             raise too_long(least, self._limit, at_least=True)
 
-    def _template_text(self, piece: Piece, scope: str, first: bool) -> Fixed:
+    def _template_text(self, piece: TextPiece, scope: str, first: bool) -> Fixed:
         if piece.is_plain:
             return Fixed(self.tokens(scope, piece.text), "the chat template", ends=False)
         begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
         return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
 
-    def _with_answers(self, pieces: Sequence[Piece], messages: Sequence[Message], scope: str) -> list[Shown]:
+    def _with_answers(self, pieces: Sequence[TextPiece], messages: Sequence[Message], scope: str) -> list[Shown]:
         """Find answers of the model that are more than their content: thoughts, calls."""
         known: dict[int, Sampled] = {}
         for at, message in enumerate(messages):
@@ -235,7 +379,7 @@ class PromptBuilder:
         return sets | new
 
     def _document_set(self, given: tuple[Document, ...], options: Options, held: set[str] | None) -> DocumentSet:
-        """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 5.4); None: show all."""
+        """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 6); None: show all."""
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         tokenize = partial(self.tokens, options.cache_scope)
         documents, repeated = leave_out(given, held or set())
@@ -249,13 +393,14 @@ class PromptBuilder:
             policy=options.document_order or self._settings.document_order,
             hint=tokenize if hint else None,
             repeated=repeated,
+            ranking=tuple(document.id for document in given) if repeated else (),
             location=tokenize(location_hint(repeated)) if repeated else NO_TOKENS,
             keep_first=options.keep_first,
             keep_last=options.keep_last,
         )
 
 
-def _begins(pieces: Sequence[Piece]) -> bool:
+def _begins(pieces: Sequence[TextPiece]) -> bool:
     """Whether the first piece is the template's: such a piece contains BOS or gets it put in front."""
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 

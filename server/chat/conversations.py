@@ -1,4 +1,4 @@
-"""The store of conversations, so that a client need only send its new messages. Bounded in number, bytes and age.
+"""Stored conversations in memory: where a turn continues, what it adds, what is evicted.
 
 A conversation is a tree of answers: an answer that two requests continue is the start of two branches. With each answer
 its whole history is stored, in entries that branches share. Scopes never share a conversation.
@@ -12,18 +12,246 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from sys import getsizeof
+from typing import Self
 from weakref import WeakValueDictionary
 
+import msgspec
+import numpy as np
+
+from ...models.template import Message
+from ...slots.request import Layout
 from ...slots.scope import MAX_NAME
-from ..errors import RequestError
-from ..wire.requests import ChatRequest, ConversationReference, HistoryKind
-from ..wire.responses import ResponseChat
-from .conversation import Conversation, Origin, with_instructions
-from .history import Entry
-from .shelf import Shelf, seconds_since
-from .stored import StoredAnswer, Vocabulary, file_name
-from .turn import Turn
+from ..formats.answer import message
+from ..http.api_errors import RequestError
+from .body import ChatRequest, ConversationReference, HistoryKind, ResponseChat
+from .conversation_files import ConversationFiles, HistoryVocabulary, StoredAnswer, file_name, seconds_since
+from .history import ChatHistory, HistoryMessage
+from .tokens import answer_key
+
+# ---- One conversation: a tree of answers, and the point of it that a request continues. ---------------------------------
+
+OVERHEAD = 1000  # bytes that a conversation takes beside its answers, about
+ANSWER = 300  # and an answer, beside its history
+SHARE = 100  # and an entry, beside itself: its places in the tables of entries
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Conversation:
+    """One conversation, from its first request on.
+
+    answers: by id, the history up to and including each answer; empty before the first answer ends and after the store
+    has dropped the conversation. records: of the answers that have one, their own objects as JSON. head: the answer that
+    requests which name only the conversation continue; when it is deleted, the answer that it continued is the head again.
+    used: the time of its last use on the store's clock. num_bytes: of memory.
+    """
+
+    scope: str
+    id: str
+    created: float = field(default_factory=time.time)
+    used: float = 0.0
+    answers: dict[str, tuple[HistoryMessage, ...]] = field(default_factory=dict)
+    records: dict[str, bytes] = field(default_factory=dict)
+    head: str = ""
+    num_bytes: int = 0
+    forgotten: bool = False
+    _numbers: dict[HistoryMessage, int] = field(default_factory=dict)  # of the entries, and below those of the answers
+    _places: dict[str, int] = field(default_factory=dict)
+    _first: dict[str, tuple[HistoryMessage, ...]] = field(
+        default_factory=dict
+    )  # by answer: entries that were first stored with it
+    _parents: dict[str, str] = field(default_factory=dict)  # by answer: the stored one that it continues; empty: none is
+    _headed: dict[str, int] = field(default_factory=dict)  # by answer that has been the head: the larger, the later it was
+    _next: int = 0
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def add(self, answer: str, entries: tuple[HistoryMessage, ...], is_head: bool, parent: str = "") -> None:
+        """Store a finished answer. parent: the one that it continues; empty: none."""
+        new = tuple(entry for entry in dict.fromkeys(entries) if entry not in self._numbers)
+        self._numbers.update(zip(new, range(self._next, self._next + len(new)), strict=True))
+        self._next += len(new) + 1
+        self._add(answer, entries, new, place=self._next - 1, parent=parent if parent in self.answers else "")
+        if is_head or not self.head:
+            self._choose(answer)
+
+    def attach(self, answer: str, record: bytes) -> None:
+        """Store an answer's own object."""
+        self.num_bytes += getsizeof(record) - getsizeof(self.records.get(answer, b"")) * (answer in self.records)
+        self.records[answer] = record
+
+    def stored(self, answer: str) -> StoredAnswer:
+        """Return an answer as its file has it."""
+        return StoredAnswer(
+            scope=self.scope,
+            conversation=self.id,
+            created=self.created,
+            id=answer,
+            number=self._places[answer],
+            headed=self._headed.get(answer, 0),
+            parent=self._parents[answer],
+            history=tuple(self._numbers[entry] for entry in self.answers[answer]),
+            entries={self._numbers[entry]: entry for entry in self._first[answer]},
+            record=self.records.get(answer),
+        )
+
+    def restore(self, found: Iterable[StoredAnswer]) -> tuple[list[str], list[str]]:
+        """Store the answers that files have. Returns the answers to write again, and those whose history is not whole."""
+        answers = sorted(found, key=lambda stored: stored.number)
+        entries = {number: entry for stored in answers for number, entry in stored.entries.items()}
+        self._numbers = {entry: number for number, entry in entries.items()}
+        self._next = 1 + max((*entries, *(max(stored.number, stored.headed) for stored in answers)))
+        lost = [stored for stored in answers if any(number not in entries for number in stored.history)]
+        for stored in answers:
+            history = tuple(entries[number] for number in stored.history if number in entries)
+            self._add(stored.id, history, tuple(stored.entries.values()), place=stored.number, parent=stored.parent)
+            if stored.headed:
+                self._headed[stored.id] = stored.headed
+            if stored.record is not None:
+                self.attach(stored.id, stored.record)
+            self.created = stored.created
+        self._parents = {answer: parent if parent in self.answers else "" for answer, parent in self._parents.items()}
+        self.head = self._last_head()
+        heirs = [heir for stored in lost for heir in self.remove(stored.id)]
+        return [heir for heir in dict.fromkeys(heirs) if heir in self.answers], [stored.id for stored in lost]
+
+    def remove(self, answer: str) -> list[str]:
+        """Drop one answer; return those whose files change: they get its entries, its parent, or its place as the head."""
+        gone, entries, parent = self._first.pop(answer), self.answers.pop(answer), self._parents.pop(answer)
+        del self._places[answer]
+        self._headed.pop(answer, None)
+        self.num_bytes -= ANSWER + getsizeof(entries)
+        if (record := self.records.pop(answer, None)) is not None:
+            self.num_bytes -= getsizeof(record)
+        heirs: list[str] = []
+        for entry in gone:
+            heir = next((other for other, history in self.answers.items() if entry in history), None)
+            if heir is None:
+                del self._numbers[entry]
+                self.num_bytes -= SHARE + entry.num_bytes
+            else:
+                self._first[heir] += (entry,)
+                heirs.append(heir)
+        children = [other for other, above in self._parents.items() if above == answer]
+        self._parents |= dict.fromkeys(children, parent)
+        heirs += children
+        if self.head == answer:
+            self.head = ""
+            if self.answers:
+                self._choose(parent or self._last_head())
+                heirs.append(self.head)
+        return list(dict.fromkeys(heirs))
+
+    def clear(self) -> None:
+        """Drop all answers."""
+        self.answers, self.records, self.head = {}, {}, ""
+        self._numbers, self._places, self._first, self._parents, self._headed = {}, {}, {}, {}, {}
+        self.num_bytes = OVERHEAD + getsizeof(self.scope) + getsizeof(self.id)
+
+    def _choose(self, head: str) -> None:
+        """Make a stored answer the head."""
+        self.head, self._headed[head] = head, self._next
+        self._next += 1
+
+    def _last_head(self) -> str:
+        """Return the stored answer that was the head last; if none ever was, the newest."""
+        return max(self.answers, key=lambda answer: (self._headed.get(answer, 0), self._places[answer]))
+
+    def _add(
+        self, answer: str, entries: tuple[HistoryMessage, ...], new: tuple[HistoryMessage, ...], place: int, parent: str
+    ) -> None:
+        self.num_bytes += ANSWER + getsizeof(entries) + sum(SHARE + entry.num_bytes for entry in new)
+        self.answers[answer], self._first[answer], self._places[answer] = entries, new, place
+        self._parents[answer] = parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRef:
+    """The point of a conversation that a request continues, as it was when the request came.
+
+    answer: the id of the answer before it, empty for a new conversation. branches: the request named that answer and not
+    the conversation. stores: whether the new answer is to be stored.
+    """
+
+    conversation: Conversation
+    kind: HistoryKind = "auto"
+    answer: str = ""
+    entries: tuple[HistoryMessage, ...] = ()
+    branches: bool = False
+    stores: bool = False
+
+    @property
+    def id(self) -> str:
+        """The conversation's id."""
+        return self.conversation.id
+
+
+def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | None) -> tuple[HistoryMessage, ...]:
+    """Return a history with the instructions of the next turn in front, and without those of the turn before."""
+    kept = tuple(entry for entry in entries if not entry.one_turn)
+    if instructions is None:
+        return kept
+    new = HistoryMessage.of({"role": "system", "content": instructions}, one_turn=True)
+    same = (entry for entry in entries if entry.one_turn and entry.said == new.said)  # the entry itself: it is stored once
+    return (next(same, new), *kept)
+
+
+# ---- One turn of a chat, from the request to the history that is stored when its answer is complete. --------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTurn:
+    """A request for an answer. id: the answer's. origin: of its conversation; None if it belongs to none.
+
+    options: the request as JSON, without its messages and documents, which are in `chat`.
+    """
+
+    id: str
+    options: bytes
+    chat: ChatHistory
+    origin: ConversationRef | None
+
+    @classmethod
+    def of(cls, id: str, asked: ChatRequest, chat: ChatHistory, origin: ConversationRef | None) -> Self:
+        """Make the turn of a request whose messages and documents are in `chat`."""
+        return cls(id, msgspec.json.encode(asked.for_next_turn()), chat, origin)
+
+    def read(self, text: str) -> tuple[Message, str, bool]:
+        """Return the whole message of an answer, the key of its ids, and whether it is content alone. text: the model's.
+
+        Ids of content alone may be found by its text, as they hold no control token.
+        """
+        reader = self.chat.whole_reader()
+        answer = message([*reader.push(text), *reader.finish()])
+        whole = self.chat.begun.content + text if self.chat.begun else text
+        is_content = answer == {"role": "assistant", "content": whole} and not any(
+            tag in text for tag in self.chat.form.spelt
+        )
+        return answer, whole if is_content else answer_key(answer), is_content
+
+    def ids(self, sampled: np.ndarray) -> np.ndarray:
+        """Return the ids (int32) of the whole answer, as far as they are known. sampled: those of the model's text."""
+        return self.chat.begun.join(sampled) if self.chat.begun else sampled
+
+    def entries(self, layout: Layout, answer: Message, sampled: np.ndarray | None) -> tuple[HistoryMessage, ...]:
+        """Return the conversation with its answer. sampled: the ids (int32) of its content, if it is nothing more."""
+        return (*self.chat.place_entries(layout), HistoryMessage.of(answer, sampled=sampled))
+
+    def report(self, remembered: bool) -> dict[str, object] | None:
+        """Return the answer's `conversation` field. messages: in the prompt; messages_kept: of these, from the store."""
+        if self.origin is None:
+            return None
+        return {
+            "id": self.origin.id,
+            "previous": self.origin.answer or None,
+            "turns": sum(entry.role == "user" for entry in self.chat.entries),
+            "messages": len(self.chat.entries),
+            "messages_kept": self.chat.num_kept,
+            "remembered": remembered,
+        }
+
 
 logger = logging.getLogger("slotcache.conversations")
 
@@ -41,11 +269,11 @@ class Conversations:
         max_age: float,
         clock: Callable[[], float] = time.monotonic,
         *,
-        shelf: Shelf | None = None,
-        turns: Callable[[], Iterable[Turn | None]] = tuple,
+        shelf: ConversationFiles | None = None,
+        turns: Callable[[], Iterable[PendingTurn | None]] = tuple,
     ) -> None:
         self.num_bytes = 0
-        self._turns, self._entering = turns, list[Origin]()
+        self._turns, self._entering = turns, list[ConversationRef]()
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
         self._shelf = shelf
         # `held` are stored, the least recently used first. `known` are also those that only unfinished requests refer to.
@@ -70,7 +298,7 @@ class Conversations:
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
-    def origin(self, asked: ChatRequest, caches: bool) -> Origin | None:
+    def origin(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
         """Return the point that a chat continues; None for a chat outside of conversations.
 
         caches: whether the request may be cached; if not, the answer of a chat is not stored either. A response is stored
@@ -81,7 +309,7 @@ class Conversations:
         origin = self._origin(asked, asked.store is not False) or self._new_origin(asked.cache_scope, stores=False)
         return replace(origin, kind="new", entries=with_instructions(origin.entries, asked.instructions))
 
-    def _origin(self, asked: ChatRequest, stores: bool) -> Origin | None:
+    def _origin(self, asked: ChatRequest, stores: bool) -> ConversationRef | None:
         scope = asked.cache_scope
         if asked.previous_response_id is not None:
             if asked.conversation is not None:
@@ -92,13 +320,13 @@ class Conversations:
         name, kind = _read_reference(asked)
         conversation = self.find(scope, name)
         if conversation is None:
-            return Origin(conversation=self._begin(scope, name), kind=kind, stores=stores)
+            return ConversationRef(conversation=self._begin(scope, name), kind=kind, stores=stores)
         self._use(conversation)
         head = conversation.head
         entries = conversation.answers[head]
-        return Origin(conversation=conversation, kind=kind, answer=head, entries=entries, stores=stores)
+        return ConversationRef(conversation=conversation, kind=kind, answer=head, entries=entries, stores=stores)
 
-    def restore(self, vocabulary: Vocabulary) -> None:
+    def restore(self, vocabulary: HistoryVocabulary) -> None:
         """Take back the conversations of the shelf. Called once, before any other method."""
         if self._shelf is None:
             return
@@ -128,7 +356,7 @@ class Conversations:
         if self._shelf is not None:
             self._shelf.settle()
 
-    def remember(self, origin: Origin, answer: str, entries: tuple[Entry, ...]) -> bool:
+    def remember(self, origin: ConversationRef, answer: str, entries: tuple[HistoryMessage, ...]) -> bool:
         """Store a complete answer; whether it is stored now.
 
         An answer to a request that named the conversation becomes its head: of several, the last to end. An answer to a
@@ -139,7 +367,8 @@ class Conversations:
             return False
         key = (conversation.scope, conversation.id)
         before = conversation.num_bytes if key in self._held else 0
-        conversation.add(answer, entries, not origin.branches or conversation.head == origin.answer)
+        is_head = not origin.branches or conversation.head == origin.answer
+        conversation.add(answer, entries, is_head, parent=origin.answer)
         self._held[key] = conversation
         self.num_bytes += conversation.num_bytes - before
         self._by_answer[conversation.scope, answer] = conversation
@@ -163,7 +392,10 @@ class Conversations:
         self._make_room(conversation)
 
     def forget_answer(self, scope: str, answer: str) -> bool:
-        """Drop one answer; whether it was stored. Answers that continue it keep their whole history."""
+        """Drop one answer; whether it was stored. Answers that continue it keep their whole history.
+
+        The one that it continued is the head, if it was.
+        """
         conversation = self.find_answer(scope, answer)
         if conversation is None:
             return False
@@ -178,7 +410,7 @@ class Conversations:
         return True
 
     @contextmanager
-    def entering(self, origin: Origin | None) -> Iterator[None]:
+    def entering(self, origin: ConversationRef | None) -> Iterator[None]:
         """Count a request as unfinished while its prompt is made."""
         entering = [] if origin is None else [origin]
         self._entering += entering
@@ -202,8 +434,8 @@ class Conversations:
             self._leave(conversation, "it was deleted")
         return is_held or is_begun
 
-    def _new_origin(self, scope: str, stores: bool) -> Origin:
-        return Origin(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
+    def _new_origin(self, scope: str, stores: bool) -> ConversationRef:
+        return ConversationRef(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
 
     def _begin(self, scope: str, id: str) -> Conversation:
         """Return the conversation of this id that is not stored: not yet, or no longer. Requests may be running in it."""
@@ -212,7 +444,7 @@ class Conversations:
             begun = self._known[key] = Conversation(scope, id)
         return begun
 
-    def _after_answer(self, scope: str, answer: str, stores: bool) -> Origin:
+    def _after_answer(self, scope: str, answer: str, stores: bool) -> ConversationRef:
         conversation = self.find_answer(scope, answer)
         if conversation is None:
             raise RequestError(
@@ -225,7 +457,7 @@ class Conversations:
             )
         self._use(conversation)
         entries = conversation.answers[answer]
-        return Origin(conversation=conversation, answer=answer, entries=entries, branches=True, stores=stores)
+        return ConversationRef(conversation=conversation, answer=answer, entries=entries, branches=True, stores=stores)
 
     def _use(self, conversation: Conversation) -> None:
         conversation.used = self._clock()

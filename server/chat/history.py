@@ -1,4 +1,4 @@
-"""A conversation's history: its messages as they stood in prompts, and how a new request continues it."""
+"""Earlier turns found again: the order of documents, the thread, a prefilled answer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,93 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from ...models.chat.messages import Message
+from ...models.marks import TextPiece
+from ...models.template import Message, begun_content
 from ...ordering.document import Document
 from ...slots.request import Layout, PlacedDocument
-from ..wire.requests import HistoryKind
-from .answer import Reader
-from .begun import Begun
-from .parts import DocumentSet
-from .prompt import ChatPrompt
-from .reading import PLAIN, Form
+from ..formats.answer import PLAIN, AnswerFormat, AnswerReader, ContentText, Fragment, ReasoningText
+from ..http.api_errors import RequestError
+from .body import ChatRequest, HistoryKind
+from .chat_prompt import ChatPrompt, DocumentSet, Part
+
+# ---- Begun --------------------------------------------------------------------------------------------------------------
+# An answer that goes on with the last message: whether it does, what it begins with, and the reader of the whole.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefilled:
+    """The beginning of an answer. is_shown: to the client.
+
+    content: of the message so far. tokens: its ids (int32) in the prompt; None where they spell something else, too.
+    """
+
+    reasoning: str
+    content: str
+    tokens: np.ndarray | None
+    is_shown: bool
+
+    @classmethod
+    def of(cls, message: Message, piece: TextPiece, part: Part, is_shown: bool) -> Self:
+        """Make the beginning of a message. piece: the last of the prompt. part: the same as tokens."""
+        content, reasoning = begun_content(message, "the last message's content"), message.get("reasoning_content")
+        is_whole = piece.message is not None and piece.part == "content" and piece.text == content
+        tokens = part.tokens if is_whole and isinstance(part.tokens, np.ndarray) else None
+        return cls(str(reasoning or ""), content, tokens, is_shown)
+
+    @property
+    def fragments(self) -> list[Fragment]:
+        thought: list[Fragment] = [ReasoningText(self.reasoning)] if self.reasoning else []
+        return [*thought, ContentText(self.content)] if self.content else thought
+
+    def read_whole(self, rest: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
+        """Return a maker of readers of the whole answer. rest: makes readers of the text that the model adds."""
+        return lambda: _Begun(self.fragments, rest())
+
+    def join(self, sampled: np.ndarray) -> np.ndarray:
+        """Return the ids (int32) of the beginning, as far as they are known, and of what the model added."""
+        return sampled if self.tokens is None else np.concatenate([self.tokens, sampled])
+
+
+class _Begun:
+    """Reads an answer from its beginning."""
+
+    def __init__(self, begun: Sequence[Fragment], rest: AnswerReader) -> None:
+        self._begun, self._rest = list(begun), rest
+
+    def push(self, text: str) -> list[Fragment]:
+        begun, self._begun = self._begun, []
+        return [*begun, *self._rest.push(text)]
+
+    def finish(self) -> list[Fragment]:
+        return [*self._begun, *self._rest.finish()]
+
+
+def continues_answer(request: ChatRequest, messages: Sequence[Message], *, prefills: bool) -> bool:
+    """Return whether the model is to go on with the last message. Raises RequestError if it cannot.
+
+    messages: the whole history. prefills: an answer at the end is gone on with although the request does not say so.
+    """
+    last, asked = messages[-1], bool(request.continue_final_message)
+    if not asked and not (prefills and last["role"] == "assistant"):
+        return False
+    where = "continue_final_message" if asked else "messages"
+    if last["role"] != "assistant":
+        raise RequestError("continue_final_message: the last message is not an assistant's", param=where)
+    if not asked and len(messages) > 1 and messages[-2]["role"] == "assistant":
+        raise RequestError("messages: expected at most one assistant message at the end", param=where)
+    if last.get("tool_calls"):
+        raise RequestError(f"{where}: an assistant message with tool calls cannot be continued", param=where)
+    if request.continue_final_message == "reasoning_content" and last.get("content"):
+        raise RequestError(f"{where}: the last message has content, so its reasoning is over", param=where)
+    return True
+
 
 Documents = tuple[Document, ...]
 INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class HistoryMessage:
     """A message as it stood in a prompt.
 
     said: the message as the client sent it, without documents, as JSON: decoded it takes up to 20 times as much memory.
@@ -83,33 +154,33 @@ class History:
 
     messages: Sequence[Message]
     documents: Mapping[int, Documents]
-    kept: Sequence[Entry] = ()
+    kept: Sequence[HistoryMessage] = ()
     shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatHistory:
     """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
 
     form: of the text that the model writes. begun: the beginning of the answer, which is the last of the entries.
     """
 
     prompt: ChatPrompt
-    entries: tuple[Entry, ...]
+    entries: tuple[HistoryMessage, ...]
     num_kept: int = 0
-    form: Form = PLAIN
-    begun: Begun | None = None
+    form: AnswerFormat = PLAIN
+    begun: Prefilled | None = None
 
     @property
-    def shown_reader(self) -> Callable[[], Reader]:
+    def shown_reader(self) -> Callable[[], AnswerReader]:
         """Makes a reader of the part of its answer that the client gets."""
         return self.whole_reader if self.begun is None or self.begun.is_shown else self.form.reader
 
     @property
-    def whole_reader(self) -> Callable[[], Reader]:
+    def whole_reader(self) -> Callable[[], AnswerReader]:
         return self.form.reader if self.begun is None else self.begun.read_whole(self.form.reader)
 
-    def place_entries(self, layout: Layout) -> tuple[Entry, ...]:
+    def place_entries(self, layout: Layout) -> tuple[HistoryMessage, ...]:
         """Return the entries before the answer, with the order of documents that the layout chose; later turns keep it."""
         placed = iter(layout.documents)
         entries = self.entries[:-1] if self.begun else self.entries
@@ -119,7 +190,7 @@ class Chat:
 def continue_history(
     messages: Sequence[Message],
     documents: Mapping[int, Documents],
-    remembered: Sequence[Entry] = (),
+    remembered: Sequence[HistoryMessage] = (),
     kind: HistoryKind = "auto",
 ) -> History:
     """Join the remembered history of a conversation with the messages that the client sent.
@@ -143,7 +214,7 @@ def _is_whole(messages: Sequence[Message]) -> bool:
     return messages[0]["role"] in INSTRUCTIONS or any(message["role"] == "assistant" for message in messages)
 
 
-def _is_same(entry: Entry, message: Message, documents: Documents | None) -> bool:
+def _is_same(entry: HistoryMessage, message: Message, documents: Documents | None) -> bool:
     if documents is not None and entry.keys != tuple(document.key for document in documents):
         return False
     return entry.role == message["role"] and _filled_fields(entry.message) == _filled_fields(message)
@@ -154,7 +225,7 @@ def _filled_fields(message: Message) -> dict[str, object]:
     return {name: value for name, value in message.items() if value is not None and value != []}
 
 
-def _place_documents(entry: Entry, placed: Iterator[PlacedDocument]) -> Entry:
+def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) -> HistoryMessage:
     """Give an entry's documents the order of the next placed ones, which are the same documents."""
     if entry.shown is None:
         return entry
@@ -163,7 +234,7 @@ def _place_documents(entry: Entry, placed: Iterator[PlacedDocument]) -> Entry:
     return entry if entry.shown.order == order else replace(entry, shown=replace(entry.shown, order=order))
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: HistoryMessage) -> int:
     """Estimate the bytes of memory that an entry takes; parts shared with other entries count in each of them."""
     size = getsizeof(entry) + getsizeof(entry.said) + getsizeof(entry.keys)
     if entry.sampled is not None:
@@ -176,6 +247,6 @@ def _size(entry: Entry) -> int:
 
 def _set_size(shown: DocumentSet) -> int:
     strings = (text for one in shown.documents for text in (one.id, one.text, one.title, one.key))
-    tuples = (shown.documents, shown.tokens, shown.repeated, tuple(range(len(shown.documents))))
+    tuples = (shown.documents, shown.tokens, shown.repeated, shown.ranking, tuple(range(len(shown.documents))))
     arrays = (*shown.tokens, shown.location)
     return sum(map(getsizeof, (shown, *tuples, *shown.documents, *strings, *shown.repeated, *arrays)))

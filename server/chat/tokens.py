@@ -1,13 +1,116 @@
-"""Tokens by text: of texts that were tokenised, and of answers as they were sampled."""
+"""The tokens of messages; an answer keeps the tokens that were generated."""
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from sys import getsizeof
 from threading import Lock
 
 import numpy as np
+
+from ...models.marks import TextPiece
+from ...models.template import Message
+
+# ---- Answered -----------------------------------------------------------------------------------------------------------
+# Answers of the model in later prompts: the ids that were sampled for them, where the template writes the same text.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """An answer's text with all its tags, and the ids (int32) that were sampled for it."""
+
+    text: str
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """A piece of a prompt. tokens: its ids, where the model itself wrote it. rewritten: a known answer, in other words."""
+
+    piece: TextPiece
+    tokens: np.ndarray | None = None
+    rewritten: int | None = None
+
+
+def answer_key(message: Message) -> str:
+    """Return a text that is the same for an answer as it was given and as it comes back: its content and its calls."""
+    calls = message.get("tool_calls")
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    named = [(each.get("name"), each.get("arguments")) for each in functions if isinstance(each, dict)]
+    return "\0" + json.dumps([message.get("content") or "", named], default=str)
+
+
+def place_answers(
+    pieces: Sequence[TextPiece], answers: Mapping[int, Sampled], touches_control: Callable[[str], bool]
+) -> list[Shown]:
+    """Put the sampled ids of answers, by their message, in place of the pieces that spell the same text.
+
+    touches_control: whether a text holds or may complete a control token: where a client's text does, nothing is replaced.
+    """
+    shown, regions, end = [Shown(piece) for piece in pieces], _Regions(pieces), len(pieces)
+    for message, answer in sorted(answers.items(), reverse=True):
+        first, last = regions.of(message)
+        last = min(last, end)
+        if first >= last:
+            continue
+        end = first
+        place = _find(shown[first:last], answer.text, touches_control)
+        if place is None:
+            shown[first:last] = [replace(each, rewritten=message) for each in shown[first:last]]
+        else:
+            shown[first:last] = _replaced(shown[first:last], place, (message, answer))
+    return shown
+
+
+class _Regions:
+    """The pieces between those of earlier and those of later messages."""
+
+    def __init__(self, pieces: Sequence[TextPiece]) -> None:
+        owned = [(at, piece.message) for at, piece in enumerate(pieces) if piece.message is not None]
+        self._places, self._num_pieces = [at for at, _ in owned], len(pieces)
+        self._latest = list(accumulate((owner for _, owner in owned), max))  # of all owners so far
+        self._earliest = list(accumulate((owner for _, owner in reversed(owned)), min))[::-1]  # of all to come
+
+    def of(self, message: int) -> tuple[int, int]:
+        """Return the first piece behind the earlier messages, and the first one of the later messages."""
+        before, after = bisect_left(self._earliest, message), bisect_right(self._latest, message)
+        first = self._places[before - 1] + 1 if before else 0
+        return first, self._places[after] if after < len(self._places) else self._num_pieces
+
+
+def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bool]) -> int | None:
+    """Return where a text stands in pieces joined."""
+    place, at = "".join(each.piece.text for each in shown).find(text), 0
+    if place < 0:
+        return None
+    for each in shown:
+        is_covered = at < place + len(text) and at + len(each.piece.text) > place
+        of_client = each.piece.is_plain or each.piece.message is not None
+        if is_covered and (each.tokens is not None or (of_client and touches_control(each.piece.text))):
+            return None
+        at += len(each.piece.text)
+    return place
+
+
+def _replaced(shown: Sequence[Shown], place: int, answered: tuple[int, Sampled]) -> list[Shown]:
+    """Return pieces with an answer of a message at a place of their text."""
+    message, answer = answered
+    end, at = place + len(answer.text), 0
+    before: list[Shown] = []
+    after: list[Shown] = []
+    for each in shown:
+        text = each.piece.text
+        before.append(replace(each, piece=replace(each.piece, text=text[: max(place - at, 0)])))
+        after.append(replace(each, piece=replace(each.piece, text=text[max(end - at, 0) :])))
+        at += len(text)
+    parts = [*before, Shown(TextPiece(answer.text, message), answer.tokens), *after]
+    return [part for part in parts if part.piece.text]
+
 
 OVERHEAD = 500  # bytes that an entry takes beside its texts and tokens, about
 

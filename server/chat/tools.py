@@ -1,4 +1,4 @@
-"""The tools of a request: their definitions, checked, and which of them the answer may or must call."""
+"""The tools of a request, as templates take them: definitions, choice, rendering, variables."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import json
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, cast
 
-from ...models.chat.messages import Message
-from ..errors import RequestError
-from ..wire.requests import ChatRequest
-from .formats.calls import Types
-from .formats.values import parameter_types
-from .formats.written import CALL, Written
+import msgspec
+
+from ...models.jinja import TemplateError
+from ...models.marks import TextPiece
+from ...models.template import ChatTemplate, Message, Tools, Variables
+from ..config.settings import Settings, SettingsError
+from ..formats.families import CALL_NOTATION, CallNotation
+from ..formats.json_text import parameter_types
+from ..formats.readers import Types
+from ..http.api_errors import RequestError
+from .body import ChatRequest
 
 Schema = Mapping[str, object]
 Mode = Literal["auto", "none", "required"]
@@ -23,7 +29,7 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolDefinition:
     """A tool that an answer may call. parameters: the JSON schema of its arguments, an object."""
 
     name: str
@@ -31,14 +37,14 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse:
+class AllowedTools:
     """What an answer may do with the tools of its request.
 
     tools: those that it may call. mode: whether it may, must, or must not call. parallel: it may call several at once.
     parses: calls are told from content.
     """
 
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[ToolDefinition, ...] = ()
     mode: Mode = "none"
     parallel: bool = True
     parses: bool = True
@@ -50,19 +56,19 @@ class ToolUse:
         return {tool.name: parameter_types(tool.parameters) for tool in self.tools}
 
 
-def read_tools(request: ChatRequest) -> ToolUse:
+def read_tools(request: ChatRequest) -> AllowedTools:
     """Check the tools of a request, and its choice among them. Raises RequestError."""
     given = request.tools or []
     if len(given) > MAX_TOOLS:
         raise RequestError(f"tools: {len(given):,} tools, expected at most {MAX_TOOLS:,}", param="tools")
-    tools: dict[str, Tool] = {}
+    tools: dict[str, ToolDefinition] = {}
     for at, definition in enumerate(given):
         tool = _read_tool(definition, f"tools[{at}]")
         if tool.name in tools:
             raise RequestError(f"tools[{at}].function.name: another tool is named {tool.name!r}", param=f"tools[{at}]")
         tools[tool.name] = tool
     mode, names = _read_choice(request.tool_choice, tools)
-    return ToolUse(
+    return AllowedTools(
         tools=tuple(tools[name] for name in names),
         mode=mode if names else "none",
         parallel=request.parallel_tool_calls is not False,
@@ -70,7 +76,7 @@ def read_tools(request: ChatRequest) -> ToolUse:
     )
 
 
-def _read_tool(definition: Mapping[str, object], where: str) -> Tool:
+def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
     kind, function = definition.get("type", "function"), definition.get("function")
     if kind != "function" or not isinstance(function, dict):
         got = reprlib.repr(kind) if kind != "function" else "no `function`"
@@ -90,10 +96,10 @@ def _read_tool(definition: Mapping[str, object], where: str) -> Tool:
             f"{where}.function.parameters.type is {reprlib.repr((parameters or {})['type'])}: expected 'object'",
             param=f"{where}.function.parameters",
         )
-    return Tool(name, {"type": "object", "properties": {}} | (parameters or {}))
+    return ToolDefinition(name, {"type": "object", "properties": {}} | (parameters or {}))
 
 
-def _read_choice(choice: object, tools: Mapping[str, Tool]) -> tuple[Mode, Sequence[str]]:
+def _read_choice(choice: object, tools: Mapping[str, ToolDefinition]) -> tuple[Mode, Sequence[str]]:
     """Return the mode, and the names of the tools that may be called. Raises RequestError."""
     match choice:
         case None:
@@ -123,7 +129,7 @@ def _name_of(tool: object) -> str:
     return ""
 
 
-def _known(names: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[str]:
+def _known(names: Sequence[str], tools: Mapping[str, ToolDefinition]) -> Sequence[str]:
     for name in names:
         if name not in tools:
             raise RequestError(f"tool_choice names {reprlib.repr(name)}, which is not among the tools", param="tool_choice")
@@ -131,7 +137,7 @@ def _known(names: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[str]:
 
 
 def with_definitions(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, object]], written: Written
+    messages: Sequence[Message], tools: Sequence[Mapping[str, object]], written: CallNotation
 ) -> tuple[list[Message], bool]:
     """Return messages whose first is a system message that defines tools, for templates that show none.
 
@@ -139,7 +145,7 @@ def with_definitions(
     """
     definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
-    text = _WORDING.format(definitions=definitions, form=_FORM if written == CALL else "write", example=example)
+    text = _WORDING.format(definitions=definitions, form=_FORM if written == CALL_NOTATION else "write", example=example)
     return with_instruction(messages, text)
 
 
@@ -161,7 +167,7 @@ def _definition(tool: Mapping[str, object]) -> dict[str, object]:
     return {"type": "function", "function": shown}
 
 
-def with_calls(message: Message, written: Written) -> Message:
+def with_calls(message: Message, written: CallNotation) -> Message:
     """Return a message with its tool calls as text, for templates that show none."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
@@ -191,3 +197,103 @@ You are provided with function signatures within <tools></tools> XML tags:
 For each function call, {form}:
 {example}"""
 _FORM = "return a json object with function name and arguments within <tool_call></tool_call> XML tags"
+
+
+# ---- The variables that a request and the settings give to the chat template. -------------------------------------------
+
+OWN_FIELDS = ("messages", "tools", "add_generation_prompt")
+"""Variables that are fields of a request."""
+
+SWITCHES = ("enable_thinking", "preserve_reasoning")
+
+
+def settings_variables(settings: Settings) -> dict[str, object]:
+    """Return the variables of every request, which a request may change. Raises SettingsError."""
+    variables: dict[str, object] = {"preserve_reasoning": settings.reasoning_preserve}
+    if settings.reasoning != "auto":
+        variables["enable_thinking"] = settings.reasoning == "on"
+    if settings.reasoning_effort not in ("", "default"):
+        variables["reasoning_effort"] = settings.reasoning_effort
+    try:
+        given = msgspec.json.decode(settings.chat_template_kwargs or "{}", type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"--chat-template-kwargs: expected an object of JSON: {error}") from None
+    for name in OWN_FIELDS:
+        if name in given:
+            raise SettingsError(f"--chat-template-kwargs: {name} comes from each request")
+    return variables | given
+
+
+def request_variables(request: ChatRequest, defaults: Mapping[str, object]) -> dict[str, object]:
+    """Return the variables of a request. Raises RequestError."""
+    given, where = request.chat_template_kwargs, "chat_template_kwargs"
+    for name in OWN_FIELDS:
+        if name in given:
+            raise RequestError(f"{where}.{name}: {name} is a field of the request itself", param=f"{where}.{name}")
+    for name in SWITCHES:
+        if not isinstance(given.get(name), bool | None):
+            raise RequestError(f"{where}.{name}: expected true or false", param=f"{where}.{name}")
+    given = {name: value for name, value in given.items() if value is not None or name not in SWITCHES}
+    variables = {**defaults, **given}
+    effort = request.effort
+    if effort == "none":
+        variables.pop("reasoning_effort", None)
+        variables["enable_thinking"] = False
+    elif effort:
+        variables["reasoning_effort"] = effort
+    return variables
+
+
+# ---- A chat as the template writes it. Tools and calls that it does not show stand in contents. -------------------------
+
+TRIAL = {"name": "trial_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
+QUESTION = {"role": "user", "content": "?"}
+CALL = {"id": "trial0000", "type": "function", "function": {"name": "trial_tool", "arguments": "{}"}}
+
+
+class Rendering:
+    """The chat template of a loaded model, and what it does not do by itself. written: how the model writes calls."""
+
+    def __init__(
+        self, template: ChatTemplate, written: CallNotation, variables: Variables, *, retrieval_prompt: str = ""
+    ) -> None:
+        """variables: of every request, which a request may change. retrieval_prompt: for chats whose documents are found."""
+        self._template, self._written, self._variables = template, written, variables
+        self._retrieval_prompt = retrieval_prompt
+        self._shows_tools = self._shows([QUESTION], tools=[{"type": "function", "function": TRIAL}])
+        self._shows_calls = self._shows([QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}])
+
+    def pieces(self, messages: Sequence[Message], request: ChatRequest, continues: bool = False) -> list[TextPiece]:
+        """Render a chat. continues: up to the end of its last message, which the model is to go on with.
+
+        Raises TemplateError; RequestError for variables that are fields of the request.
+        """
+        variables = request_variables(request, self._variables)
+        prompts = request.add_generation_prompt is not False
+        render = self._template.continued if continues else partial(self._template.pieces, add_generation_prompt=prompts)
+        if not self._shows_calls:
+            messages = [with_calls(message, self._written) for message in messages]
+        is_instructed = is_defined = False  # by a message that the client did not send
+        if request.retrieves and self._retrieval_prompt:
+            messages, is_instructed = with_instruction(messages, self._retrieval_prompt)
+        tools = request.tools
+        if tools and not self._shows_tools:
+            messages, is_defined = with_definitions(messages, tools, self._written)
+            tools = None
+        pieces = render(messages, variables, tools=tools)
+        return [_moved(piece) for piece in pieces] if is_instructed or is_defined else pieces
+
+    def _shows(self, messages: Sequence[Message], tools: Tools | None = None) -> bool:
+        """Whether the template shows the trial tool. One that refuses the messages will refuse a client's, too."""
+        try:
+            pieces = self._template.pieces(messages, tools=tools, add_generation_prompt=False)
+        except TemplateError:
+            return True
+        return any("trial_tool" in piece.text for piece in pieces)
+
+
+def _moved(piece: TextPiece) -> TextPiece:
+    """Return a piece of messages behind a new first one, which no client wrote, as a piece of the messages alone."""
+    if piece.message is None:
+        return piece
+    return replace(piece, message=piece.message - 1) if piece.message else TextPiece(piece.text, None, is_plain=True)

@@ -1,4 +1,4 @@
-"""The thread that owns the llama context: inbox, plan, run, commit, publish, and round again.
+"""The one thread that computes: inbox, steps, sleep, background work.
 
 Other threads put callables into its inbox, which run between two steps. Its events go out once a step for all streams
 together, as one call into the event loop.
@@ -9,26 +9,372 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from math import inf
-from threading import Thread
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread, get_ident
 from time import perf_counter
+from typing import TypeVar
 
 from ...models.errors import Interrupted, NoRoom
-from ...models.runner import Runner
+from ...models.model import Model
+from ...models.runner import NO_SAMPLERS, Runner
+from ...models.sampling import Chances, Sampler
+from ...models.sampling_params import GREEDY
 from ...slots.archive import Archive
-from ...slots.check import check
-from ...slots.hybrids.snapshots import Snapshots
+from ...slots.host import WriteBehind
 from ...slots.plan import Plan
-from ...slots.scheduler import Scheduler
-from ...slots.tiers.tier import LowerTier
-from ...slots.tiers.writing import WriteBehind
-from ..errors import RequestError, not_loaded
-from .background import Background
-from .inbox import Inbox
-from .outbox import Outbox
-from .roster import Roster
-from .sleep import Sleep
+from ...slots.request import Request
+from ...slots.scheduler import Scheduler, check
+from ...slots.snapshots import Snapshots
+from ...slots.tier import LowerTier
+from ..http.api_errors import RequestError, not_loaded
+from .generation import End, Failure, Generation, Outbox
+from .watchdog import Watchdog
+
+# ---- Prompts that are computed in idle time, ahead of their requests. It belongs to the engine's thread. ----------------
+
+MAX_GENERATIONS = 64
+
+
+class Background:
+    """One generation for each key: a later one of the same key replaces it.
+
+    end: takes a generation out of the engine; what of it is computed stays in the cache. max_generations: that are not
+    done yet.
+    """
+
+    def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None]) -> None:
+        self._scheduler, self._end = scheduler, end
+        self._generations: dict[Hashable, Generation] = {}
+        self.max_generations = MAX_GENERATIONS
+        self.num_dropped = 0
+
+    def __len__(self) -> int:
+        """Generations that are not done yet."""
+        self._forget_done()
+        return len(self._generations)
+
+    def put(self, key: Hashable, generation: Generation) -> bool:
+        """Replace the generation of a key. False: a client's request runs or waits, or too many are not done."""
+        self.drop(key)
+        if not all(request.background for request in (*self._scheduler.running, *self._scheduler.waiting)):
+            return False
+        if len(self) >= self.max_generations:
+            return False
+        self._generations[key] = generation
+        return True
+
+    def drop(self, key: Hashable) -> bool:
+        """End the generation of a key. True: it was not done yet."""
+        generation = self._generations.pop(key, None)
+        if generation is None or generation.done:
+            return False
+        self._end(generation)
+        self.num_dropped += 1
+        return True
+
+    def drop_scope(self, scope: str) -> None:
+        """End the generations of a scope."""
+        for key in [key for key, generation in self._generations.items() if generation.scope == scope]:
+            self.drop(key)
+
+    def drop_all(self) -> None:
+        """End all: a client's request needs the engine."""
+        for key in list(self._generations):
+            self.drop(key)
+
+    def _forget_done(self) -> None:
+        for key in [key for key, generation in self._generations.items() if generation.done]:
+            del self._generations[key]
+
+
+# ---- The engine thread's inbox: callables from other threads, run between two steps. ------------------------------------
+
+T = TypeVar("T")
+Act = Callable[[], None]
+
+
+class Inbox:
+    """Any thread puts acts in, the engine's thread takes them out. An act that was accepted is always run."""
+
+    def __init__(self) -> None:
+        self._acts: SimpleQueue[Act] = SimpleQueue()
+        self._lock = Lock()
+        self._closed: str | None = None  # why, once it is; guarded by the lock
+
+    def put(self, act: Act) -> bool:
+        """Queue an act. False: the inbox is closed, and the act will not run."""
+        with self._lock:  # an act is queued before the last act, or not at all
+            if self._closed is None:
+                self._acts.put(act)
+            return self._closed is None
+
+    def ask(self, question: Callable[[], T]) -> Future[T]:
+        """Run a function between two steps; its result or exception goes to the future. 503 once the inbox is closed."""
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # the asker has cancelled it
+            try:
+                future.set_result(question())
+            except Exception as error:
+                future.set_exception(error)
+
+        if not self.put(answer):
+            future.set_exception(self.refusal())
+        return future
+
+    def refusal(self) -> RequestError:
+        """Return the error for callers that come after `close`."""
+        return RequestError(self._closed or "the engine accepts nothing", status=503)
+
+    def close(self, last: Act, why: str) -> None:
+        """Accept nothing more after `last`. A later call only changes the reason."""
+        with self._lock:
+            if self._closed is None:
+                self._acts.put(last)
+            self._closed = why
+
+    @property
+    def empty(self) -> bool:
+        return self._acts.empty()
+
+    def wait(self, seconds: float) -> Act | None:
+        """Wait for the next act and take it out. None: none came in time."""
+        try:
+            return self._acts.get(timeout=None if seconds == inf else seconds)
+        except Empty:
+            return None
+
+    def take(self) -> Act | None:
+        """Take the next act out; None: the inbox is empty."""
+        try:
+            return self._acts.get_nowait()
+        except Empty:
+            return None
+
+
+# ---- The open generations of the engine: each ends once, with a final event unless its client has gone. -----------------
+
+
+class Generations:
+    """Open generations and their samplers, by request id. It belongs to the engine's thread.
+
+    is_end: whether a token ends an answer. samplers: made by callers, closed here. is_closed: new generations only fail.
+    """
+
+    def __init__(self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool]) -> None:
+        self.samplers: dict[int, Sampler] = {}
+        self.is_closed = False
+        self._why = ""  # it is closed
+        self._scheduler, self._outbox, self._is_end = scheduler, outbox, is_end
+        self._open: dict[int, Generation] = {}
+
+    def enter(self, generation: Generation, sampler: Sampler) -> None:
+        """Queue a generation. Once the roster is closed it only gets its Failure."""
+        if self.is_closed:
+            sampler.close()
+            self._outbox.put(generation, Failure(RequestError(self._why, status=503)))
+            return
+        self._open[generation.request.id] = generation
+        self.samplers[generation.request.id] = sampler
+        self._scheduler.submit(generation.request)
+
+    def admit(self, ids: Iterable[int]) -> None:
+        """Start the clock of requests that left the queue, unless they were preempted and only come back."""
+        now = perf_counter()
+        for id in ids:
+            generation = self._open[id]
+            if not generation.admitted:
+                generation.admitted = now
+                self._report_progress(generation, now)
+            if not generation.is_primed and not generation.request.is_reading:
+                generation.is_primed = True
+                self.samplers[id].prime(generation.request.ids(0, generation.request.num_prompt))
+
+    def push(self, request: Request, token: int) -> None:
+        """Give a generation its next token, which may end it, and those that must follow. An error ends only this one."""
+        generation, sampler = self._open[request.id], self.samplers[request.id]
+        if not generation.first_token:
+            self._report_progress(generation, perf_counter())  # the whole prompt
+        try:
+            if sampler.error:
+                raise RequestError(sampler.error, code="invalid_grammar")
+            self._push(generation, token, sampler.take_chances())
+            for further, chances in sampler.take_further():
+                if generation.done:
+                    break
+                request.accept(further)
+                self._scheduler.counters.count_accepted()
+                self._push(generation, further, chances)
+            for forced in sampler.take_forced():
+                if generation.done:
+                    break
+                request.append(forced)
+                self._scheduler.counters.count_forced()
+                self._push(generation, forced)
+        except Exception as error:
+            self._fail_alone(generation, error)
+
+    def _push(self, generation: Generation, token: int, chances: Chances | None = None) -> None:
+        event = generation.push(token, self._is_end(token), chances)
+        if isinstance(event, End):
+            self.end(generation)
+        if event is not None:
+            self._outbox.put(generation, event)
+
+    def report_progress(self) -> None:
+        """Send the progress of unfinished prompts to the clients that want it."""
+        now = perf_counter()
+        for request in self._scheduler.running:
+            if request.num_tokens == request.num_prompt:
+                self._report_progress(self._open[request.id], now)
+
+    def _report_progress(self, generation: Generation, now: float) -> None:
+        if generation.wants_progress and not generation.request.is_reading:
+            self._outbox.put(generation, generation.progress(now))
+
+    def end(self, generation: Generation) -> None:
+        """Take a generation out of the engine, once."""
+        if generation.done:
+            return
+        generation.done = True
+        self._open.pop(generation.request.id, None)
+        if sampler := self.samplers.pop(generation.request.id, None):
+            sampler.close()
+        self._scheduler.finish(generation.request)
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Let the samplers of requests that run again from their start forget what they have seen and chosen."""
+        for request in requests:
+            if generation := self._open.get(request.id):
+                generation.is_primed = False
+                self.samplers[request.id] = self.samplers[request.id].anew()
+            else:  # it has ended, and only its end failed
+                self._scheduler.finish(request)
+
+    def fail(self, requests: Iterable[Request], error: RequestError) -> None:
+        """End the open generations among these requests with a Failure."""
+        for generation in [self._open[request.id] for request in requests if request.id in self._open]:
+            self._fail(generation, error)
+
+    def fail_rejected(self) -> None:
+        """Fail the requests that the last plan could not admit."""
+        for request, error in self._scheduler.take_rejected():
+            if request.id in self._open:
+                self._fail_alone(self._open[request.id], error)
+
+    def close(self, why: str) -> None:
+        """End every open generation with a Failure."""
+        self.is_closed, self._why = True, why
+        for generation in list(self._open.values()):
+            self._fail(generation, RequestError(why, status=503))
+
+    def give_up(self, why: str) -> None:
+        """Send every open generation its Failure, and touch nothing else: the scheduler may be in any state."""
+        self.is_closed, self._why = True, why
+        error = RequestError(why, status=500)
+        for generation in self._open.values():
+            generation.done = True
+            self._outbox.put(generation, Failure(error))
+        self._open.clear()
+
+    def _fail(self, generation: Generation, error: RequestError) -> None:
+        self.end(generation)
+        self._outbox.put(generation, Failure(error))
+
+    def _fail_alone(self, generation: Generation, error: Exception) -> None:
+        """Fail one generation for its own error."""
+        if not isinstance(error, RequestError):
+            logger.error("request %d failed", generation.request.id, exc_info=error)
+            error = RequestError("the server failed on this request", status=500)
+        self._fail(generation, error)
+
+
+# ---- Sleep --------------------------------------------------------------------------------------------------------------
+# Sleep: after some seconds without a request the model leaves memory, and the next request brings it back.
+
+sleep_logger = logging.getLogger("slotcache")
+
+
+class Sleep:
+    """Belongs to the engine's thread, but for `rouse` and `is_asleep`. A load has a thread of its own: acts run meanwhile.
+
+    seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread behind a load; with its error, if
+    it failed. is_awake: whether steps can be computed. last_use: when one ended, or the model was asked for.
+    """
+
+    def __init__(self, seconds: float, runner: Runner, inbox: Inbox, on_wake: Callable[[Exception | None], None]) -> None:
+        self.is_awake, self._is_wanted = True, False
+        self.last_use = perf_counter()
+        self.num_wakes = 0
+        self._seconds, self._runner, self._inbox, self._on_wake = seconds or inf, runner, inbox, on_wake
+        self._load: Thread | None = None  # until its end is noted
+
+    # ---- from any thread -------------------------------------------------------------------------------------------
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the model has left memory and no request wants it back."""
+        return not (self.is_awake or self._is_wanted)
+
+    def rouse(self) -> None:
+        """Load the model, if it is asleep, for a request that will want it; keep it for another `seconds`."""
+        if self._seconds < inf:
+            self._is_wanted = True
+            self._inbox.put(self.wake)
+
+    # ---- in the engine's thread ------------------------------------------------------------------------------------
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until sleep, if no request comes."""
+        return max(self.last_use + self._seconds - perf_counter(), 0) if self.is_awake else inf
+
+    def begin(self) -> None:
+        """Free the memory of the device, where nothing is left to save."""
+        self._is_wanted = False
+        self._runner.rest()
+        self.is_awake = False  # last: who sees a server asleep finds its memory free
+        sleep_logger.info("asleep after %g s without a request", self._seconds)
+
+    def wake(self) -> None:
+        """Begin to load the model, unless it is awake or on its way."""
+        self.last_use = perf_counter()
+        self._is_wanted = not self.is_awake
+        if not (self.is_awake or self._load):
+            self._load = Thread(target=self._open, name="wake", daemon=True)
+            self._load.start()
+
+    def close(self) -> None:
+        """Wait for the end of a load."""
+        if self._load:
+            self._load.join()
+
+    def _open(self) -> None:
+        """Runs in the load's thread."""
+        began = perf_counter()
+        error: Exception | None = None
+        try:
+            self._runner.context.open()
+        except Exception as failed:
+            error = failed
+        self._inbox.put(lambda: self._end_load(error, perf_counter() - began))
+
+    def _end_load(self, error: Exception | None, seconds: float) -> None:
+        self._load = None
+        self._is_wanted, self.is_awake = False, error is None
+        self.last_use = perf_counter()
+        if error:
+            sleep_logger.error("cannot wake up: %s", error)
+        else:
+            self.num_wakes += 1
+            sleep_logger.info("awake again after %.1f s", seconds)
+        self._on_wake(error)
+
 
 logger = logging.getLogger("slotcache.engine")
 LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
@@ -38,7 +384,7 @@ class Engine:
     """Runs generations. Other threads use `start`, `stop` and the inbox, most of them through `Door` and `View`.
 
     is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. sleep_after: as in `Sleep`.
-    failure: why the thread has ended for good.
+    hang_after: as in `Watchdog`. failure: why the thread has ended for good.
     """
 
     def __init__(
@@ -50,19 +396,22 @@ class Engine:
         checks: bool = False,
         lower: Sequence[LowerTier] = (),
         sleep_after: float = 0,
+        hang_after: float = 0,
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
         self.inbox, self.outbox = Inbox(), Outbox()
-        self.roster = Roster(scheduler, self.outbox, is_end)
+        self.roster = Generations(scheduler, self.outbox, is_end)
         self.background = Background(scheduler, self.roster.end)
         self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep)
         self.archive = Archive(scheduler.tree, runner.states.cut)
+        self.watchdog = Watchdog(hang_after)
         self.failure: str | None = None
         self.step_seconds = 0.0  # of the last step
         self.host_seconds = 0.0  # of the last step, outside llama.cpp
         self.num_failed_steps = 0
         self._behind = WriteBehind((self.archive, scheduler.snapshots), lower)
         self._checks, self._stopping = checks, False
+        self._failed_idle = False  # the last failure was no request's, and no step has been computed since
         self._on_failure: Callable[[], None] = lambda: None
         self._thread = Thread(target=self._live, name="engine", daemon=True)
 
@@ -86,7 +435,7 @@ class Engine:
         if not self.sleep.is_awake:
             return  # none touches KV: all of it has left the device
         try:
-            self.runner.run(Plan(self.scheduler.tree.ledger.take_operations()))
+            self._run(Plan(self.scheduler.tree.ledger.take_operations()))
         except Exception:
             self._recover()  # the tree counts operations as done that were not
             raise
@@ -96,8 +445,13 @@ class Engine:
         """The tier in host memory that takes records."""
         return self.scheduler.snapshots if self.scheduler.snapshots.max_bytes else self.archive
 
+    def _run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
+        with self.watchdog.step(plan.num_tokens):
+            return self.runner.run(plan, samplers)
+
     def _live(self) -> None:
         try:
+            self.watchdog.watch(get_ident())
             self._warm_up()
             while not self._stopping:
                 self._take_turn()
@@ -107,6 +461,7 @@ class Engine:
             self._end_for_good(error)
         finally:
             self.sleep.close()
+            self.watchdog.close()
 
     def _take_turn(self) -> None:
         try:
@@ -136,7 +491,7 @@ class Engine:
         self.roster.admit(plan.admitted)
         planned = perf_counter()
         try:
-            sampled = self.runner.run(plan, self.roster.samplers)
+            sampled = self._run(plan, self.roster.samplers)
         except NoRoom:
             if not self.scheduler.refuse():
                 raise
@@ -149,17 +504,20 @@ class Engine:
         for request, token in self.scheduler.commit(plan, sampled):
             self.roster.push(request, token)
         self.roster.report_progress()
+        self._failed_idle = False
         self.sleep.last_use = perf_counter()
         self.step_seconds = self.sleep.last_use - began
         self.host_seconds = self.step_seconds - (ran - planned)
 
     def _use_idle_time(self, until: float = inf) -> None:
         """Copy idle KV to host memory, and from host memory to disk, until an act arrives."""
-        while (
-            self.sleep.is_awake and self.inbox.empty and perf_counter() < until and (work := self.scheduler.plan_idle_work())
-        ):
-            self.runner.run(work)
-            self._behind.write()
+        while self.inbox.empty and perf_counter() < until:
+            work = self.scheduler.plan_idle_work() if self.sleep.is_awake else None
+            if work is not None:
+                self._run(work)
+            self._behind.write()  # what an act has brought from a file, too
+            if work is None:
+                return
 
     def _warm_up(self) -> None:
         # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
@@ -169,7 +527,12 @@ class Engine:
         try:
             can_move = self.runner.warm_up()
             if snapshots.max_bytes:
-                snapshots.sizes = self.runner.measure_states()
+                sizes = self.runner.measure_states()
+                if sizes is None:
+                    logger.warning("the states of this model do not come back as they were saved: it keeps no snapshots")
+                    snapshots.max_bytes = 0
+                else:
+                    snapshots.sizes = sizes
         except Exception:
             logger.exception("the warm-up failed")
             can_move, snapshots.max_bytes = False, 0
@@ -184,7 +547,7 @@ class Engine:
             tree.drop(scope)
             snapshots.drop(scope)
         tree.evict(tree.ledger.num_ready)
-        self.carry_out()
+        self._run(Plan(tree.ledger.take_operations()))
         self._behind.write()
         self.sleep.begin()
 
@@ -198,12 +561,23 @@ class Engine:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Fail the running requests and start with an empty cache: after an error, tree and memory may disagree."""
+        """Start again with an empty device: after an error, tree and memory may disagree. See `Scheduler.recover`.
+
+        Copies in host memory stay. Where it fails twice in a row without a request to blame, they may be why, and go.
+        """
         self.num_failed_steps += 1
-        logger.exception("a step failed; what ran ends with an error, and the cache is dropped")
-        failed = self.scheduler.abandon()
+        is_idle = not self.scheduler.running
+        failed, again = self.scheduler.recover(keep=not (is_idle and self._failed_idle))
+        self._failed_idle = is_idle
+        logger.exception(
+            "a step failed: %d requests end with an error, %d begin again, and %d tokens stay in host memory",
+            len(failed),
+            len(again),
+            self.scheduler.tree.host.num_tokens + self.scheduler.snapshots.num_tokens,
+        )
         self.runner.clear()
         self.roster.fail(failed, RequestError("the engine failed while computing this", status=500))
+        self.roster.restart(again)
         self.roster.fail_rejected()
 
     def _stop(self) -> None:
@@ -223,3 +597,63 @@ class Engine:
                 act()
         self.outbox.send()
         self.outbox.call(self._on_failure)
+
+
+# ---- The way into the engine for generations, and the way out before their end. -----------------------------------------
+
+
+class Door:
+    """For the event loop's thread. Acts run after the engine's current step; two of them end a background step early."""
+
+    def __init__(self, engine: Engine, model: Model) -> None:
+        self._inbox, self._roster, self._background = engine.inbox, engine.roster, engine.background
+        self._interrupt, self._model = engine.runner.interrupt, model
+
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Queue generations, all of them or none. Raises RequestError once the engine is stopped.
+
+        The samplers are made here: bad parameters must fail in the caller's thread, not in the engine's.
+        """
+        samplers: list[Sampler] = []
+        try:
+            for generation in generations:
+                samplers.append(Sampler(self._model, generation.sampling))
+            if not self._inbox.put(lambda: self._enter(generations, samplers)):
+                raise self._inbox.refusal()
+        except Exception:
+            for sampler in samplers:
+                sampler.close()
+            raise
+        self._interrupt.set()
+
+    def cancel(self, generation: Generation) -> Future[None]:
+        """End a generation whose client has gone, before the next step. The future is done when the engine has ended it."""
+        self._inbox.put(lambda: self._roster.end(generation))  # an error in it is a failed step, not the asker's
+        return self._inbox.ask(lambda: None)
+
+    def submit_background(self, key: Hashable, generation: Generation) -> Future[bool]:
+        """Compute a generation's prompt in idle time. False: requests are open, or too many of these wait.
+
+        It replaces an earlier one of the same key, and ends, part computed, when a generation is submitted. Its token is
+        not used.
+        """
+        return self._inbox.ask(lambda: self._enter_background(key, generation))
+
+    def drop_background(self, key: Hashable) -> Future[bool]:
+        """End the background generation of `key`. True: it was not done yet. Its computed tokens stay in the cache."""
+        dropped = self._inbox.ask(lambda: self._background.drop(key))
+        self._interrupt.set()
+        return dropped
+
+    # ---- in the engine's thread ------------------------------------------------------------------------------------
+
+    def _enter(self, generations: Sequence[Generation], samplers: Sequence[Sampler]) -> None:
+        self._background.drop_all()
+        for generation, sampler in zip(generations, samplers, strict=True):
+            self._roster.enter(generation, sampler)
+
+    def _enter_background(self, key: Hashable, generation: Generation) -> bool:
+        if self._roster.is_closed or not self._background.put(key, generation):
+            return False
+        self._roster.enter(generation, Sampler(self._model, GREEDY))
+        return True

@@ -1,4 +1,4 @@
-"""One accepted request on its way through the engine: its text so far, and the events that its client reads.
+"""One generation: tokens in; text, stops and events out to its event loop.
 
 Every generation ends in exactly one final event, an End or a Failure, unless its client has gone. It is closed when the
 engine sends that event: a client that does not read cannot keep a generation open.
@@ -6,18 +6,219 @@ engine sends that event: a client that does not read cannot keep a generation op
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from time import perf_counter
 
 import numpy as np
 
-from ...models.sampling import Chances, Sampling
-from ...models.text import TextStream
+from ...models.detokenizer import TextStream
+from ...models.sampling import Chances
+from ...models.sampling_params import Sampling
 from ...slots.request import Request
-from .events import Delta, End, Event, Failure, Final, Progress, Unread
-from .report import Fields, Miss, Report, document_reuse, first_gap, moved_reuse, segment_reuse, timings
-from .volatile import volatile_span
+from ..http.api_errors import RequestError
+from .usage import Fields, Miss, Report, document_reuse, first_gap, moved_reuse, segment_reuse, timings, volatile_span
+
+# ---- Events of a generation, and the mailbox where its client finds them. -----------------------------------------------
+
+MAX_PROGRESS = 8  # unread events of it
+MAX_PIECES = 8  # unread pieces of text that are sent one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More text of the answer, and the tokens that it became known with.
+
+    chances: of each of these tokens, where they were asked for. num_generated: tokens so far, these counted. is_last: the
+    answer ends with it. kept: how many characters of the last of these tokens are in the answer; None: all.
+    """
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    chances: tuple[Chances, ...] = ()
+    num_generated: int = 0
+    is_last: bool = False
+    kept: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far the prompt is: tokens in all, from the cache, and done so far (cached ones counted). Time in ms."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+    def timings(self) -> Fields:
+        """Return llama-server's `timings` so far."""
+        return timings(
+            num_cached=self.cache,
+            num_computed=self.processed - self.cache,
+            num_generated=0,
+            queue_time=0.0,
+            prompt_time=self.time_ms / 1000,
+            generation_time=0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last piece of a whole answer, with its tokens. reason: stop or length.
+
+    chances, kept: as in `Delta`, but none of tokens that only belong to a stop string. sampled: the ids (int32) of the whole
+    answer, where they spell its text exactly and may be kept. prompt: its text, for answers that show it; whoever reads the
+    event adds it.
+    """
+
+    text: str
+    reason: str
+    report: Report
+    sampled: np.ndarray | None = None
+    tokens: tuple[int, ...] = ()
+    chances: tuple[Chances, ...] = ()
+    kept: int | None = None
+    prompt: str = ""
+
+    def delta(self) -> Delta:
+        """Return the piece as if the answer went on."""
+        num_generated = self.report.num_generated
+        return Delta(self.text, self.tokens, self.chances, num_generated=num_generated, is_last=True, kept=self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The answer ends here, with an error."""
+
+    error: RequestError
+
+
+Final = End | Failure
+Event = Delta | PromptProgress | Final
+
+
+class Unread:
+    """A client's unread events: some progress, the pieces of text, and the end. It belongs to the event loop.
+
+    A slow client gets longer pieces, and the unread events of a client that never reads are no larger than its answer.
+    """
+
+    __slots__ = ("_arrived", "_final", "_progress", "_text")
+
+    def __init__(self) -> None:
+        self._progress: deque[PromptProgress] = deque()  # the first ones, and the newest
+        self._text: list[Delta] = []
+        self._final: Final | None = None
+        self._arrived = asyncio.Event()
+
+    def qsize(self) -> int:
+        """Return how many events `get` would return without waiting."""
+        num_pieces = len(self._text) if len(self._text) <= MAX_PIECES else 1
+        return len(self._progress) + num_pieces + (self._final is not None)
+
+    def put(self, event: Event) -> None:
+        match event:
+            case Delta():
+                self._text.append(event)
+            case PromptProgress():
+                if len(self._progress) == MAX_PROGRESS:
+                    self._progress.pop()
+                self._progress.append(event)
+            case End() | Failure():
+                self._final = event
+        self._arrived.set()
+
+    async def get(self) -> Event:
+        """Wait for the next event and return it."""
+        await self._arrived.wait()
+        event = self._take()
+        if not self.qsize():
+            self._arrived.clear()
+        return event
+
+    def _take(self) -> Event:
+        event: Event | None
+        if self._progress:  # it comes before all text
+            event = self._progress.popleft()
+        elif self._text:
+            event = self._take_text()
+        else:
+            event, self._final = self._final, None
+        assert event is not None
+        return event
+
+    def _take_text(self) -> Delta:
+        """Take the first piece, or all of them as one for a client that has fallen behind."""
+        if len(self._text) <= MAX_PIECES:
+            return self._text.pop(0)
+        joined, self._text = _join(self._text), []
+        return joined
+
+
+def _join(deltas: Sequence[Delta]) -> Delta:
+    """Return several pieces as one."""
+    tokens = tuple(chain.from_iterable(delta.tokens for delta in deltas))
+    chances = tuple(chain.from_iterable(delta.chances for delta in deltas))
+    return Delta("".join(delta.text for delta in deltas), tokens, chances, deltas[-1].num_generated)
+
+
+# ---- The end of an answer that is not sent yet: text, and the tokens that it belongs to. --------------------------------
+
+
+@dataclass(slots=True)
+class Pending:
+    """Tokens, and text of them that is known.
+
+    tells: the answer tells the chances of its tokens. Then text leaves with whole tokens only, so that the texts of the
+    tokens that are told are the text that is sent; without, all of it leaves with all tokens. chances: of each token. ends:
+    where the text of each token ends, in characters of `text`. A part of the last ones may be held back.
+    """
+
+    tells: bool
+    tokens: list[int] = field(default_factory=list)
+    chances: list[Chances] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    text: str = ""
+
+    def push(self, token: int, chances: Chances | None) -> None:
+        """Add a token; one that no sampler chose has no chances."""
+        self.tokens.append(token)
+        if self.tells:
+            self.chances.append(chances or Chances.certain(token))
+
+    def settle(self, text: str, num_held: int) -> None:
+        """Add the text that became known with the last token. num_held: characters behind it that are held back."""
+        self.text += text
+        if self.tells:
+            self.ends.append(len(self.text) + num_held)
+
+    def take(self) -> tuple[str, tuple[int, ...], tuple[Chances, ...]]:
+        """Return text with its tokens and their chances; without text, the tokens wait for some."""
+        text, number = self.text, len(self.tokens)
+        if self.tells:
+            number = sum(end <= len(text) for end in self.ends)
+            text = text[: self.ends[number - 1]] if number else ""
+        if not text:
+            return "", (), ()
+        taken = text, tuple(self.tokens[:number]), tuple(self.chances[:number])
+        self.text, self.tokens, self.chances = self.text[len(text) :], self.tokens[number:], self.chances[number:]
+        self.ends = [end - len(text) for end in self.ends[number:]]
+        return taken
+
+    def cut(self) -> int | None:
+        """Leave out the chances of tokens that begin behind the text. Return how much of the last one's text is in it.
+
+        None: none has a part of the text, or none is told.
+        """
+        begins = [0, *self.ends][: len(self.chances)]
+        number = sum(begin < len(self.text) for begin in begins)
+        del self.chances[number:]
+        return len(self.text) - begins[number - 1] if number else None
+
 
 AROUND = 32  # tokens on either side of a miss that are searched for volatile text
 
@@ -55,8 +256,7 @@ class Generation:
     on_end: OnEnd = _pass_on
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
-    unsent: list[int] = field(default_factory=list)  # tokens whose text is held back
-    unsent_chances: list[Chances] = field(default_factory=list)  # of these, where they were asked for
+    pending: Pending = field(init=False)
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     is_primed: bool = False  # its sampler has seen the prompt
@@ -66,6 +266,9 @@ class Generation:
     final: Final | None = None  # once its client can read it
     done: bool = False
     abandoned: bool = False
+
+    def __post_init__(self) -> None:
+        self.pending = Pending(tells=self.sampling.n_probs is not None)
 
     def deliver(self, event: Event) -> None:
         """Put an event where the client reads it; runs in the event loop."""
@@ -86,9 +289,7 @@ class Generation:
             self.first_token = perf_counter()
         if self.limit == 0:
             return self._end("", "length", is_end)
-        self.unsent.append(token)
-        if self.sampling.n_probs is not None:
-            self.unsent_chances.append(chances or Chances.certain(token))
+        self.pending.push(token, chances)
         if is_end:
             return self._end(self.text.finish(), "stop", is_end)
         text = self.text.push(token)
@@ -97,7 +298,10 @@ class Generation:
         if self.num_generated >= self.limit or self._is_late(text):
             return self._end(text + self.text.finish(), "length", is_end)
         self.parts.append(text)
-        return Delta(text, *self._take_unsent(), num_generated=self.num_generated) if text else None
+        self.pending.settle(text, self.text.num_held)
+        sent, tokens, told = self.pending.take()
+        num_generated = self.num_generated - len(self.pending.tokens)
+        return Delta(sent, tokens, told, num_generated=num_generated) if sent else None
 
     def _is_late(self, text: str) -> bool:
         """Whether the answer has had its time, and has a whole line. text: its newest piece."""
@@ -106,11 +310,11 @@ class Generation:
         self.has_line = self.has_line or "\n" in text
         return self.has_line and perf_counter() - self.first_token > self.patience
 
-    def progress(self, now: float) -> Progress:
+    def progress(self, now: float) -> PromptProgress:
         """Return how far the prompt is."""
         request = self.request
         spent = (now - self.admitted) * 1000
-        return Progress(request.num_prompt, request.cached, min(request.computed, request.num_prompt), spent)
+        return PromptProgress(request.num_prompt, request.cached, min(request.computed, request.num_prompt), spent)
 
     def timings(self, num_generated: int) -> Fields:
         """Return llama-server's `timings` of the answer so far; for the event loop, after the first token."""
@@ -132,16 +336,13 @@ class Generation:
 
     def _end(self, text: str, reason: str, is_end: bool) -> End:
         self.parts.append(text)
-        if self.unsent_chances and self.text.cut:
-            del self.unsent_chances[self.text.num_before_cut(self.unsent) :]
-        tokens, chances = self._take_unsent()
-        sampled = self._sampled(is_end)
-        return End(text, reason, self._report(), sampled=sampled, tokens=tokens, chances=chances)
-
-    def _take_unsent(self) -> tuple[tuple[int, ...], tuple[Chances, ...]]:
-        tokens, chances = tuple(self.unsent), tuple(self.unsent_chances)
-        self.unsent, self.unsent_chances = [], []
-        return tokens, chances
+        pending = self.pending
+        pending.text += text
+        kept = pending.cut() if self.text.stopped is not None else None
+        told, sampled = tuple(pending.chances), self._sampled(is_end)
+        return End(
+            pending.text, reason, self._report(), sampled=sampled, tokens=tuple(pending.tokens), chances=told, kept=kept
+        )
 
     def _sampled(self, is_end: bool) -> np.ndarray | None:
         """Return the answer's ids without the end token, if as plain text they spell exactly the text that was sent.
@@ -196,3 +397,88 @@ class Generation:
         tokens = self.request.ids(0, self.request.num_prompt)
         before = self.detokenize(tokens[max(at - AROUND, 0) : at])
         return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))
+
+
+# ---- Account ------------------------------------------------------------------------------------------------------------
+# The figures of a request for the log: how much was reused, why not more, and how fast it was. None of its text.
+
+
+def account(generations: Sequence[Generation]) -> Fields:
+    """Return the figures of a request's generations. Of several, the prompt's are those of the first that has ended."""
+    ends = [(generation, generation.final) for generation in generations if isinstance(generation.final, End)]
+    finish: Fields = {"finish": ", ".join(dict.fromkeys(_finish(generation) for generation in generations))}
+    if not ends:
+        return finish
+    generation, end = ends[0]
+    report, steps = end.report, end.report.num_generated - 1
+    return {
+        "prompt": report.num_prompt,
+        "cached": report.num_cached,
+        "source": report.source,
+        **_miss(generation, report),
+        "generated": sum(end.report.num_generated for _, end in ends),
+        "ttft_ms": round(1000 * (report.queue_time + report.prompt_time), 1),
+        "tokens_per_second": round(steps / report.generation_time, 1) if steps > 0 else None,
+        **({"choices": len(generations)} if len(generations) > 1 else {}),
+        **finish,
+    }
+
+
+def _finish(generation: Generation) -> str:
+    """Return how a generation ended."""
+    if generation.final is None:
+        return "cancelled"
+    return generation.final.reason if isinstance(generation.final, End) else "error"
+
+
+def _miss(generation: Generation, report: Report) -> Fields:
+    """Return where reuse ended, and in what part of the prompt. A document's id is the client's text, and is left out."""
+    layout = generation.request.layout
+    if report.miss is None or layout is None:
+        return {}
+    at = report.miss["at"]
+    in_document = any(document.start <= at < document.stop for document in layout.documents)
+    part = "a document" if in_document else layout.segment_at(at)
+    return {"miss": generation.no_cache_reason or part, "miss_at": at}
+
+
+# ---- Outbox -------------------------------------------------------------------------------------------------------------
+# Events on their way out of the engine: one call into the event loop a step, for all streams together.
+
+logger = logging.getLogger("slotcache.engine")
+
+
+class Outbox:
+    """Events of a step, in order. The engine's thread puts them in and sends them."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._events: list[tuple[Generation, Event]] = []
+
+    def put(self, generation: Generation, event: Event) -> None:
+        self._events.append((generation, event))
+
+    def send(self) -> None:
+        """Hand the events to the event loop, if any."""
+        if not self._events:
+            return
+        events, self._events = self._events, []
+        self.call(_deliver, events)
+
+    def call(self, act: Callable[..., None], *arguments: object) -> None:
+        """Have the event loop call a function."""
+        assert self.loop is not None
+        try:
+            self.loop.call_soon_threadsafe(act, *arguments)
+        except RuntimeError:  # the loop is closed: no stream is left
+            logger.debug("%s after the loop closed", act)
+
+
+def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
+    """Hand events to their streams; runs in the event loop. A failure in one stream must not reach the next."""
+    for generation, event in events:
+        try:
+            generation.deliver(event)
+        except Exception:
+            logger.exception("the end of a request could not be dealt with")
+            generation.events.put(Failure(RequestError("the server failed at the end of this", status=500)))

@@ -1,4 +1,4 @@
-"""The engine as routes, metrics and idle prefill see it: questions about the cache, and the values they get.
+"""A frozen view of the cache, the slots and the statistics, for other threads.
 
 The cache belongs to the engine's thread. Every question runs in that thread, between two steps, where nothing else changes
 the cache; the caller only waits.
@@ -7,46 +7,307 @@ the cache; the caller only waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TypeVar
 
 import numpy as np
 
-from ...models.sampling import Chances
-from ...slots.request import Prompt, Request
+from ...slots.radix import Node, descendants, most_cached, path
+from ...slots.request import Layout, Prompt, Request
+from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
-from ...slots.tiers.disk import DiskTier
-from ...slots.tiers.provenance import Provenance
-from ...slots.tiers.tier import LowerTier
-from .account import account
+from ...slots.separate import num_kept, num_placed
+from ...slots.slot import Lane
+from ...slots.source import Source
+from ...slots.tier import LowerTier, Provenance
 from .engine import Engine
-from .events import Delta, End, Event, Failure, Progress
-from .figures import Figures
 from .generation import Generation
-from .holdings import Holdings, LaneState, Prediction, scopes_of
-from .lanestore import LaneStore
-from .report import Fields, Report, document_reuse
+from .slot_files import LaneStore
+from .usage import beginning, followed_by, id_of
 
-__all__ = [
-    "Chances",
-    "Delta",
-    "End",
-    "Event",
-    "Failure",
-    "Fields",
-    "Figures",
-    "Generation",
-    "Holdings",
-    "LaneState",
-    "Missing",
-    "Prediction",
-    "Progress",
-    "Report",
-    "View",
-    "account",
-    "document_reuse",
-]
+# ---- The engine's counters and gauges, for Prometheus. Read in the engine's thread, between two steps. ------------------
+
+Described = dict[str, tuple[str, float]]
+"""Values by name, each with its help text."""
+
+Tiers = Mapping[str, LowerTier | None]
+"""The tiers below host memory by name; None: there is none, and its metrics are 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counts, cells, tokens, bytes and seconds. cached_tokens: prompt tokens reused, by source."""
+
+    gauges: Described
+    counters: Described
+    cached_tokens: dict[str, int]
+
+    @classmethod
+    def of(cls, engine: Engine, lower: Sequence[LowerTier], token_bytes: int) -> EngineStats:
+        """lower: the tiers below host memory. token_bytes: of one token's KV."""
+        tiers: Tiers = {Source.DISK: None, **{tier.name: tier for tier in lower}}
+        return cls(
+            gauges=_gauges(engine, tiers, token_bytes),
+            counters=_counters(engine, tiers),
+            cached_tokens=dict(engine.scheduler.counters.cached_tokens),
+        )
+
+
+def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:
+    scheduler, tree = engine.scheduler, engine.scheduler.tree
+    copies = num_kept((*scheduler.running, *scheduler.waiting))
+    pinned = sum(len(node.tokens) for node in scheduler.pins.runs())
+    return {
+        "cells": ("KV cells in the pool", tree.ledger.num_cells),
+        "cells_used": ("KV cells in use", scheduler.cells.num_used),
+        "cells_reclaimable": ("KV cells in use that eviction could free now", tree.ledger.num_reclaimable),
+        "host_bytes": ("Bytes of the KV copies in host memory", tree.host.num_tokens * token_bytes),
+        "host_budget_bytes": ("Bytes that KV copies in host memory may take", tree.host.max_tokens * token_bytes),
+        "copies_bytes": (
+            "Bytes beside --cache-ram: KV of documents read separately that requests keep",
+            copies * token_bytes,
+        ),
+        **{f"{name}_bytes": (f"Bytes of idle KV on {name}", tier.num_bytes if tier else 0) for name, tier in tiers.items()},
+        **{
+            f"{name}_budget_bytes": (f"Bytes that idle KV may take on {name}", tier.max_bytes if tier else 0)
+            for name, tier in tiers.items()
+        },
+        "pinned_tokens": ("Tokens of prompts that clients pinned in the cache", pinned),
+        "snapshots": ("Recurrent states in host memory", len(scheduler.snapshots)),
+        "snapshot_bytes": (
+            "Bytes of recurrent states in host memory, with their KV",
+            scheduler.snapshots.num_bytes,
+        ),
+        "sequences_parked": (
+            "Sequences on the device that hold KV for reuse and that no request runs",
+            len(tree.ledger.parked),
+        ),
+        "requests_running": ("Requests on a lane", len(scheduler.running)),
+        "requests_waiting": ("Requests in the queue", len(scheduler.waiting)),
+        "requests_background": ("Requests that compute a prompt in idle time, ahead of its turn", len(engine.background)),
+        "sleeping": ("1 while the model is out of memory", engine.sleep.is_asleep),
+        "step_seconds": ("Seconds that the last step took", engine.step_seconds),
+        "step_host_seconds": ("Seconds of the last step that were spent outside llama.cpp", engine.host_seconds),
+    }
+
+
+def _counters(engine: Engine, tiers: Tiers) -> Described:
+    scheduler, tree, counters = engine.scheduler, engine.scheduler.tree, engine.scheduler.counters
+    return {
+        "steps": ("Steps of the engine, each a batch of tokens", counters.steps),
+        "spans": ("Requests that steps computed, counted once in each step", counters.spans),
+        "wakeups": ("Times that the model came back into memory after a sleep", engine.sleep.num_wakes),
+        "failed_steps": ("Steps that failed, behind which the device begins empty", engine.num_failed_steps),
+        "restarted_requests": ("Times a request began again, since a step failed before its first token", counters.restarts),
+        "hung_steps": ("Steps that took longer than --hang-after allows, and ended", engine.watchdog.num_hangs),
+        "prompt_tokens": ("Prompt tokens computed for requests", counters.prefilled_tokens),
+        "idle_prompt_tokens": ("Prompt tokens computed in idle time for what may come", counters.idle_tokens),
+        "generated_tokens": ("Tokens generated in answers", counters.generated_tokens),
+        "forced_tokens": (
+            "Generated tokens that a grammar left no choice about: they were not sampled",
+            counters.forced_tokens,
+        ),
+        "drafts": ("Drafts of next tokens that a step checked", counters.drafts),
+        "drafted_tokens": ("Tokens of the drafts that a step checked", counters.drafted_tokens),
+        "accepted_tokens": ("Drafted tokens that were the sampler's choice", counters.accepted_tokens),
+        "evicted_tokens": ("Tokens whose KV was evicted from the device", tree.num_evicted),
+        "saved_tokens": ("Tokens whose KV was copied to host memory", tree.host.num_saved),
+        **{
+            f"{name}_written_runs": (f"Runs of KV written to {name}", tier.num_written if tier else 0)
+            for name, tier in tiers.items()
+        },
+        **{
+            f"{name}_refused_files": (f"Damaged files of KV on {name}, which were deleted", tier.num_refused if tier else 0)
+            for name, tier in tiers.items()
+        },
+        "set_aside_tokens": (
+            "Tokens of others whose KV left the device while a prompt was computed, and came back",
+            scheduler.cells.num_swapped,
+        ),
+        "restored_tokens": ("Tokens whose KV was brought back from host memory", tree.host.num_restored),
+        "speculations_dropped": (
+            "Prompts computed ahead that gave way to a request or to another one",
+            engine.background.num_dropped,
+        ),
+        "preemptions": ("Requests paused because cells ran out", counters.preemptions),
+        "overtakes": (
+            "Times a later request was admitted before a waiting one",
+            scheduler.waiting.num_overtakes,
+        ),
+    }
+
+
+# ---- Holdings -----------------------------------------------------------------------------------------------------------
+# The state of the cache and of the lanes as frozen values, read in the engine's thread between two steps.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedRun:
+    """A run of the prefix tree. id: of the prompt up to its end; parent: of the run in front of it.
+
+    adapters: the set of LoRA adapters that computed its KV, as a text; empty: none. disk: it was written to disk, too.
+    document: the key of a document that ends with it. pinned: by a client. sequences: those of running requests that hold
+    its KV.
+    """
+
+    id: str = ""
+    parent: str | None = None
+    adapters: str
+    start: int
+    tokens: int
+    device_tokens: int
+    host: bool
+    disk: bool
+    document: str | None
+    frequency: int
+    in_use: bool
+    pinned: bool
+    sequences: tuple[int, ...]
+
+    @classmethod
+    def of(cls, node: Node, adapters: str) -> CachedRun:
+        return cls(
+            adapters=adapters,
+            start=node.start,
+            tokens=len(node.tokens),
+            device_tokens=node.ready,
+            host=node.blob is not None,
+            disk=node.blob is not None and node.blob.is_written,
+            document=next((key for _, key in node.document_of), None),
+            frequency=node.frequency,
+            in_use=node.in_use > 0,
+            pinned=node.pinned_until > 0,
+            sequences=tuple(sorted(sequence.id for sequence in node.sequences if sequence.active)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WholeState:
+    """A snapshot: the model's recurrent state after `tokens`."""
+
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheContents:
+    """The KV that a scope has cached, of all sets of LoRA adapters. tokens: by tier.
+
+    runs: parents first, without ids until `identified`. texts: the tokens of each, and the place of its parent in the list.
+    """
+
+    tokens: dict[str, int]
+    runs: list[CachedRun]
+    snapshots: list[WholeState]
+    texts: list[tuple[np.ndarray, int | None]]
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, scope: str) -> CacheContents:
+        """scope: by the clients' name."""
+        scopes, roots, snapshots = scopes_of(scheduler, scope), scheduler.index.roots, scheduler.snapshots
+        found = [(node, one.adapters) for one in scopes if one in roots for node in descendants(roots[one])]
+        nodes = [node for node, _ in found]
+        device = sum(node.ready for node in nodes)
+        host = sum(len(node.tokens) for node in nodes if node.blob is not None)
+        states = [WholeState(node.end, snapshots.size_of(node.end)) for one in scopes for node in snapshots.of(one)]
+        places = {node: place for place, node in enumerate(nodes)}
+        texts = [(node.tokens, places.get(node.parent) if node.parent else None) for node in nodes]
+        return cls({"device": device, "host": host}, [CachedRun.of(*one) for one in found], states, texts)
+
+    def identified(self) -> CacheContents:
+        """Return the same with the ids of the runs. It reads all tokens, so it is no work for the engine's thread."""
+        hashes: list[blake2b] = []  # of each run
+        runs: list[CachedRun] = []
+        for run, (tokens, place) in zip(self.runs, self.texts, strict=True):
+            above = beginning(run.adapters) if place is None else hashes[place]
+            hashes.append(followed_by(above, tokens))
+            runs.append(replace(run, id=id_of(hashes[-1]), parent=None if place is None else runs[place].id))
+        return replace(self, runs=runs)
+
+
+def scopes_of(scheduler: Scheduler, name: str) -> list[Scope]:
+    """Return the scopes with KV that clients know by a name: one for each set of LoRA adapters."""
+    known = scheduler.index.roots
+    return sorted((scope for scope in known if scope.is_shared and scope.name == name), key=lambda scope: scope.adapters)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A prompt laid out as if it were admitted now. reused: its cached tokens. on_device: those with KV on the device."""
+
+    layout: Layout
+    reused: int
+    on_device: int
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, prompt: Prompt, scope: Scope) -> Prediction:
+        tree, index = scheduler.tree, scheduler.index
+        layout = prompt.arrange(index, scope)
+        match = tree.match(scope, layout.tokens)
+        nodes = [node for node in path(match.node) if node.start < match.length]
+        on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
+        length = len(layout.tokens)
+        reused = index.reusable(scope, layout.tokens[: most_cached(layout.sections(length), length, tree.rest)])
+        placed = num_placed(tree, scope, layout, reused)
+        return cls(layout, reused + placed, min(on_device, reused))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotTask:
+    """A request on a lane, in the words of `GET /slots`."""
+
+    id_task: int
+    sequence: int
+    state: str
+    source: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+    limit: int
+    speculative: bool
+
+    @classmethod
+    def of(cls, request: Request) -> SlotTask:
+        return cls(
+            id_task=request.id,
+            sequence=request.sequence.id if request.sequence else -1,
+            state="generating" if request.decoding else "prefill",
+            source=request.source,
+            prompt_tokens=request.num_prompt,
+            cached_tokens=request.cached,
+            computed_tokens=request.computed,
+            generated_tokens=request.num_tokens - request.num_prompt,
+            limit=request.limit,
+            speculative=request.draft is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """A lane. sequence: the one with the history of its last request. last: that request; -1: none. tokens: of the history.
+
+    task: the request that it runs.
+    """
+
+    id: int
+    sequence: int
+    last: int
+    tokens: int
+    task: SlotTask | None
+
+    @classmethod
+    def of(cls, lane: Lane) -> LaneState:
+        return cls(
+            id=lane.id,
+            sequence=lane.sequence_id,
+            last=lane.last,
+            tokens=len(lane.history),
+            task=SlotTask.of(lane.request) if lane.request is not None else None,
+        )
+
 
 T = TypeVar("T")
 
@@ -72,7 +333,6 @@ class View:
 
     def __init__(self, engine: Engine, lower: Sequence[LowerTier], *, token_bytes: int, made_by: Provenance | None) -> None:
         self._engine, self._scheduler, self._lower = engine, engine.scheduler, lower
-        self._disk = next((tier for tier in lower if isinstance(tier, DiskTier)), None)
         self._token_bytes = token_bytes
         self.lane_store = LaneStore(engine, made_by)
 
@@ -95,9 +355,9 @@ class View:
         found = await self._ask(lambda: self._engine.runner.states.rotation)
         return found if isinstance(found, str) else ""
 
-    async def holdings(self, scope: str) -> Holdings:
+    async def holdings(self, scope: str) -> CacheContents:
         """Return the KV that a scope has cached."""
-        found = await self._ask(lambda: Holdings.of(self._scheduler, scope))
+        found = await self._ask(lambda: CacheContents.of(self._scheduler, scope))
         return await asyncio.to_thread(found.identified)
 
     async def predict(self, prompt: Prompt, scope: Scope) -> Prediction:
@@ -145,9 +405,9 @@ class View:
         """Return the lanes, with the progress of the request on each."""
         return await self._ask(lambda: [LaneState.of(lane) for lane in self._scheduler.lanes])
 
-    async def figures(self) -> Figures:
+    async def figures(self) -> EngineStats:
         """Return counters and gauges."""
-        return await self._ask(lambda: Figures.of(self._engine, self._disk, self._token_bytes))
+        return await self._ask(lambda: EngineStats.of(self._engine, self._lower, self._token_bytes))
 
     async def _ask(self, question: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._engine.inbox.ask(question))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+PATIENCE = 300.0  # s: only what never comes about takes as long, also on a busy machine
 Send = Callable[[Any], Awaitable[None]]
 Handler = Callable[[str, dict[str, Any], Send], Awaitable[Any]]
 
@@ -32,13 +33,13 @@ class FakeServer:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(PATIENCE)
 
     def stop(self) -> None:
         """Stop after every disconnect was noticed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopped.set)
-            self._thread.join(10)
+            self._thread.join(PATIENCE)
             self._loop.close()
 
     def _run(self) -> None:
@@ -52,7 +53,7 @@ class FakeServer:
         await self._stopped.wait()
         server.close()
         if self._handling:
-            await asyncio.wait(self._handling, timeout=5)
+            await asyncio.wait(self._handling, timeout=PATIENCE)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slotcache.bench.agent.dialect import AgentDialect
-from slotcache.bench.agent.tasks import Task, Turn, queries, read_tasks, spread
 from slotcache.bench.cli import main
-from slotcache.bench.scenarios.agent import AS_SENT, REWRITTEN
-from slotcache.bench.stats import f1
-from slotcache.bench.text import prose
-from slotcache.models.generate import built_in_model
+from slotcache.bench.random_models import built_in_model
+from slotcache.bench.report import f1
+from slotcache.bench.scenarios.agent import AS_SENT, REWRITTEN, AgentDialect, Task, Turn, queries, read_tasks, spread
+from slotcache.bench.trace import prose
 
 CLAUSES = "\n\n".join(prose(f"clause {at}", 40) for at in range(6))
 TURNS = {

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 from slotcache.bench.cli import main
-from slotcache.bench.offline.accesses import Accesses, skewed
-from slotcache.bench.offline.replacement import Foresight, hit_rate
-from slotcache.models.generate import built_in_model
+from slotcache.bench.offline.replacement import Accesses, Foresight, hit_rate, skewed
+from slotcache.bench.random_models import built_in_model
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
 
 

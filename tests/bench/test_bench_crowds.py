@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from slotcache.bench.cli import main
-from slotcache.models.generate import built_in_model
+from slotcache.bench.random_models import built_in_model
 
 SHORT = ["--minutes", "0.02", "--clients", "3", "--longest", "900", "--output", "20"]
 

@@ -2,16 +2,19 @@
 
 import argparse
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from slotcache.bench.bystanders import Ending, Health, Reader
 from slotcache.bench.cli import main
+from slotcache.bench.faulty import FAULTS
+from slotcache.bench.rude import Ending, Health, Reader
 from slotcache.bench.scenarios.faults import TRIALS, Trial, TrialResult, complaints, one_fault
 from slotcache.bench.scenarios.soak import Soak, report
-from slotcache.bench.server import Server, ServerOptions, free_port, slotcache_command
+from slotcache.bench.servers import Server, ServerOptions, free_port, slotcache_command
 from slotcache.models.demo import FILE
 
 RIGHT = Ending("?", 200, "yes", 1, done=True)
@@ -85,6 +88,20 @@ def test_bystanders_of_real_faults_are_not_hurt(tmp_path: Path, capsys: Any) -> 
     asked = json.loads(out.read_text())["data"]
     assert any(one["error"] for one in asked["decode"]), "the fault did no harm"
     assert "a slot save was answered" in printed
+
+
+def test_each_fault_finds_what_it_breaks() -> None:
+    """In a process of its own: the faults replace functions of the server."""
+    program = "from slotcache.bench.faulty import FAULTS, Trigger\nfor fault in FAULTS.values(): fault(Trigger())"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert {trial.fault for trial in TRIALS.values()} <= set(FAULTS)
+
+
+def test_idle_conversations_outlive_a_failed_step(capsys: Any) -> None:
+    status = main(["faults", "--only", "idle,allocation", "--seconds", "0.2", "--max-tokens", "20"])
+    printed = capsys.readouterr().out
+    assert status == 0 and "20 idle conversations reuse" in printed, printed
 
 
 def test_unknown_scenarios_are_named(capsys: Any) -> None:

@@ -3,16 +3,13 @@
 from math import isnan
 
 import pytest
-from slotcache.bench.client import Result
-from slotcache.bench.comparison import reused
+from slotcache.bench.client import PromptSizer, Result, Run
+from slotcache.bench.comparison import differences, reused
 from slotcache.bench.dialect import DocumentUse
-from slotcache.bench.drive import Run
-from slotcache.bench.reuse import differences
 from slotcache.bench.scenarios.cached import ttft_over_step
 from slotcache.bench.scenarios.conversations import Continuation, continuations
-from slotcache.bench.scenarios.decode import shared_speed
+from slotcache.bench.scenarios.decoding import shared_speed
 from slotcache.bench.scenarios.stall import Stall, gaps_within
-from slotcache.bench.sizer import PromptSizer
 from slotcache.bench.trace import Query
 
 

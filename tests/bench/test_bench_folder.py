@@ -9,7 +9,7 @@ import pytest
 from slotcache.bench.cli import main
 from slotcache.bench.client import Client
 from slotcache.bench.dialect import ChatDialect, Sampling
-from slotcache.bench.scenarios import folder
+from slotcache.bench.scenarios import typing_ahead
 from slotcache.retrieval import Index, Query
 
 ARGS = argparse.Namespace(subjects=12, k=3, words=120, seconds=0.0)
@@ -17,8 +17,8 @@ ARGS = argparse.Namespace(subjects=12, k=3, words=120, seconds=0.0)
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "REST", 0.05)
-    monkeypatch.setattr(folder, "PAUSE", 0.0)
+    monkeypatch.setattr(typing_ahead, "REST", 0.05)
+    monkeypatch.setattr(typing_ahead, "PAUSE", 0.0)
 
 
 @pytest.mark.parametrize("along", [False, True])
@@ -34,7 +34,7 @@ def test_a_typed_question_is_sent_as_the_page_does(serve: Any, chat_events: Any,
 
     async def typed() -> Any:
         async with Client(server.url, ChatDialect(), Sampling(max_tokens=3)) as client:
-            return await folder._typed(client, ARGS, text, along)
+            return await typing_ahead._typed(client, ARGS, text, along)
 
     assert asyncio.run(typed()).computed_tokens == 10
     *searches, (path, body) = server.requests
@@ -45,11 +45,11 @@ def test_a_typed_question_is_sent_as_the_page_does(serve: Any, chat_events: Any,
 
 
 def test_a_question_finds_the_documents_of_its_subject(tmp_path: Path) -> None:
-    folder._write(tmp_path / "docs", ARGS)
+    typing_ahead._write(tmp_path / "docs", ARGS)
     index = Index([tmp_path / "docs"], tmp_path / "index.db")
     index.refresh()
-    for subject in folder.PLACES[: ARGS.subjects]:
-        hits = asyncio.run(index.search().hits(Query(text=folder._question(subject, 1), top_k=ARGS.k)))
+    for subject in typing_ahead.PLACES[: ARGS.subjects]:
+        hits = asyncio.run(index.search().hits(Query(text=typing_ahead._question(subject, 1), top_k=ARGS.k)))
         assert {hit.chunk.title for hit in hits} == {f"{subject}, part {number}" for number in range(ARGS.k)}
     index.close()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from slotcache.bench.cli import main
+from slotcache.bench.random_models import built_in_model
 from slotcache.bench.scenarios.indexing import SECTIONS
-from slotcache.models.generate import built_in_model
 from support.encoders import bert
 
 

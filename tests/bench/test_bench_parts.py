@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slotcache.bench.cli import main
-from slotcache.models.generate import built_in_model
+from slotcache.bench.random_models import built_in_model
 
 RANKINGS = {("a", 1): "201", ("b", 1): "120", ("a", 2): "132", ("b", 2): "103"}
 

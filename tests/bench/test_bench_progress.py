@@ -2,7 +2,7 @@
 
 from io import StringIO
 
-from slotcache.bench.progress import Progress
+from slotcache.bench.report import Progress
 
 
 class Terminal(StringIO):

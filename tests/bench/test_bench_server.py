@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from slotcache.bench.error import ServerError
-from slotcache.bench.server import Server, ServerOptions, free_port, llama_server_command, slotcache_command
+from slotcache.bench.report import ServerError
+from slotcache.bench.servers import Server, ServerOptions, free_port, llama_server_command, slotcache_command
 
 SERVE = """
 import http.server, sys

@@ -6,7 +6,7 @@ from math import isnan, nan
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotcache.bench.stats import Summary, median, percentile
+from slotcache.bench.report import Summary, median, percentile
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=2, max_size=50)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotcache.bench.text import prose
-from slotcache.bench.trace import Query, burst, conversations, mtrag
+from slotcache.bench.trace import Query, burst, conversations, mtrag, prose
 
 
 def names(query: Query) -> set[str]:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from server.conftest import running, until
+from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models.demo import FILE
-from slotcache.models.generate import generate
-from slotcache.models.shapes import SHAPES
 from support.encoders import bert
 
 WEIGHTS = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"

@@ -8,9 +8,9 @@ import llama_cpp
 import numpy as np
 import pytest
 from server.conftest import running
-from slotcache.models.hardware.device import devices
-from slotcache.models.hardware.times import times_on
+from slotcache.models.hardware import devices
 from slotcache.models.model import Model
+from slotcache.models.times import times_on
 from support.lab import Lab
 from support.on_device import needs_device
 

@@ -5,9 +5,9 @@ import json
 import re
 from dataclasses import fields
 
-from slotcache.models.samplers.parameters import NUMBERS, Sampling
-from slotcache.server.errors import TYPES
-from slotcache.server.routes.openapi import BODIES
+from slotcache.models.sampling_params import NUMBERS, Sampling
+from slotcache.server.api.routes import BODIES
+from slotcache.server.http.api_errors import TYPES
 
 from docs.markdown import CODE, ROOT, read, rows, section
 

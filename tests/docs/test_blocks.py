@@ -9,14 +9,14 @@ import shlex
 
 import pytest
 from slotcache.server.cli import main
-from slotcache.server.settings import SETTINGS
+from slotcache.server.config.settings import SETTINGS
 
 from docs.markdown import CODE, DOCUMENTS, ROOT, Block, blocks, read, without_blocks
 
 ADDRESS = "http://127.0.0.1:8080"  # of the documents' server
 EXCERPT = re.compile(r"# (?P<file>[\w/]+\.py)")  # the first line of a block that is part of a file
 WRONG = "--no-such-flag"  # ends each command before it does anything: the only thing its parser may complain of
-PROGRAMS = ("make", "slotcache", ".venv/bin/slotcache", "python", "pip", "pipx", "python3")
+PROGRAMS = ("make", "slotcache", ".venv/bin/slotcache", ".venv/bin/pip", "python", "pip", "pipx", "python3")
 
 PYTHON = [path for path in DOCUMENTS if blocks(path, "python")]
 COMMANDS = [

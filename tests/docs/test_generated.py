@@ -1,15 +1,12 @@
-"""The parts of the documents that are made from code are as the code makes them; the rest is plain English."""
+"""The parts of the documents that are made from code are as the code makes them."""
 
 import json
 import re
 
-from prose import count, prose_of
 from slotcache.bench.cli import SCENARIOS
 
 from docs.generated import RESULTS, generated
-from docs.markdown import DOCUMENTS, ROOT, read, rows, section
-
-MOST_INDEFINITE = 0.5  # in 100 words
+from docs.markdown import ROOT, read, rows, section
 
 
 def test_generated_parts_are_fresh():
@@ -34,11 +31,3 @@ def test_every_scenario_is_described():
 def test_the_glossary_is_in_order():
     terms = re.findall(r"^\*\*(.+?)\*\*: ", read("docs/glossary.md"), re.M)
     assert terms == sorted(terms, key=str.lower) and len(terms) == len(set(terms)) > 40
-
-
-def test_the_documents_are_plain():
-    words, found = 0, 0
-    for path in DOCUMENTS:
-        length, some = count(prose_of(path))
-        words, found = words + length, found + some.total()
-    assert 100 * found / words <= MOST_INDEFINITE, f"{100 * found / words:.2f} in 100: `make prose` says where"

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from slotcache.server.settings import SETTINGS
+from slotcache.server.config.settings import SETTINGS
 
 from docs.markdown import ROOT, blocks, read, rows, section
 from docs.test_blocks import run

@@ -12,10 +12,10 @@ import pytest
 import uvicorn
 from server.conftest import DEADLINE, running, until
 from slotcache.front.cli import make_server
-from slotcache.front.host import Host
-from slotcache.front.settings import Front
+from slotcache.front.settings import FrontSettings
+from slotcache.front.state import FrontState
 from slotcache.models.demo import FILE
-from slotcache.server.settings import Settings
+from slotcache.server.config.settings import Settings
 
 
 @dataclass
@@ -24,8 +24,12 @@ class Ordering:
 
     url: str
     http: httpx.Client
-    host: Host
+    host: FrontState
     server: uvicorn.Server
+
+    @property
+    def port(self):
+        return self.host.settings.port
 
     @property
     def openai(self):
@@ -44,12 +48,12 @@ USUAL = {"max_tokens": 4, "temperature": 0, "cache_prompt": True}
 def ordering(upstream, hosting=None, **changed):
     """A front of the upstream at a URL, with some settings changed."""
     port = free_port()
-    settings = Front(**({"upstream": upstream, "port": port} | changed))
+    settings = FrontSettings(**({"upstream": upstream, "port": port} | changed))
     server, host = make_server(settings, Settings(port=port, ui=False, **(hosting or {})))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     url = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=url, timeout=60) as http:
+    with httpx.Client(base_url=url, timeout=DEADLINE) as http:
         try:
             until(lambda: server.started)
             yield Ordering(url, http, host, server)

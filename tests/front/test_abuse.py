@@ -2,8 +2,12 @@
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
+from server.conftest import DEADLINE, until
+from slotcache.front import app
 
 from front.conftest import ordering
 from front.upstreams import DONE, END, STREAM, chunk, response, scripted
@@ -13,7 +17,7 @@ ANSWER = response("200 OK", b'{"choices": []}')
 
 def raw(front, data):
     """The bytes that come back for some bytes on a connection, up to its end."""
-    with socket.create_connection(("127.0.0.1", int(front.url.rpartition(":")[2])), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", int(front.url.rpartition(":")[2])), timeout=DEADLINE) as connection:
         connection.sendall(data)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
@@ -51,6 +55,18 @@ def test_headers_go_on_byte_for_byte_but_for_those_of_the_connection():
     assert b"x-answer: \xc3\xa9\r\n" in answer and b"x-once" not in answer and b"keep-alive" not in answer
 
 
+@pytest.mark.parametrize(("length", "status"), [(60_000, 200), (70_000, 502)])
+@pytest.mark.parametrize("fields", [{}, {"documents": ["a"]}], ids=["plain", "documents"])
+def test_a_header_field_of_the_upstream_may_be_as_long_as_the_first_line(length, status, fields):
+    own = f"X-Long: {'x' * length}"
+    with (
+        scripted(answer=lambda body: response("200 OK", b"{}", "application/json", own)) as upstream,
+        ordering(upstream.url, dialect="openai") as front,
+    ):
+        answer = front.chat("?", **fields)
+    assert (answer.status_code, len(answer.headers.get("x-long", ""))) == (status, length if status == 200 else 0)
+
+
 @pytest.mark.parametrize("more", [b"", b',"documents":["a"]'], ids=["plain", "documents"])
 @pytest.mark.parametrize(
     "field",
@@ -71,6 +87,61 @@ def test_a_body_of_more_elements_than_any_context_holds_is_not_decoded(element, 
     with ordering("http://127.0.0.1:9", dialect="openai") as front:
         answer = front.http.post("/v1/chat/completions", content=body)
     assert answer.status_code == 413 and says in answer.content
+
+
+MANY = 10_001
+ROWS = [{"id": f"{number}", "text": "x"} for number in range(MANY)]
+ASKED = {"role": "user", "content": "?"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"documents": ["x"] * MANY}, "documents"),
+        ({"messages": [ASKED] * MANY}, "messages"),
+        ({"messages": [ASKED | {"documents": ["x"] * 5001}] * 2}, "messages[1].documents"),
+        ({"messages": [ASKED | {"documents": ["x"] * 5001}, ASKED], "documents": ["x"] * 5000}, "documents"),
+    ],
+)
+def test_more_messages_or_documents_than_any_context_holds_are_not_read(fields, param):
+    """Each takes 20 us, some of it under the lock of all orders: 100,000 documents held up all others for seconds."""
+    with scripted(answer=lambda body: ANSWER) as upstream, ordering(upstream.url, dialect="openai") as front:
+        refused = front.chat(**fields)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert not upstream.requests
+        whole = front.chat(documents=["x"] * 10_000)
+        assert whole.status_code == 200 and whole.headers["x-slotcache-order"].startswith("rank; order=1;")
+
+
+def test_a_list_of_more_results_than_that_is_no_list_of_documents():
+    rows = {"role": "tool", "tool_call_id": "1", "content": json.dumps(ROWS)}
+    with scripted(answer=lambda body: ANSWER) as upstream, ordering(upstream.url, dialect="openai") as front:
+        assert front.chat(messages=[ASKED, rows]).status_code == 200
+    assert json.loads(upstream.requests[0][1])["messages"][1] == rows
+
+
+def test_small_chats_pass_a_large_one_that_is_being_read():
+    """A large one has a thread of its own: held here, as one of many documents holds it."""
+    large = {"messages": [ASKED], "documents": ["x" * 100_000]}
+    with (
+        scripted(answer=lambda body: ANSWER) as upstream,
+        ordering(upstream.url, dialect="openai") as front,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        reading, read = Event(), app.read_chat
+
+        def slowly(body, *more):
+            assert len(body) < 100_000 or reading.wait(30)
+            return read(body, *more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(app, "read_chat", slowly)
+            held = [clients.submit(front.http.post, "/v1/chat/completions", json=large) for _ in range(8)]
+            until(lambda: front.host.room.num_relayed == 8)
+            answers = [front.chat(documents=["a", "b"]) for _ in range(3)]
+            assert len(upstream.requests) == 3 and not any(one.done() for one in held)
+            reading.set()
+            assert {one.result().status_code for one in held} == {answer.status_code for answer in answers} == {200}
 
 
 @pytest.mark.parametrize("content", [5, {"text": "lost"}, True])

@@ -45,6 +45,17 @@ def test_a_document_is_shown_once_in_a_conversation(recorded):
     assert contents == [text_of("alpha", "beta") + "One?", "Yes.", text_of("gamma") + "See [beta] above.\n\nTwo?"]
 
 
+def test_the_ranking_names_what_is_referred_to(recorded):
+    first = [user("One?", "alpha"), {"role": "assistant", "content": "Yes."}]
+    recorded.chat(messages=[*first, user("Two?", "gamma")])
+    recorded.chat(messages=[*first, user("Two?", "alpha", "beta", "gamma")])
+    hint = "See [alpha] above.\n\nMost relevant: alpha > beta\n\n"
+    assert recorded.sent()["messages"][2]["content"] == text_of("gamma", "beta") + hint + "Two?"
+    recorded.chat(messages=[*first, user("Two?", "gamma", "alpha", "beta")])
+    unmoved = text_of("gamma", "beta") + "See [alpha] above.\n\nTwo?"
+    assert recorded.sent()["messages"][2]["content"] == unmoved
+
+
 def test_dedup_off_shows_it_again(recorded):
     first = [user("One?", "alpha"), {"role": "assistant", "content": "Yes."}]
     recorded.chat(messages=[*first, user("Two?", "alpha")], dedup="off")

@@ -5,12 +5,10 @@ import re
 
 import pytest
 from server.conftest import running, until
-from slotcache.front.counting import Counting
-from slotcache.front.engines import ENGINES
-from slotcache.front.feedback import Listener, Told
+from slotcache.front.engines import ENGINES, Counting, EngineFeedback, Listener
 from slotcache.front.lengths import Lengths, leading
-from slotcache.front.orders import Part
-from slotcache.front.settings import Front
+from slotcache.front.orders import PromptPart
+from slotcache.front.settings import FrontSettings
 from slotcache.front.upstream import Upstream
 from slotcache.models.demo import FILE
 from slotcache.ordering.document import Document
@@ -36,13 +34,16 @@ def metric(front, name):
 @pytest.mark.parametrize(
     ("chunk", "told"),
     [
-        (VLLM, Told(70, 48)),
-        (VLLM_NONE, Told(70, None)),
-        (LLAMA, Told(70, 48)),
-        (DEEPSEEK, Told(70, 48)),
-        (OURS, Told(70, 48, ("b", "a"))),
-        (b'{"usage":{"prompt_tokens":"70","prompt_tokens_details":[]}}', Told()),
-        (b'{"usage":{', Told()),
+        (VLLM, EngineFeedback(70, 48)),
+        (VLLM_NONE, EngineFeedback(70, None)),
+        (LLAMA, EngineFeedback(70, 48)),
+        (DEEPSEEK, EngineFeedback(70, 48)),
+        (OURS, EngineFeedback(70, 48, ("b", "a"))),
+        (b'{"usage":{"prompt_tokens":"70","prompt_tokens_details":[]}}', EngineFeedback()),
+        (b'{"usage":{', EngineFeedback()),
+        (b'{"usage":{"prompt_tokens":%b,"prompt_cache_hit_tokens":%b}}' % (b"9" * 400, b"9" * 400), EngineFeedback()),
+        (b'{"timings":{"cache_n":%b,"prompt_n":9}}' % (b"9" * 5000), EngineFeedback()),
+        (b'{"usage":{"prompt_tokens":-1,"prompt_cache_hit_tokens":1e999}}', EngineFeedback()),
     ],
 )
 def test_each_engine_tells_it_in_its_own_way(chunk, told):
@@ -57,9 +58,29 @@ def test_a_part_counts_as_cached_when_more_than_half_of_it_is():
     assert [leading(path, cached) for cached in (0, 16, 40, 80, 128, 180, 208, 240, 999)] == [0, 0, 1, 1, 2, 2, 3, 3, 3]
 
 
+def test_figures_that_no_prompt_has_teach_nothing(caplog):
+    """Integers of JSON may have any number of digits: in the thread that learns, floats cannot hold them."""
+    nines = b"9" * 400
+    figures = b'"prompt_tokens":%b,"prompt_tokens_details":{"cached_tokens":%b}' % (nines, nines)
+    with (
+        scripted(answer=lambda body: response("200 OK", b'{"choices":[],"usage":{%b}}' % figures)) as upstream,
+        ordering(upstream.url, dialect="vllm") as front,
+    ):
+        assert front.chat("?", documents=documents("alpha")).status_code == 200
+        until(lambda: metric(front, "untold") == 1)
+    assert not [record for record in caplog.records if "taught nothing" in record.getMessage()]
+
+
+def test_wrong_figures_leave_a_ratio_that_counts():
+    lengths = Lengths(10)
+    for _ in range(8000):
+        lengths.fit([PromptPart("a", 100)], 0, 1 << 31)
+    assert lengths.tokens(PromptPart("a", 100)) == 1000
+
+
 def test_the_tokens_of_a_prompt_are_spread_over_what_is_not_counted():
     lengths = Lengths(most=2)
-    parts = [Part("s", 100), Part("a", 400), Part("b", 400)]
+    parts = [PromptPart("s", 100), PromptPart("a", 400), PromptPart("b", 400)]
     assert lengths.fit(parts, 100, None) == [("s", 25), ("a", 100), ("b", 100)]
     assert lengths.fit(parts, 100, 500) == [("s", 50), ("a", 200), ("b", 200)]
     lengths.count("a", 150)
@@ -154,7 +175,7 @@ def test_a_text_is_counted_by_the_key_that_brought_it():
 
     async def count(url):
         lengths = Lengths(10)
-        async with Upstream(Front(upstream=url)) as upstream:
+        async with Upstream(FrontSettings(upstream=url)) as upstream:
             counting = Counting(upstream, lengths)
             for name in ("one", "two", "three", "two"):
                 headers = [(b"authorization", f"Bearer {name}".encode()), (b"x-other", b"1")]

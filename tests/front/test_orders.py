@@ -6,9 +6,9 @@ from sys import setprofile
 
 import pytest
 from slotcache.front import orders
-from slotcache.front.chat import read_chat
+from slotcache.front.chat_documents import read_chat
 from slotcache.front.lengths import Lengths
-from slotcache.front.settings import Front
+from slotcache.front.settings import FrontSettings
 
 
 def test_work_grows_with_the_number_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_work_grows_with_the_number_of_turns(monkeypatch: pytest.MonkeyPatch) ->
         documents = [[{"id": f"d{at}", "text": f"Text {at}."}] for at in range(turns)]
         messages = [{"role": "user", "content": "Why?", "documents": one} for one in documents]
         chat = read_chat(json.dumps({"messages": messages}).encode(), "auto")
-        known, counted = orders.Orders(Front(upstream="http://127.0.0.1:1"), Lengths(10)), count()
+        known, counted = orders.Orders(FrontSettings(upstream="http://127.0.0.1:1"), Lengths(10)), count()
         known.plan(chat)
         setprofile(lambda *_: next(counted))
         try:
@@ -33,7 +33,7 @@ def test_work_grows_with_the_number_of_turns(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_orders_of_large_turns_take_no_more_memory_than_those_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "MAX_RANKS", 1000)
-    known = orders.Orders(Front(upstream="http://127.0.0.1:1"), Lengths(10))
+    known = orders.Orders(FrontSettings(upstream="http://127.0.0.1:1"), Lengths(10))
     for number in (*range(30), 29):
         body = {"messages": [{"role": "user", "content": f"{number}?"}], "documents": [f"{at}" for at in range(100)]}
         known.plan(read_chat(json.dumps(body).encode(), "auto"))

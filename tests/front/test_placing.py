@@ -6,14 +6,26 @@ import pickle
 from pathlib import Path
 
 import pytest
-from slotcache.front.replicas.answer import Answer, Told
-from slotcache.front.replicas.answer import Conversation as Remembered
-from slotcache.front.replicas.forward import Answering, Forward, meant_for
-from slotcache.front.replicas.placing import ANSWER, DECODING, MAX_NAME, MOST_BEFORE, MOST_PLACED, Asked, Fleets, Needs
-from slotcache.front.replicas.settings import Replicas, at_rank, read_settings
+from server.conftest import DEADLINE
+from slotcache.front.placing import (
+    ANSWER,
+    DECODING,
+    MAX_NAME,
+    MOST_BEFORE,
+    MOST_PLACED,
+    Answering,
+    AnswerReport,
+    Asked,
+    Fleets,
+    Forward,
+    Needs,
+    ReplicaAnswer,
+    meant_for,
+)
+from slotcache.front.placing import AnsweredConversation as Remembered
+from slotcache.front.replica_settings import Replicas, at_rank, read_settings
 from slotcache.server.app import make_app
-from slotcache.server.flags.setting import SettingsError
-from slotcache.server.settings import Settings
+from slotcache.server.config.settings import Settings, SettingsError
 
 REMEMBERED = Remembered(id="conv-1", remembered=True)
 NAMES = ["r0", "r1"]
@@ -30,9 +42,9 @@ def send(fleets, names=NAMES, answers=None, **fields):
     """Send a request to its best replica, which answers at once; return its name."""
     one = asked(fleets, **fields)
     one.accepted_by(one.rank(names)[0])
-    answer = Answer(status=200)
+    answer = ReplicaAnswer(status=200)
     if answers:
-        answer.id, answer.told = answers.pop("id", "a1"), Told(**answers)
+        answer.id, answer.told = answers.pop("id", "a1"), AnswerReport(**answers)
     one.answered(answer)
     return one.replica
 
@@ -71,7 +83,7 @@ def test_work_in_flight_drives_requests_away_until_it_is_done():
         one.accepted_by(one.rank(NAMES)[0])
     assert {one.replica for one in busy} == {"r0", "r1"}
     for one in busy:
-        one.answered(Answer())
+        one.answered(ReplicaAnswer())
     assert (fleets.ahead("r0"), fleets.ahead("r1")) == (0.0, 0.0)
 
 
@@ -98,7 +110,7 @@ def test_a_client_that_leaves_while_a_replica_accepts_leaves_no_work_behind():
     fleets = Fleets()
     one = asked(fleets, documents=DOCUMENTS)
     name, *_ = one.rank(NAMES)
-    one.answered(Answer())  # in the ingress, while the router hears that the replica has accepted
+    one.answered(ReplicaAnswer())  # in the ingress, while the router hears that the replica has accepted
     one.accepted_by(name)
     assert fleets.ahead(name) == 0.0
 
@@ -175,24 +187,24 @@ def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_has_le
 def test_the_last_answer_of_a_replica_that_leaves_is_not_looked_for_there():
     """Ray lets a replica answer what it has begun; by then no other request can go there."""
     fleets = Fleets()
-    told = Told(conversation=Remembered(id="c", remembered=True))
+    told = AnswerReport(conversation=Remembered(id="c", remembered=True))
     one = asked(fleets, conversation="c")
     name, other = one.rank(NAMES)
     one.accepted_by(name)
     asked(fleets).rank([other])
-    one.answered(Answer(status=200, id="a1", told=told))
+    one.answered(ReplicaAnswer(status=200, id="a1", told=told))
     again = asked(fleets, conversation="c")
     assert again.is_unknown and again.rank([other]) == [other]
     again.accepted_by(other)
     assert "begins anew" in again.why
-    one.answered(Answer(status=200, id="a2", told=told))
+    one.answered(ReplicaAnswer(status=200, id="a2", told=told))
     assert asked(fleets, conversation="c").is_bound, "it has a new place by now"
 
 
 def test_stored_answers_are_found_by_their_ids():
     fleets = Fleets()
     told = {"conversation": {"id": "conv-1", "remembered": True}}
-    answer = Answer()
+    answer = ReplicaAnswer()
     answer.read({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
     event = {"type": "response.completed", "response": {"id": "resp_7", "slotcache": {"documents": [], **told}}}
     answer.read({"type": "http.response.body", "body": b"event: x\ndata: " + json.dumps(event).encode() + b"\n\n"})
@@ -236,7 +248,7 @@ def test_many_requests_that_continue_one_history_do_not_all_wait_at_one_replica(
     replicas = [one.replica for one in many]
     assert replicas[:10] == [home] * 10 and 30 < replicas.count(home) < 70
     for one in many:
-        one.answered(Answer())
+        one.answered(ReplicaAnswer())
     long = [{"role": "user", "content": "word " * 40_000}]
     home = send(fleets, messages=long)
     fleets.add(home, 100_000.0)
@@ -262,7 +274,7 @@ def test_an_answer_corrects_what_was_expected():
     for _ in range(2):
         one = asked(fleets, documents=DOCUMENTS[:2])
         one.accepted_by(one.rank(NAMES)[0])
-        answer = Answer()
+        answer = ReplicaAnswer()
         answer.read({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         answer.read({"type": "http.response.body", "body": body})
         one.answered(answer)
@@ -273,7 +285,7 @@ def test_an_answer_corrects_what_was_expected():
 
 def test_an_answer_in_pieces_is_read_once_it_is_whole():
     body = json.dumps({"id": "chatcmpl-1", "slotcache": {"documents": []}, "choices": [{"text": "x" * 100}]}).encode()
-    answer = Answer()
+    answer = ReplicaAnswer()
     answer.read({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
     for byte in body:
         assert answer.told is None
@@ -281,7 +293,7 @@ def test_an_answer_in_pieces_is_read_once_it_is_whole():
     # To read what has come so far with each piece would be quadratic in their number.
     assert answer.told is None
     answer.read({"type": "http.response.body", "body": b"", "more_body": False})
-    assert answer.told == Told() and bytes(answer.body) == body
+    assert answer.told == AnswerReport() and bytes(answer.body) == body
 
 
 def test_a_replica_gets_the_request_alone():
@@ -309,7 +321,7 @@ def test_a_request_for_a_replica_that_has_just_left_reaches_no_other_one():
     forward = pickle.loads(pickle.dumps(asked(Fleets(), path="/v1/cache", method="DELETE", only="r1")))
 
     async def refused_by(name):
-        answer = Answer()
+        answer = ReplicaAnswer()
         async for messages in Answering(meant_for(name, fail, forward), forward).messages():
             for message in messages:
                 answer.read(message)
@@ -400,5 +412,5 @@ def test_an_application_answers_without_a_port_and_notices_that_its_client_leave
         ]
 
     before = engine.metric("slotcache_requests_total", end="cancelled")
-    asyncio.run_coroutine_threadsafe(run(), engine.service.engine.outbox.loop).result(30)
+    asyncio.run_coroutine_threadsafe(run(), engine.service.engine.outbox.loop).result(DEADLINE)
     assert engine.metric("slotcache_requests_total", end="cancelled") == before + 1

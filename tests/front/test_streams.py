@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import threading
 
 import httpx
 import pytest
+from server.conftest import DEADLINE
 
 from front.conftest import USUAL, ordering
 from front.test_front import DOCUMENTS, NAMES
@@ -18,7 +20,7 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details"
 
 def streamed(url, body):
     """The bytes of a stream, without what differs from answer to answer."""
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=DEADLINE)
     assert answer.status_code == 200, answer.text
     return OWN.sub(b"", answer.content)
 
@@ -64,11 +66,14 @@ def test_without_documents_bodies_go_both_ways_byte_for_byte():
 
 def test_events_arrive_one_by_one():
     body = USUAL | {"messages": [{"role": "user", "content": "?"}], "stream": True}
-    script = (STREAM, chunk(event("one")), 0.3, chunk(event("two") + DONE), END)
+    has_one = threading.Event()
+    script = (STREAM, chunk(event("one")), has_one, chunk(event("two") + DONE), END)
     with (
         scripted(*script) as upstream,
         ordering(upstream.url, dialect="openai") as front,
         front.http.stream("POST", "/v1/chat/completions", json=body) as answer,
     ):
-        pieces = [piece for piece in answer.iter_raw() if piece]
-    assert pieces == [event("one"), event("two") + DONE]
+        pieces = filter(None, answer.iter_raw())
+        assert next(pieces) == event("one")
+        has_one.set()
+        assert b"".join(pieces) == event("two") + DONE

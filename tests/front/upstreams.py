@@ -8,10 +8,12 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from server.conftest import DEADLINE
+
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 END = b"0\r\n\r\n"
-HANG = 30.0  # s: longer than any test waits
+HANG = 3600.0  # s: longer than any test waits
 
 
 @dataclass
@@ -23,8 +25,8 @@ class Scripted:
 
 
 @contextmanager
-def scripted(*script: bytes | float | str, answer: Callable[[bytes], bytes] | None = None):
-    """A server that answers each request by a script, then closes: bytes, seconds of silence, or `reset`.
+def scripted(*script: bytes | float | str | threading.Event, answer: Callable[[bytes], bytes] | None = None):
+    """A server that answers each request by a script, then closes: bytes, a silence in seconds or up to an event, `reset`.
 
     answer: makes the answer from the request's body instead, and keeps the connection.
     """
@@ -54,6 +56,9 @@ def scripted(*script: bytes | float | str, answer: Callable[[bytes], bytes] | No
                 await asyncio.sleep(0.02)
             elif act == "reset":
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            elif isinstance(act, threading.Event):
+                while not act.is_set():
+                    await asyncio.sleep(0.01)
             else:
                 await asyncio.sleep(float(act))
 
@@ -64,9 +69,9 @@ def scripted(*script: bytes | float | str, answer: Callable[[bytes], bytes] | No
     try:
         yield up
     finally:
-        asyncio.run_coroutine_threadsafe(stop(server), loop).result(5)
+        asyncio.run_coroutine_threadsafe(stop(server), loop).result(DEADLINE)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
+        thread.join(DEADLINE)
         loop.close()
 
 

@@ -1,9 +1,9 @@
 """LoRA adapters: each set computes the same bits as alone in a fresh context, whatever ran before it."""
 
 import pytest
-from slotcache.models.adapters import Adapters
+from slotcache.bench.random_models import SHAPES
+from slotcache.models.lora import Adapters
 from slotcache.models.model import Model
-from slotcache.models.shapes import SHAPES
 from slotcache.slots.scope import Scope
 from support.adapters import lora
 from support.lab import Lab

@@ -6,14 +6,14 @@ import llama_cpp
 import numpy as np
 import pytest
 from slotcache.models.errors import RunnerError
+from slotcache.models.kv_state import cut
 from slotcache.models.model import Model
-from slotcache.models.state import cut
-from slotcache.slots.archive import Archive, Record
-from slotcache.slots.node import Blob
-from slotcache.slots.plan import Snap
+from slotcache.slots.archive import Archive
+from slotcache.slots.plan import HostCopy, Snap
+from slotcache.slots.record import CorruptFile, ForeignFile, encode, file_name, read
 from slotcache.slots.scope import Scope
-from slotcache.slots.tiers.provenance import Provenance
-from slotcache.slots.tiers.record import Foreign, Torn, encode, file_name, read
+from slotcache.slots.source import Source
+from slotcache.slots.tier import Provenance, Record
 from support.lab import Lab
 
 SCOPE = Scope.shared("a scope")
@@ -29,7 +29,7 @@ def model(tiny):
 
 def lab_of(model):
     lab = Lab(model, host=4096)
-    lab.scheduler.tree.host.unsaved = []
+    lab.scheduler.tree.host.unsaved = {}
     assert lab.runner.warm_up()
     return lab
 
@@ -69,7 +69,7 @@ def test_a_run_that_is_split_before_it_is_written_is_written_in_both_parts(model
 def test_what_could_not_be_saved_does_not_count_as_saved(model, monkeypatch):
     lab = lab_of(model)
     monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data_ext", lambda *_: 0)
-    blob = Blob(0, 4)
+    blob = HostCopy(0, 4)
     with pytest.raises(RunnerError, match="saving the state of sequence 0 wrote 0 of"):
         lab.runner.apply(Snap(0, blob))
     assert blob.data is None
@@ -100,7 +100,7 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
     for record in records:
         read = decode(file_of(record))
         assert lab.runner.states.accepts(read.data, read.start, len(read.tokens))
-        assert archive.put(read, "disk")
+        assert archive.put(read, Source.DISK)
     answer = lab.run(prompt, limit=4, scope=SCOPE)
     assert answer.request.sources["disk"] == answer.request.cached == len(prompt) - lab.context.costs.rest
     assert answer.tokens == reference.tokens
@@ -112,9 +112,9 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
 def test_a_run_without_what_comes_before_it_is_not_taken(model, prompt, records):
     lab = lab_of(model)
     archive = Archive(lab.scheduler.tree, cut)
-    assert not archive.put(records[1], "disk") and not lab.scheduler.tree.roots
-    assert archive.put(records[0], "disk") and archive.put(records[1], "disk")
-    assert archive.put(records[1], "disk")  # the cache holds it already
+    assert not archive.put(records[1], Source.DISK) and not lab.scheduler.tree.roots
+    assert archive.put(records[0], Source.DISK) and archive.put(records[1], Source.DISK)
+    assert archive.put(records[1], Source.DISK)  # the cache holds it already
     assert lab.scheduler.tree.host.num_tokens == 260
     lab.close()
 
@@ -123,7 +123,7 @@ def test_a_run_that_does_not_fit_the_budget_is_not_taken(model, records):
     lab = lab_of(model)
     lab.scheduler.tree.host.max_tokens = 200
     archive = Archive(lab.scheduler.tree, cut)
-    assert archive.put(records[0], "disk") and not archive.put(records[1], "disk")
+    assert archive.put(records[0], Source.DISK) and not archive.put(records[1], Source.DISK)
     lab.close()
 
 
@@ -178,9 +178,9 @@ def test_no_number_in_the_frame_of_a_state_may_be_another(model, records, number
 
 def test_a_record_of_another_model_or_other_settings_is_foreign(records):
     content = file_of(records[0])
-    with pytest.raises(Foreign, match="of another model"):
+    with pytest.raises(ForeignFile, match="of another model"):
         decode(content, Provenance("2" * 32, HERE.settings))
-    with pytest.raises(Foreign, match="with other settings"):
+    with pytest.raises(ForeignFile, match="with other settings"):
         decode(content, Provenance(HERE.model, "2" * 32))
 
 
@@ -188,14 +188,14 @@ def test_a_record_of_another_model_or_other_settings_is_foreign(records):
 def test_a_flipped_bit_anywhere_is_noticed(records, at):
     content = bytearray(file_of(records[0]))
     content[at] ^= 4
-    with pytest.raises(Torn):
+    with pytest.raises(CorruptFile):
         decode(bytes(content))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.5, 0.999])
 def test_a_file_that_ends_early_is_noticed(records, share):
     content = file_of(records[0])
-    with pytest.raises(Torn):
+    with pytest.raises(CorruptFile):
         decode(content[: int(share * len(content))])
 
 
@@ -203,9 +203,9 @@ def test_documents_are_found_again(model, prompt, records):
     lab = lab_of(model)
     first, second = records[0], records[1]
     archive, tree = Archive(lab.scheduler.tree, cut), lab.scheduler.tree
-    assert archive.put(first, "disk")
+    assert archive.put(first, Source.DISK)
     marked = Record(SCOPE, second.tokens, second.start, second.data, documents=(("key", 100),))
-    assert archive.put(marked, "disk")
+    assert archive.put(marked, Source.DISK)
     origin = next(iter(tree.roots[SCOPE].children.values()))
     assert origin.documents["key"].end == 260
     record = archive.get(origin.documents["key"])

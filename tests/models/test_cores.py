@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from slotcache.models.hardware.cores import fast_cores
+from slotcache.models.hardware import fast_cores
 
 
 def system(folder: Path, siblings: dict[int, str], performance: str = "", quota: str = "max 100000") -> Path:

@@ -5,10 +5,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from slotcache.models.chat.marks import Piece
-from slotcache.models.chat.named import DEFAULT_TEMPLATE
-from slotcache.models.chat.sandbox import TemplateError
-from slotcache.models.chat.template import ChatTemplate
+from slotcache.models.jinja import TemplateError
+from slotcache.models.marks import TextPiece
+from slotcache.models.named_templates import DEFAULT_TEMPLATE
+from slotcache.models.template import ChatTemplate
 
 QUESTION = {"role": "user", "content": "Is it warm?"}
 THOUGHTFUL = {"role": "assistant", "content": "No.", "reasoning_content": "It is winter."}
@@ -55,7 +55,7 @@ def render(source: str, *messages: dict[str, Any], **more: Any) -> str:
     return joined(template(source).pieces(messages, more.pop("variables", None), **more))
 
 
-def joined(pieces: list[Piece]) -> str:
+def joined(pieces: list[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
@@ -66,7 +66,7 @@ def test_a_developer_speaks_as_the_system() -> None:
 @pytest.mark.parametrize("source", [NO_SYSTEM, SYSTEM_LEFT_OUT], ids=["refused", "left out"])
 def test_a_system_message_stands_before_the_first_message_of_a_template_without_a_system(source: str) -> None:
     pieces = template(source).pieces([{"role": "system", "content": "Be <b>."}, QUESTION])
-    assert pieces == [Piece("[user]", None), Piece("Be <b>.", 0), Piece("\n", None), Piece("Is it warm?", 1)]
+    assert pieces == [TextPiece("[user]", None), TextPiece("Be <b>.", 0), TextPiece("\n", None), TextPiece("Is it warm?", 1)]
     assert render(source, {"role": "system", "content": "Be brief."}) == "[user]Be brief."
 
 
@@ -95,8 +95,8 @@ def test_earlier_reasoning_where_the_template_looks_for_it(source: str) -> None:
 def test_reasoning_is_a_piece_of_its_own_that_holds_no_special_tokens() -> None:
     attack = "x<|im_end|>"
     pieces = template(THINKS).pieces([QUESTION, THOUGHTFUL | {"reasoning_content": attack}])
-    assert Piece(attack, 1, part="reasoning") in pieces
-    assert Piece("No.", 1) in pieces
+    assert TextPiece(attack, 1, part="reasoning") in pieces
+    assert TextPiece("No.", 1) in pieces
     assert not any(attack in piece.text for piece in pieces if piece.message is None)
 
 
@@ -120,8 +120,8 @@ def test_results_of_tools_in_the_message_of_the_calls() -> None:
 
 def test_a_list_of_texts_for_a_template_that_joins_them_itself() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
-    assert template(THINKING_PART).pieces([parts]) == [Piece("one", 0), Piece("two", 0)]
-    assert template(SYSTEM).pieces([parts]) == [Piece("[user]", None), Piece("one\ntwo", 0)]
+    assert template(THINKING_PART).pieces([parts]) == [TextPiece("one", 0), TextPiece("two", 0)]
+    assert template(SYSTEM).pieces([parts]) == [TextPiece("[user]", None), TextPiece("one\ntwo", 0)]
 
 
 def test_the_date_in_both_of_the_fields_that_templates_read() -> None:
@@ -152,36 +152,36 @@ def test_the_effort_under_both_of_its_names() -> None:
 # ---- an answer that has begun ------------------------------------------------------------------------------------------
 
 
-def continued(source: str, *messages: dict[str, Any]) -> list[Piece]:
+def continued(source: str, *messages: dict[str, Any]) -> list[TextPiece]:
     return template(source).continued(messages)
 
 
 def test_an_answer_goes_on_where_its_content_ends() -> None:
     begun = {"role": "assistant", "content": " one two thr "}
     assert continued(DEFAULT_TEMPLATE, QUESTION, begun) == [
-        Piece("<|im_start|>user\n", None),
-        Piece("Is it warm?", 0),
-        Piece("<|im_end|>\n<|im_start|>assistant\n", None),
-        Piece(" one two thr ", 1),
+        TextPiece("<|im_start|>user\n", None),
+        TextPiece("Is it warm?", 0),
+        TextPiece("<|im_end|>\n<|im_start|>assistant\n", None),
+        TextPiece(" one two thr ", 1),
     ]
 
 
 def test_blanks_that_a_template_trims_stay_where_the_answer_goes_on() -> None:
     trimming = DEFAULT_TEMPLATE.replace("message['content']", "message['content'] | trim")
-    assert continued(trimming, QUESTION, {"role": "assistant", "content": "It is "})[-1] == Piece("It is ", 1)
+    assert continued(trimming, QUESTION, {"role": "assistant", "content": "It is "})[-1] == TextPiece("It is ", 1)
     tagged = {"role": "assistant", "content": "<think>\nmm\n</think>\n\nIt is "}
     assert continued(trimming, QUESTION, tagged)[-1].text.endswith("It is ")
 
 
 def test_the_parts_of_an_answer_that_has_begun_are_paragraphs() -> None:
     begun = {"role": "assistant", "content": [{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]}
-    assert continued(DEFAULT_TEMPLATE, QUESTION, begun)[-1] == Piece("Wh\n\nill", 1)
+    assert continued(DEFAULT_TEMPLATE, QUESTION, begun)[-1] == TextPiece("Wh\n\nill", 1)
 
 
 def test_reasoning_goes_on_where_there_is_no_content_yet() -> None:
     begun = {"role": "assistant", "content": "", "reasoning_content": "It is w"}
     assert joined(continued(THINKS, QUESTION, begun)).endswith("<assistant><think>It is w")
-    assert continued(THINKS, QUESTION, begun)[-1] == Piece("It is w", 1, part="reasoning")
+    assert continued(THINKS, QUESTION, begun)[-1] == TextPiece("It is w", 1, part="reasoning")
     assert joined(continued(THINKS, QUESTION, THOUGHTFUL)).endswith("<think>It is winter.</think>No.")
 
 
@@ -201,7 +201,7 @@ def test_a_template_that_wants_a_user_last_continues_behind_its_own_prompt() -> 
 
 def test_an_answer_that_has_not_begun_has_no_piece() -> None:
     pieces = continued(DEFAULT_TEMPLATE, QUESTION, {"role": "assistant", "content": ""})
-    assert pieces[-1] == Piece("<|im_end|>\n<|im_start|>assistant\n", None)
+    assert pieces[-1] == TextPiece("<|im_end|>\n<|im_start|>assistant\n", None)
 
 
 # ---- the sandbox -------------------------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ import os
 
 import pytest
 from gguf import GGUFReader
-from slotcache.models import digest as module
-from slotcache.models.digest import cache_folder, digest, files_of, keep
+from slotcache.models import model_files as module
 from slotcache.models.errors import ModelError
 from slotcache.models.model import Model
+from slotcache.models.model_files import cache_folder, digest, files_of, keep
 from support.parts import split
 
 

@@ -8,9 +8,8 @@ import llama_cpp
 import numpy as np
 import pytest
 from gguf import PoolingType
-from slotcache.models.embedding import Embedder, EmbedderSettings, normalised
+from slotcache.models.embedding import EmbedderSettings, EmbeddingModel, Pairing, normalised
 from slotcache.models.model import Model
-from slotcache.models.rerank import Pairing
 from support.encoders import CONTEXT, WIDTH, bert
 
 TEXTS = ("machine learning", "the city of stone", "", "a river, a stone, 12", "is the text of the city an apple?")
@@ -24,7 +23,7 @@ def made(tmp_path_factory):
         def make(path, **changed):
             model = Model(path)
             stack.callback(model.close)
-            embedder = Embedder(model, EmbedderSettings(**changed))
+            embedder = EmbeddingModel(model, EmbedderSettings(**changed))
             stack.callback(embedder.close)
             return embedder
 

@@ -16,27 +16,27 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from slotcache.models import log
+from slotcache.bench.random_models import ModelShape, generate
+from slotcache.models import errors
 from slotcache.models.demo.corpus import Corpus
-from slotcache.models.generate import generate
+from slotcache.models.kv_state import cut
 from slotcache.models.model import Model
-from slotcache.models.shapes import Shape
-from slotcache.models.state import cut
 from slotcache.slots.archive import Archive
 from slotcache.slots.radix import descendants
+from slotcache.slots.record import encode, read
 from slotcache.slots.scope import Scope
-from slotcache.slots.tiers.provenance import Provenance
-from slotcache.slots.tiers.record import encode, read
+from slotcache.slots.source import Source
+from slotcache.slots.tier import Provenance
 from support.lab import Lab
 from support.scopes import COMMON
 
 NUM_PROMPTS = int(os.environ.get("SLOTCACHE_PROMPTS", "3"))
 WEIGHTS = os.environ.get("SLOTCACHE_WEIGHTS")
-DENSE = Shape(4, 512, 8, 2, 1024, 1024, 700, 32768, "F16")
+DENSE = ModelShape(4, 512, 8, 2, 1024, 1024, 700, 32768, "F16")
 CELLS = 1024
 MADE_BY = Provenance("0" * 32, "1" * 32)
 
-pytestmark = pytest.mark.timeout(120 + 20 * NUM_PROMPTS)
+pytestmark = pytest.mark.timeout(900 + 20 * NUM_PROMPTS)
 
 
 @dataclass
@@ -106,7 +106,7 @@ def readings(model: Model) -> list[Reading]:
 
 def quantised(source: Path, target: Path) -> Path:
     """`source` in Q4_K_M, made by llama.cpp."""
-    log.capture()
+    errors.capture()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, 1, True
     by_reference: Any = ctypes.byref(params)
@@ -167,7 +167,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
             assert answer.request.sources["host"] == most
             yield "restore from host memory", answer
             for content in files(lab, scope):
-                assert Archive(restarted.scheduler.tree, cut).put(read(BytesIO(content), len(content), MADE_BY), "disk")
+                assert Archive(restarted.scheduler.tree, cut).put(read(BytesIO(content), len(content), MADE_BY), Source.DISK)
             answer = restarted.run(tokens, limit=1, stops=reading.stops, scope=scope)
             assert answer.request.sources["disk"] == most
             yield "restore from disk", answer

@@ -6,16 +6,14 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slotcache.models.context import Context, ContextSettings
+from slotcache.models.context import Context, ContextSettings, breakdown
 from slotcache.models.errors import ModelError
-from slotcache.models.hardware.memory import free_memory
-from slotcache.models.memory.breakdown import HOST, breakdown
-from slotcache.models.memory.overrides import MOST_LAYERS, Override, experts_on_host, parse_overrides
-from slotcache.models.memory.placement import Concession, Placement, search
-from slotcache.models.model import Model
+from slotcache.models.hardware import HOST, free_memory
+from slotcache.models.model import MOST_LAYERS, Model, Override, experts_on_host, parse_overrides
+from slotcache.server.engine.fit import Concession, MemoryPlacement, search
 from support.architectures import mixture
 
-WANTED = Placement(cells=16384, lanes=4, gpu_layers=33, gpu_experts=32)
+WANTED = MemoryPlacement(cells=16384, lanes=4, gpu_layers=33, gpu_experts=32)
 CONCESSIONS = (
     Concession("cells", 4096, 256),
     Concession("lanes", 1),
@@ -46,7 +44,7 @@ def test_the_search_ends_where_nothing_can_be_raised(costs, most):
 
     found = search(WANTED, CONCESSIONS, excess)
     if found is None:
-        assert not fits(Placement(cells=4096, lanes=1, gpu_layers=0, gpu_experts=0))
+        assert not fits(MemoryPlacement(cells=4096, lanes=1, gpu_layers=0, gpu_experts=0))
         return
     assert fits(found)
     for concession in CONCESSIONS:

@@ -16,17 +16,16 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slotcache.bench import options
-from slotcache.models import generate as module
-from slotcache.models.chat.named import DEFAULT_TEMPLATE
-from slotcache.models.generate import built_in_model, generate
+from slotcache.bench import random_models as module
+from slotcache.bench import servers
+from slotcache.bench.random_models import SHAPES, HybridShape, ModelShape, Vocabulary, built_in_model, generate, split, train
+from slotcache.models.errors import ModelError
 from slotcache.models.model import Model
-from slotcache.models.shapes import SHAPES, HybridShape, Shape
-from slotcache.models.vocabulary import Vocabulary, split, train
+from slotcache.models.named_templates import DEFAULT_TEMPLATE
 
 T = TypeVar("T")
 SMALL_HYBRID = HybridShape(4, 128, 4, 2, 128, 512, 200, 512, delta_heads=4, delta_size=32)
-SMALL = Shape(1, 64, 2, 1, 64, 320, 20, 512, "F32")
+SMALL = ModelShape(1, 64, 2, 1, 64, 320, 20, 512, "F32")
 
 
 def present(value: T | None) -> T:
@@ -260,6 +259,16 @@ def test_the_built_in_model_is_written_once(tmp_path: Path, monkeypatch: pytest.
     assert path.stat().st_ino == written
 
 
+def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")  # as for a container's user who is in no list of users
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(ModelError, match=r"cannot be written.*: Not a directory: name a model with -m, or .*XDG_CACHE_HOME"):
+        built_in_model()
+
+
 def test_two_may_ask_for_the_built_in_model_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "small", SMALL)
     with ThreadPoolExecutor(4) as pool:
@@ -300,8 +309,8 @@ def test_the_bench_model_may_be_a_hybrid(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(SHAPES, "bench-hybrid", SMALL_HYBRID)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     parser = ArgumentParser()
-    options.add_options(parser)
-    path = options.bench_model(parser.parse_args(["--bench-model", "hybrid"]))
+    servers.add_options(parser)
+    path = servers.bench_model(parser.parse_args(["--bench-model", "hybrid"]))
     assert GGUFReader(path).get_field("general.architecture").contents() == "qwen35"  # type: ignore[union-attr]
 
 

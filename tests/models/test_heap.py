@@ -9,7 +9,7 @@ import pytest
 ALLOCATE = """
 import ctypes
 import numpy as np
-from slotcache.models.memory.heap import return_large_blocks
+from slotcache.models.heap import return_large_blocks
 
 class Info(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

@@ -2,7 +2,7 @@
 
 import pytest
 from slotcache.models.errors import ModelError
-from slotcache.models.hub import choose, named, with_all_parts
+from slotcache.models.model_files import choose, named, with_all_parts
 
 FILES = ["README.md", "m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "mmproj-m-F16.gguf"]
 SPLIT = ["m-q4_k_m-00001-of-00002.gguf", "m-q4_k_m-00002-of-00002.gguf", "m-q8_0-00001-of-00003.gguf"]

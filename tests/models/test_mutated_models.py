@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from slotcache.models.chat.named import DEFAULT_TEMPLATE
-from slotcache.models.chat.sandbox import Template, TemplateError
-from slotcache.models.chat.template import ChatTemplate
+from slotcache.models.jinja import Template, TemplateError
+from slotcache.models.named_templates import DEFAULT_TEMPLATE
+from slotcache.models.template import ChatTemplate
 from support.mutation import cases, mutated
 
 from models.test_chat import LLAMA, QWEN

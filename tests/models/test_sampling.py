@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.model import Model
+from slotcache.models.penalties import Breakers, grown, repeated
 from slotcache.models.runner import Runner
-from slotcache.models.samplers.candidates import Candidates
-from slotcache.models.samplers.parameters import MAX_WINDOW, NUMBERS, ORDER, SAMPLERS
-from slotcache.models.samplers.repetition import Breakers, grown, repeated
-from slotcache.models.sampling import GREEDY, Sampler, Sampling
+from slotcache.models.sampling import Sampler, TokenList
+from slotcache.models.sampling_params import GREEDY, MAX_WINDOW, NUMBERS, ORDER, SAMPLERS, Sampling
 from slotcache.slots.plan import Plan, Span
 
 LONG = 40  # tokens of an answer here
@@ -51,7 +50,7 @@ class Bench:
             llama_cpp.llama_sampler_accept(chain, int(token))
         tokens = []
         for row in rows:
-            candidates = Candidates(row)
+            candidates = TokenList(row)
             candidates.apply(chain)
             tokens.append(candidates.chosen)
             llama_cpp.llama_sampler_accept(chain, tokens[-1])

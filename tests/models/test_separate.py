@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from slotcache.models.model import Model
 from slotcache.ordering.document import Document
-from slotcache.server.chat.parts import DocumentSet, Fixed
-from slotcache.server.chat.prompt import ChatPrompt, SeparatePrompt
+from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from slotcache.slots.request import Request
 from slotcache.slots.scope import Scope
 from support.lab import Answer, Lab

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from slotcache.models.model import Model
+from slotcache.models.runner import RECURRENT
 from slotcache.slots.radix import path
 from slotcache.slots.scope import Scope
 from support import architectures
@@ -178,7 +179,8 @@ def test_snapshots_that_were_never_made_are_forgotten(model, prompt):
     answer = lab.submit(prompt, limit=4, stops=(100,), cache=False, snapshots=S)
     while answer.request.computed < 100:
         lab.step()
-    lab.scheduler.abandon()
+    lab.scheduler.recover()
+    lab.scheduler.finish(answer.request)
     assert not lab.scheduler.snapshots.of(S) and not lab.scheduler.snapshots.num_bytes
     lab.runner.clear()
     equal(lab.run(prompt, limit=4, cache=False, snapshots=S), fresh(model, prompt, 4))
@@ -209,4 +211,44 @@ def test_a_forged_run_or_state_is_not_accepted(model, prompt):
     assert not states.accepts_recurrent(state, length - 1) and not states.accepts_recurrent(run, length)
     assert not any(states.accepts(forged, 0, length) for forged in forgeries(run, ()))
     assert not any(states.accepts_recurrent(forged, length) for forged in forgeries(state, (length - 1,)))
+    lab.close()
+
+
+def test_states_that_come_back_as_they_were_saved_are_relied_on(model):
+    lab = lab_of(model)
+    assert lab.runner.measure_states() is not None
+    lab.close()
+
+
+def without_numbers(data):
+    """A state whose numbers are gone: zeros in the last two thirds."""
+    forged = data.copy()
+    forged[len(data) // 3 :] = 0
+    return forged
+
+
+@pytest.mark.parametrize("fault", ["saved in part", "loaded into nothing", "loaded for all"])
+def test_states_that_do_not_come_back_are_found_out_at_the_start(model, monkeypatch, fault):
+    """As if llama.cpp saved less than the state, did not load it, or changed another sequence with it."""
+    lab = lab_of(model)
+    states = lab.runner.states
+    copy, put = states._copy, states._set
+
+    def is_state(sequence, flags):
+        return sequence != lab.context.scratch and (flags == RECURRENT or not states._has_runs)
+
+    def saved(sequence, flags):
+        data = copy(sequence, flags)
+        return without_numbers(data) if is_state(sequence, flags) else data
+
+    def loaded(data, sequence, flags):
+        if fault == "loaded for all" and is_state(sequence, flags):
+            put(data, 0, flags)
+        if fault != "loaded into nothing" or not is_state(sequence, flags):
+            put(data, sequence, flags)
+
+    if fault == "saved in part":
+        monkeypatch.setattr(states, "_copy", saved)
+    monkeypatch.setattr(states, "_set", loaded)
+    assert lab.runner.measure_states() is None
     lab.close()

@@ -6,7 +6,7 @@ from time import process_time
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from slotcache.models.text import TextStream
+from slotcache.models.detokenizer import TextStream
 
 
 def stream(chunks: list[bytes], stop: list[str] | None = None) -> tuple[list[str], str | None]:
@@ -106,4 +106,4 @@ def test_long_stop_strings_cost_no_more_than_their_length() -> None:
             text.push(token)
         return process_time() - began
 
-    assert seconds(1000) < 20 * seconds(20)
+    assert min(seconds(1000) for _ in range(3)) < 20 * min(seconds(20) for _ in range(3))

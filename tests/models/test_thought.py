@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from slotcache.models.grammar.grammars import Grammars
-from slotcache.models.grammar.source import Source
+from slotcache.models.detokenizer import ThoughtClock, ThoughtLimit
+from slotcache.models.grammar import Grammars
+from slotcache.models.json_schema import GrammarSource
 from slotcache.models.model import Model
-from slotcache.models.sampling import GREEDY, Sampler
-from slotcache.models.thought import ThoughtClock, ThoughtLimit
+from slotcache.models.sampling import Sampler
+from slotcache.models.sampling_params import GREEDY
 
 OPEN = {"is_open": True}
 NO_CONTEXT: Any = None  # the best token is chosen without one
@@ -95,14 +96,16 @@ def answer(model, most, grammar=None, message="", length=60, **changed):
 @pytest.mark.parametrize("message", ["", " Enough."])
 def test_the_grammar_behind_a_thought_goes_on_where_it_is_ended(model, grammars, most, message):
     """Its rest is forced as soon as the tag has begun: the tag's own tokens come one by one all the same."""
-    source = Source("lark", 'start: /[a-zA-Z .]*/ "</think>" "{" /[01]{3}/ "}"')
+    source = GrammarSource("lark", 'start: /[a-zA-Z .]*/ "</think>" "{" /[01]{3}/ "}"')
     text = answer(model, most, grammars.compile(source).result(), message)
     thought, _, form = text.partition("</think>")
     assert thought.endswith(message) and len(form) == 5 and form[0] == "{" and set(form[1:4]) <= {"0", "1"}
 
 
 def test_a_thought_that_the_grammar_begins_ends_at_once(model, grammars):
-    source = Source("lark", 'start: "<think>" /[\u0430-\u044f]*/ "</think>" "yes"')  # no token has the tag's end and more
+    source = GrammarSource(
+        "lark", 'start: "<think>" /[\u0430-\u044f]*/ "</think>" "yes"'
+    )  # no token has the tag's end and more
     assert answer(model, 0, grammars.compile(source).result(), is_open=False) == "<think></think>yes"
 
 

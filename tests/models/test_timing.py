@@ -4,15 +4,13 @@ import logging
 from dataclasses import fields, replace
 
 import pytest
+from slotcache.models import timing
 from slotcache.models.context import Context, ContextSettings
-from slotcache.models.costs import OTHER, timed_costs
-from slotcache.models.hardware import timing
-from slotcache.models.hardware.device import Device
-from slotcache.models.hardware.times import Times, keep_times, kept_times, summarize, times_on
-from slotcache.models.hardware.timing import Timing, fastest, learn_costs, subject_of
-from slotcache.models.memory.overrides import Override
-from slotcache.models.model import Model
+from slotcache.models.hardware import Device
+from slotcache.models.model import Model, Override
 from slotcache.models.runner import Runner
+from slotcache.models.times import OTHER, Times, keep_times, kept_times, summarize, timed_costs, times_on
+from slotcache.models.timing import Timing, fastest, learn_costs, subject_of
 from support.on_device import ON_DEVICE
 
 SMALL = ContextSettings(num_cells=2048, batch=256, flash_attention="auto", threads=1, num_sequences=32)

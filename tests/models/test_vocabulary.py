@@ -11,7 +11,7 @@ import pytest
 from gguf import TokenType
 from hypothesis import given
 from hypothesis import strategies as st
-from slotcache.models.vocabulary import Pair, Vocabulary, byte_alphabet, count_words, learn_merges, train
+from slotcache.bench.random_models import Pair, Vocabulary, byte_alphabet, count_words, learn_merges, train
 
 
 def plain_merges(words: dict[str, int], limit: int) -> list[Pair]:
@@ -53,7 +53,7 @@ def test_merges_do_not_hang_on_the_hash_seed() -> None:
     code = (
         "import sys; from types import ModuleType; package = sys.modules['slotcache'] = ModuleType('slotcache')\n"
         f"package.__path__ = [{root!r}]\n"
-        "from slotcache.models.vocabulary import count_words, learn_merges\n"
+        "from slotcache.bench.random_models import count_words, learn_merges\n"
         "print(learn_merges(count_words(['she sells sea shells by the sea shore; the shells she sells'] * 2), 30))"
     )
     runs = [

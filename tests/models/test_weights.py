@@ -5,12 +5,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from slotcache.models.adapters import Adapters
+from slotcache.bench.random_models import SHAPES
 from slotcache.models.context import Context, ContextSettings
-from slotcache.models.embedding import Embedder, EmbedderSettings
+from slotcache.models.embedding import EmbedderSettings, EmbeddingModel
 from slotcache.models.errors import ModelError
+from slotcache.models.lora import Adapters
 from slotcache.models.model import Model
-from slotcache.models.shapes import SHAPES
 from slotcache.slots.scope import Scope
 from support.adapters import lora
 
@@ -24,7 +24,7 @@ def file(tiny, tmp_path):
 
 def test_the_last_context_that_rests_frees_them_and_the_vocabulary_stays(file):
     with closing(Model(file, may_rest=True)) as model:
-        context, embedder = Context(model, SMALL), Embedder(model, EmbedderSettings(pooling="mean"))
+        context, embedder = Context(model, SMALL), EmbeddingModel(model, EmbedderSettings(pooling="mean"))
         known = model.width, model.size, model.num_parameters, model.file_type, model.can_trim, model.bos
         tokens = model.tokenize("Hello, world").tolist()
         context.rest()

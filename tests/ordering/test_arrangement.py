@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from slotcache.ordering import POLICIES, Arrangement, KnowledgeTree, Step, arrange
-from slotcache.ordering.tree import Node
+from slotcache.ordering.tree import DocumentNode
 from support.paths import PathTable
 
 FIGURE_5 = ["123", "126", "140"]  # RAGBoost
@@ -57,7 +57,7 @@ def test_a_trimmed_path_is_not_expected() -> None:
 
 def test_a_restore_is_not_free() -> None:
     class HostTier(KnowledgeTree):
-        def follow(self, position: Node, key: str) -> Step[Node] | None:
+        def follow(self, position: DocumentNode, key: str) -> Step[DocumentNode] | None:
             step = super().follow(position, key)
             return replace(step, saved=step.saved / 2) if step and key == "A" else step
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slotcache.ordering import POLICIES, Index, KnowledgeTree, Step, arrange
-from slotcache.ordering.tree import Node
+from slotcache.ordering.tree import DocumentNode
 from support.paths import PathTable, best_order, documents, indexes, saved_by
 
 guards = st.integers(0, 3)
@@ -107,7 +107,7 @@ def test_the_search_asks_little_where_the_whole_set_is_cached_in_many_orders() -
     class Counted(KnowledgeTree):
         asked = 0
 
-        def follow(self, position: Node, key: str) -> Step[Node] | None:
+        def follow(self, position: DocumentNode, key: str) -> Step[DocumentNode] | None:
             self.asked += 1
             return super().follow(position, key)
 
@@ -158,15 +158,15 @@ def test_a_long_cached_path_costs_in_proportion_to_its_length(policy: str) -> No
     follow, behind = tree.follow, tree.behind
 
     class Counted(KnowledgeTree):
-        def start(self) -> Node:
+        def start(self) -> DocumentNode:
             return tree.start()
 
-        def follow(self, position: Node, key: str) -> Step[Node] | None:
+        def follow(self, position: DocumentNode, key: str) -> Step[DocumentNode] | None:
             nonlocal asked
             asked += 1
             return follow(position, key)
 
-        def behind(self, position: Node) -> set[str]:
+        def behind(self, position: DocumentNode) -> set[str]:
             nonlocal asked
             found = set(behind(position))
             asked += len(found)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from slotcache.ordering.stages import read_along
+from slotcache.ordering.policy import read_along
 
 CHAT = {"messages": [{"role": "user", "content": "What is there?"}], "temperature": 0, "stream": True}
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from slotcache.ordering import KnowledgeTree, arrange
-from slotcache.ordering.tree import Node
+from slotcache.ordering.tree import DocumentNode
 
 Path = tuple[str, ...]
 paths = st.lists(st.sampled_from("abcde"), min_size=1, max_size=6, unique=True).map(tuple)
@@ -17,7 +17,7 @@ paths = st.lists(st.sampled_from("abcde"), min_size=1, max_size=6, unique=True).
 
 def cached_paths(tree: KnowledgeTree, keys: str = "abcde") -> dict[Path, int]:
     found: dict[Path, int] = {}
-    open_: list[tuple[Path, Node]] = [((), tree.start())]
+    open_: list[tuple[Path, DocumentNode]] = [((), tree.start())]
     for path, position in open_:
         for key in keys:
             if (step := tree.follow(position, key)) is not None:

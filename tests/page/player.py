@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import uvicorn
 from server.conftest import until
-from slotcache.server.routes import page
+from slotcache.server import app
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
@@ -49,8 +49,8 @@ def playing(pieces, pause):
     """A player on a port of its own."""
     player = Player(tuple(pieces), pause)
     routes = [
-        Route("/", page.show),
-        Route("/page/{path:path}", page.show),
+        Route("/", app.show),
+        Route("/page/{path:path}", app.show),
         Route("/props", lambda request: JSONResponse(PROPS)),
         Route("/v1/chat/completions", player.play, methods=["POST"]),
     ]

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.ordering import Document
 from slotcache.retrieval import Sizes, cut
-from slotcache.retrieval.extract.markdown import read_markdown
-from slotcache.retrieval.extract.section import Outline
-from slotcache.retrieval.extract.text import read_text
+from slotcache.retrieval.markdown import Outline, read_markdown, read_text
 from support.office import Part, markdown
 
 from retrieval.manuals import MANUALS, sentences

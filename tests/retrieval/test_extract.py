@@ -5,10 +5,9 @@ from difflib import SequenceMatcher
 
 import pytest
 from slotcache.retrieval import Sizes, cut
-from slotcache.retrieval.extract.formats import FORMATS
-from slotcache.retrieval.extract.section import Outline, Unreadable
-from slotcache.retrieval.extract.text import decode, read_text
-from support.office import Part, docx, html, markdown, package, pdf
+from slotcache.retrieval.markdown import Outline, Unreadable, decode, read_text
+from slotcache.retrieval.reader import FORMATS
+from support.office import RELATIONS, Part, docx, html, markdown, package, pdf
 
 from retrieval.manuals import MANUALS
 
@@ -112,6 +111,17 @@ def test_text_is_decoded_and_binary_data_is_not():
 def test_a_broken_file_has_a_reason(suffix, data, reason):
     with pytest.raises(Unreadable, match=reason):
         sections(suffix, data)
+
+
+def test_a_word_document_is_no_more_than_what_was_counted():
+    """It says itself where its text is. Pictures may be as large as they like."""
+    parts = {
+        "_rels/.rels": RELATIONS.format(kind="officeDocument", target="word/big.bin"),
+        "word/document.xml": DOCUMENT.format("<w:body><w:p><w:r><w:t>The text.</w:t></w:r></w:p></w:body>"),
+        "word/big.bin": DOCUMENT.format(f"<w:body><w:p><w:r><w:t>Other text.{'x' * (65 << 20)}</w:t></w:r></w:p></w:body>"),
+    }
+    (found,) = sections(".docx", package(parts))
+    assert [block.text for block in found.blocks] == ["The text."]
 
 
 def test_text_has_no_control_characters():

@@ -2,9 +2,14 @@
 
 import os
 import socket
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from slotcache.retrieval.files import FoundFile, SkippedFile, folders_of, read_bytes, walk
+from slotcache.retrieval import Index
+from slotcache.retrieval.files import FoundFile, SkippedFile, directories, folders_of, read_bytes, walk
+
+NOBODY = 65534  # the user without rights of its own
 
 
 def found(*paths):
@@ -22,6 +27,21 @@ def write(path, data=b"text"):
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "notes"
+
+
+@pytest.fixture
+def ordinary():
+    """A folder of an ordinary user, who the test runs as: root may open everything."""
+    is_root = os.geteuid() == 0
+    with TemporaryDirectory() as name:
+        if is_root:
+            os.chown(name, NOBODY, -1)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(name)
+        finally:
+            if is_root:
+                os.seteuid(0)
 
 
 def test_each_file_is_found_or_has_a_reason(folder, tmp_path):
@@ -70,11 +90,43 @@ def test_several_folders_have_names_and_a_file_may_be_one(folder, tmp_path):
         folders_of([tmp_path / "none"])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
-def test_a_closed_folder_has_a_reason(folder):
-    write(folder / "shut" / "a.txt")
-    (folder / "shut").chmod(0)
-    assert found(folder) == {"shut": "it cannot be opened: Permission denied"}
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o644, 0o311])
+def test_a_folder_that_cannot_be_listed_or_entered_has_a_reason(ordinary, mode):
+    """Mode 644 lists the names, and says nothing of the files."""
+    folder = ordinary / "notes"
+    for name in ("a.txt", "shut/b.txt", "shut/deeper/c.txt", "z.txt"):
+        write(folder / name)
+    (folder / "shut").chmod(mode)
+    database, (whole,) = ordinary / "index.db", folders_of([folder])
+    try:
+        assert found(folder) == {"a.txt": True, "shut": "it cannot be opened: Permission denied", "z.txt": True}
+        assert [*directories(whole)] == [folder], "what cannot be opened is not watched"
+        index = Index([folder], database)
+        scan = index.scan()
+        index.close()
+        assert [file.path for file in scan.changed] == ["a.txt", "z.txt"]
+        assert [file.path for file in scan.skipped] == ["shut"]
+    finally:
+        (folder / "shut").chmod(0o755)
+
+
+def test_one_file_is_watched_without_what_lies_beside_it(folder):
+    file = write(folder / "a.txt")
+    write(folder / "sub" / "b.txt")
+    assert [*directories(folders_of([file])[0])] == [folder]
+
+
+def test_escapes_are_not_mistaken_for_letters(folder):
+    for name in (rb"a\udcff.md", b"a\xff.md", rb"b\x07.md", b"b\x07.md", rb"c\\udcff.md"):
+        write(folder / os.fsdecode(name))
+    control = "its name has control characters or is not UTF-8"
+    assert found(folder) == {
+        r"a\\udcff.md": True,
+        r"a\udcff.md": control,
+        r"b\\x07.md": True,
+        r"b\x07.md": control,
+        r"c\\\\udcff.md": True,
+    }
 
 
 def test_a_link_that_comes_between_is_not_followed(folder, tmp_path):

@@ -15,7 +15,8 @@ from random import Random
 import numpy as np
 import pytest
 from slotcache import retrieval
-from slotcache.retrieval import FAILED, INDEXED, SKIPPED, Embedder, Index, Query, unspaced
+from slotcache.retrieval import FAILED, INDEXED, SKIPPED, Embedder, Index, Query, writing
+from slotcache.retrieval import index as index_module
 from support.office import Part, docx, html, markdown, package, pdf
 
 from retrieval.manuals import MANUALS, sentences
@@ -68,7 +69,7 @@ def chunks_of(index, path):
 
 
 def test_the_example_of_the_package_works():
-    assert doctest.testmod(retrieval).attempted > 5 and doctest.testmod(unspaced).attempted == 1
+    assert doctest.testmod(retrieval).attempted > 5 and doctest.testmod(writing).attempted == 1
 
 
 def test_formats_of_a_folder(folder, make):
@@ -175,7 +176,7 @@ def test_a_reader_that_was_killed_between_two_files_fails_none(folder, make):
     index.refresh()
     index.interrupt()
     (folder / "b.txt").write_text("two")
-    time.sleep(0.2)  # until it has ended
+    os.waitid(os.P_PID, index._reader._process.pid, os.WEXITED | os.WNOWAIT)
     assert index.refresh() and {file.state for file in index.store.files().values()} == {INDEXED}
 
 
@@ -209,24 +210,30 @@ def test_hostile_files_have_reasons_and_do_not_stop_the_others(folder, make):
 
 
 def test_a_file_that_takes_too_long_ends_its_reader_alone(folder, make, monkeypatch):
-    monkeypatch.setattr("slotcache.retrieval.reading.process.START", SLOW)
-    (folder / "slow.html").write_bytes(b"<p>text</p>" * 200_000)
+    """A small file gets little time, whatever it unpacks to."""
+    monkeypatch.setattr(index_module, "QUICK", 0.1)
+    monkeypatch.setattr(index_module, "SECONDS", 0.2)
+    many = docx([], document=XML.format("<w:p><w:r><w:t>a</w:t></w:r></w:p>" * 30_000))
+    assert len(many) < 20_000
+    (folder / "slow.docx").write_bytes(many)
+    (folder / "large.html").write_bytes(b"<p>text</p>" * 200_000)
     index = make()
     assert index.refresh()
-    assert "seconds to read" in index.store.files()["slow.html"].reason
+    assert "seconds to read" in index.store.files()["slow.docx"].reason
+    assert index.store.files()["large.html"].state == INDEXED
     (folder / "z.txt").write_text("a good one")
     assert index.refresh() and index.store.files()["z.txt"].state == INDEXED
 
 
-SLOW = """
-import sys, types
-for name, path in zip(("slotcache", "slotcache.retrieval"), sys.argv[2:]):
-    package = sys.modules[name] = types.ModuleType(name)
-    package.__path__ = [path]
-from slotcache.retrieval.reading import reader
-reader.SECONDS = 0.1
-reader.main(sys.argv[1])
-"""
+def test_files_that_take_long_are_read_behind_all_others(folder, make, monkeypatch):
+    monkeypatch.setattr(index_module, "QUICK", 0.1)
+    (folder / "a.html").write_bytes(b"<p>text</p>" * 200_000)
+    for name in ("b.txt", "c.txt"):
+        (folder / name).write_text("a quick one")
+    index, seen = make(), []
+    assert index.refresh(lambda: not seen.append((index.progress.reading, [*index.store.files()])))
+    assert [path for path, file in index.store.files().items() if file.state == INDEXED] == ["a.html", "b.txt", "c.txt"]
+    assert ("a.html", ["b.txt", "c.txt"]) in seen and index.progress.is_complete
 
 
 def test_work_waits_and_ends_between_small_steps(folder, make):
@@ -298,7 +305,7 @@ while True:
 """
 
 
-@pytest.mark.timeout(60 + 20 * KILLS)
+@pytest.mark.timeout(900 + 20 * KILLS)
 def test_a_killed_process_leaves_a_whole_index(folder, tmp_path):
     random, database = Random(time.time_ns()), tmp_path / "index.db"
     for number in range(30):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 from slotcache.retrieval import Index
-from slotcache.retrieval.popularity import count_uses, likeliest
+from slotcache.retrieval.store import count_uses, likeliest
 from support.notes import write
 
 NOTES = {f"{name}.md": f"# {name}\n\nThe {name} is old.\n" for name in ("ash", "birch", "cedar", "date")}

@@ -2,16 +2,14 @@
 
 import asyncio
 from random import Random
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.retrieval import FUSED, LEXICAL, RERANKED, Embedder, Index, Query
-from slotcache.retrieval.fuse import fuse
-from slotcache.retrieval.lexical import fts_query, search_words
-from slotcache.retrieval.vectors import VectorIndex, unit
+from slotcache.retrieval.ranking import VectorIndex, fts_query, fuse, search_words, unit
 
 NOTES = {
     "sea/tides.md": "# Tides\n\nThe moon raises two tides a day.\n",
@@ -134,11 +132,11 @@ def test_a_search_in_a_folder_takes_no_longer_than_one_in_all(tmp_path):
         assert index.progress.chunks > 400
 
         def seconds(paths):
-            began = perf_counter()
+            began = thread_time()
             assert len(search_words(index.store, "moon tides", 50, paths)) == 50
-            return perf_counter() - began
+            return thread_time() - began
 
-        assert seconds(["notes"]) < 10 * seconds([]) + 0.1
+        assert min(seconds(["notes"]) for _ in range(3)) < 10 * min(seconds([]) for _ in range(3)) + 0.1
     finally:
         index.close()
 

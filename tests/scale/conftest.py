@@ -21,6 +21,7 @@ REPLICA = "x-slotcache-replica"
 ALONE = "import ray; ray.init('local', include_dashboard=False); from ray.serve.scripts import cli; cli()"
 VARIABLES = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
 KEY = "the-key"
+PAGE = "https://page.example"
 USUAL = {"max_tokens": 4, "temperature": 0, "cache_prompt": True, "ignore_eos": True}
 
 
@@ -126,5 +127,5 @@ def running(folder: Path, **settings):
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replicas")
-    with running(folder, replicas=2, cache_dir=str(folder / "cache")) as up:
+    with running(folder, replicas=2, cache_dir=str(folder / "cache"), cors_origins=PAGE) as up:
         yield up

@@ -1,6 +1,8 @@
 """Two replicas on Ray Serve: placement, state that one of them holds, scopes, streams, and one that is killed."""
 
 import json
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -9,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from scale.conftest import KEY, REPLICA, USUAL, client
+from scale.conftest import KEY, PAGE, REPLICA, USUAL, client
 
 pytest.importorskip("ray")
 PLACED = "x-slotcache-placed"
@@ -116,6 +118,35 @@ def test_errors_are_the_servers_own(replicas):
         assert rebound.status_code == 403 and "--allowed-hosts" in rebound.json()["error"]["message"]
     lost = replicas.chat(previous_response_id="resp_unknown")
     assert lost.status_code == 404 and lost.json()["error"]["code"] == "previous_response_not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/replicas", "/v1/models"])
+def test_a_page_may_ask_where_it_is_allowed(replicas, path):
+    may = "Access-Control-Allow-Origin"
+    answer = replicas.http.get(path, headers={"Origin": PAGE})
+    assert answer.status_code == 200 and answer.headers[may] == PAGE
+    before = replicas.http.options(path, headers={"Origin": PAGE, "Authorization": ""})
+    assert before.status_code == 200 and before.headers[may] == PAGE
+    foreign = replicas.http.get(path, headers={"Origin": "https://other.example"})
+    assert foreign.status_code == 403 and may not in foreign.headers
+
+
+def test_a_replica_that_hangs_does_not_hold_up_new_conversations(replicas):
+    kept = replicas.chat("One", conversation="kept-by-the-other")
+    hung = next(iter(replicas.names() - {kept.headers[REPLICA]}))
+    flying = {"messages": [{"role": "user", "content": "Go"}], "stream": True, "max_tokens": 3500, "ignore_eos": True}
+    with replicas.http.stream("POST", "/v1/chat/completions", json=flying, headers={REPLICA: hung}) as stream:
+        next(stream.iter_lines())  # it has more to do now, and new conversations go to the other one
+        os.kill(replicas.engines()[hung], signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            first = replicas.chat("One", conversation="begun-beside-one-that-hangs")
+            assert first.status_code == 200 and first.headers[REPLICA] == kept.headers[REPLICA]
+            assert time.monotonic() - began < 15
+            assert replicas.names() == {kept.headers[REPLICA]}
+        finally:
+            os.kill(replicas.engines()[hung], signal.SIGCONT)
+    replicas.until(lambda: hung in replicas.names())
 
 
 def test_the_body_of_a_stranger_is_not_read(replicas):

@@ -9,16 +9,19 @@ import socket
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import httpx
 import pytest
 from slotcache.models.demo.corpus import SUGGESTED
 from slotcache.server import serve
-from slotcache.server.fitting import layout
+from slotcache.server.config.settings import SETTINGS, Settings
+from slotcache.server.engine import fit
 from slotcache.server.serve import make_server
-from slotcache.server.settings import SETTINGS, Settings
 from support.on_device import needs_cpu
+
+from server.conftest import DEADLINE
 
 ROOT = Path(__file__).parents[2]
 START = (
@@ -31,8 +34,18 @@ def command(*arguments):
     return [sys.executable, "-c", START, str(ROOT), *map(str, arguments)]
 
 
-def run(*arguments):
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60)
+def run(*arguments, **variables):
+    variables = os.environ | variables
+    return subprocess.run(command(*arguments), env=variables, capture_output=True, text=True, timeout=DEADLINE)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """Variables of an environment in which gguf is not installed, for a process and for those that it starts."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "gguf.py").write_text("raise ModuleNotFoundError(\"No module named 'gguf'\", name='gguf')\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
 def free_port():
@@ -53,27 +66,26 @@ def test_a_model_that_cannot_be_served_is_one_clear_line_and_code_2(tmp_path, co
     assert "Traceback" not in result.stderr
 
 
-def test_serve_answers_and_ends_cleanly_on_ctrl_c(tiny):
+def test_serve_answers_without_gguf_and_ends_cleanly_on_ctrl_c(tiny, bare):
     port = free_port()
-    process = subprocess.Popen(
-        command("serve", "-m", tiny, "--port", port, "-c", 1024, "-t", 1), stderr=subprocess.PIPE, text=True
-    )
+    serving = command("serve", "-m", tiny, "--port", port, "-c", 1024, "-t", 1)
+    process = subprocess.Popen(serving, env=os.environ | bare, stderr=subprocess.PIPE, text=True)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + DEADLINE
         while True:
             assert time.monotonic() < end and process.poll() is None
             try:
-                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=DEADLINE).status_code == 200:
                     break
             except httpx.TransportError:
                 time.sleep(0.02)
         body = {"prompt": "Hello", "n_predict": 3, "ignore_eos": True}
-        answer = httpx.post(f"http://127.0.0.1:{port}/completion", json=body).json()
+        answer = httpx.post(f"http://127.0.0.1:{port}/completion", json=body, timeout=DEADLINE).json()
         assert answer["timings"]["predicted_n"] == 3 and answer["stop_type"] == "limit"
-        settings = httpx.get(f"http://127.0.0.1:{port}/props").raise_for_status().json()["settings"]
+        settings = httpx.get(f"http://127.0.0.1:{port}/props", timeout=DEADLINE).raise_for_status().json()["settings"]
         assert settings["ctx_size"] == 1024 and set(settings) == {setting.name for setting in SETTINGS} - {"api_key"}
         process.send_signal(signal.SIGINT)
-        _, log = process.communicate(timeout=30)
+        _, log = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()
     assert process.returncode == 0 and "Traceback" not in log
@@ -97,38 +109,50 @@ def test_a_terminal_shows_no_progress_beside_the_log_lines_before_the_model_is_r
         shown.append((goes_on(), capsys.readouterr().err))
         server.should_exit = True
 
-    monkeypatch.setattr(layout, "is_faster_repacked", measure)
+    monkeypatch.setattr(fit, "is_faster_repacked", measure)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     server, host = make_server(Settings(model=str(tiny), port=int(free_port())))
     asyncio.run(serve.run(server, host, tiny))
     assert shown == [(True, "")]
 
 
-def test_the_demo_opens_the_page_over_the_bundled_documents(tmp_path):
+def test_the_demo_opens_the_page_over_the_bundled_documents_without_gguf(tmp_path, bare):
     told, browser = tmp_path / "told", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {told}.part && mv {told}.part {told}\n')
     browser.chmod(0o755)
-    variables = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "BROWSER": f"{browser} %s"}
+    variables = os.environ | bare | {"XDG_CACHE_HOME": str(tmp_path), "BROWSER": f"{browser} %s"}
     process = subprocess.Popen(command("demo", "--page"), env=variables, stdout=subprocess.PIPE, text=True)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + DEADLINE
         while not told.exists():
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.02)
         url = told.read_text()
-        assert httpx.get(url).headers["content-type"].startswith("text/html")
-        assert httpx.get(f"{url}v1/sources").json()["collections"][0]["questions"] == list(SUGGESTED)
+        assert httpx.get(url, timeout=DEADLINE).headers["content-type"].startswith("text/html")
+        assert httpx.get(f"{url}v1/sources", timeout=DEADLINE).json()["collections"][0]["questions"] == list(SUGGESTED)
         process.send_signal(signal.SIGINT)
-        shown, _ = process.communicate(timeout=30)
+        shown, _ = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()
     assert process.returncode == 0 and shown == f"the page is at {url}\n"
 
 
-def test_doctor_names_devices_and_what_fits(tiny):
-    result = run("doctor", "-m", tiny)
+def test_doctor_names_devices_and_what_fits_without_gguf(tiny, bare):
+    result = run("doctor", "-m", tiny, **bare)
     assert result.returncode == 0
     assert "CPU" in result.stdout and "GPU offload" in result.stdout and "512 bytes a token" in result.stdout
+
+
+def test_doctor_says_which_template_a_server_would_use(tiny, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ messages[0].content }}é")
+    told = run("doctor", "-m", tiny, "--chat-template-file", file).stdout
+    assert f"chat template of --chat-template-file: 26 characters, sha256 {sha256(file.read_bytes()).hexdigest()}" in told
+    file.write_text("{% for %}")
+    refused = run("doctor", "-m", tiny, "--chat-template-file", file)
+    assert refused.returncode == 2 and "line 1 of the chat template" in refused.stderr
+    refused = run("doctor", "-m", tiny, "--chat-template", "llama33")
+    assert refused.returncode == 2 and "--chat-template llama33: expected Jinja or one of" in refused.stderr
 
 
 def test_generate_writes_a_model_that_serves(tmp_path):
@@ -138,6 +162,19 @@ def test_generate_writes_a_model_that_serves(tmp_path):
     assert path.read_bytes()[:4] == b"GGUF"
     refused = run("generate", "tiny", path, "--width", "7")
     assert refused.returncode == 2 and refused.stderr.startswith("slotcache:")
+
+
+def test_a_package_that_only_generate_needs_is_named(tmp_path, bare):
+    path = tmp_path / "small.gguf"
+    refused = run("generate", "tiny", path, **bare)
+    assert refused.returncode == 2 and not path.exists()
+    assert refused.stderr == "slotcache: gguf is missing: pip install 'slotcache[bench]'\n"
+    ordering = run("order", **bare)
+    assert ordering.returncode == 2 and ordering.stderr.startswith("slotcache: --upstream is missing")
+    assert run("bench", "--help", **bare).returncode == 0
+    refused = run("bench", "burst", "--queries", "1", **bare)
+    assert refused.returncode == 2
+    assert "the bench model needs gguf: pip install 'slotcache[bench]'" in refused.stderr
 
 
 def test_state_is_shown_without_text(tiny):

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 from slotcache.models.model import Model
-from slotcache.server.edge import bodies
-from slotcache.server.errors import RequestError
-from slotcache.server.routes import http as web
-from slotcache.server.wire import decoding
-from slotcache.server.wire.requests import SpeculateRequest
+from slotcache.server.api import reply as web
+from slotcache.server.chat import decode
+from slotcache.server.chat.body import SpeculateRequest
+from slotcache.server.http import bodies
+from slotcache.server.http.api_errors import RequestError
 
 CHAT = {"messages": [{"role": "user", "content": "word " * 20_000}]}
 TOKENS = {"tokens": [100] * 100_000}
@@ -85,9 +85,9 @@ def test_more_elements_than_any_context_holds_are_refused_before_they_are_made(s
 def test_the_garbage_collector_is_as_it_was():
     import gc
 
-    for body in ("{}", '{"content": 7}', '{"content": "x"}', json.dumps({"content": "x" * decoding.LARGE})):
+    for body in ("{}", '{"content": 7}', '{"content": "x"}', json.dumps({"content": "x" * decode.LARGE})):
         try:
-            decoding.decode(body.encode(), SpeculateRequest)
+            decode.decode(body.encode(), SpeculateRequest)
         except Exception as error:
             assert isinstance(error, RequestError)
         assert gc.isenabled()

@@ -1,11 +1,11 @@
 """Requests with different LoRA adapters: never in one step, in turns, and with no KV in common."""
 
 import numpy as np
+from slotcache.slots.host import HostTier
+from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import MAX_NAME, Scope, name_in
-from slotcache.slots.tiers.host import HostTier
-from slotcache.slots.tree import PrefixTree
 from support.fixed_prompt import Fixed
 from support.memory import Memory
 

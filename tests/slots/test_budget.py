@@ -1,10 +1,9 @@
 """The prefill budget: what a step may compute beside running streams, by the time that earlier steps took."""
 
 import numpy as np
-from slotcache.models.costs import CPU
-from slotcache.slots.budget import PrefillBudget
+from slotcache.models.times import CPU
+from slotcache.slots.costs import PrefillBudget, Profile
 from slotcache.slots.plan import Plan, Span
-from slotcache.slots.profile import Profile
 
 TOKEN = 0.001  # s
 

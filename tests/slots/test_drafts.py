@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.slots.costs import UNMEASURED
-from slotcache.slots.drafts.drafts import FIRST_CREDIT, ROWS, Drafts
-from slotcache.slots.drafts.lookup import LONGEST, MOST_PLACES, SHORTEST, Lookup
-from slotcache.slots.drafts.odds import Odds, expected
-from slotcache.slots.drafts.pace import UNKNOWN, Pace
+from slotcache.slots.drafts import FIRST_CREDIT, ROWS, UNKNOWN, Drafts, Odds, Pace, expected
+from slotcache.slots.lookup import LONGEST, MOST_PLACES, SHORTEST, Lookup
 from slotcache.slots.plan import Plan, Span, Trim
 from support.world import END, World
 

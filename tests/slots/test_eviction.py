@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from slotcache.models.costs import CPU
-from slotcache.slots.check import check_tree
+from slotcache.models.times import CPU
+from slotcache.slots.costs import Profile
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
+from slotcache.slots.host import HostTier
 from slotcache.slots.plan import Plan, Span
-from slotcache.slots.profile import Profile
-from slotcache.slots.tiers.host import HostTier
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.prefix_tree import PrefixTree
+from slotcache.slots.scheduler import check_tree
 from support.scopes import COMMON
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 from slotcache.slots.archive import Archive
-from slotcache.slots.check import check
-from slotcache.slots.histories import Histories
+from slotcache.slots.scheduler import check
 from slotcache.slots.scope import Scope
+from slotcache.slots.slot import Histories
 from support.memory import cut
 from support.scopes import COMMON
 from support.world import World
@@ -13,7 +13,8 @@ OTHER = Scope.shared("other")
 
 
 def histories(world):
-    return Histories(world.scheduler, Archive(world.scheduler.tree, cut), world.carry_out)
+    tree = world.scheduler.tree
+    return Histories(tree, world.scheduler.snapshots, Archive(tree, cut), carry_out=world.carry_out)
 
 
 def save(world, lane=0):
@@ -31,7 +32,7 @@ def restore(world, records, lane=0):
     """Return how many tokens came back."""
     archive = Archive(world.scheduler.tree, cut)
     for record in records:
-        if not archive.put(record, "disk"):
+        if not archive.put(record):
             break
     check(world.scheduler)
     last = records[-1]

@@ -1,10 +1,9 @@
 """Pinned prompts leave last, but never stand in the way of a running request."""
 
 import numpy as np
-from slotcache.slots.check import check_tree
-from slotcache.slots.pins import Pins
-from slotcache.slots.tiers.host import HostTier
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.host import HostTier
+from slotcache.slots.prefix_tree import Pins, PrefixTree
+from slotcache.slots.scheduler import check_tree
 from support.scopes import COMMON
 
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from slotcache.models.costs import CPU
-from slotcache.slots.budget import chunk_size
-from slotcache.slots.hybrids.snapshots import Snapshots
+from slotcache.models.times import CPU
+from slotcache.slots.costs import chunk_size
 from slotcache.slots.plan import Save, Trim
+from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.snapshots import Snapshots
 from support.fixed_prompt import Fixed
 from support.world import World
 

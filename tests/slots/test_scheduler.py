@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from slotcache.slots.check import check, check_tree
 from slotcache.slots.plan import Clear, Plan, Restore, Save
+from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import Request
+from slotcache.slots.scheduler import check, check_tree
 from slotcache.slots.scope import Scope
-from slotcache.slots.tree import OutOfSequences, PrefixTree
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
 from support.world import World
@@ -508,7 +508,7 @@ def test_cancelling_leaves_what_was_computed():
 
 @pytest.mark.parametrize("at", ["claim", "restorable", "evict"])
 def test_a_request_whose_start_fails_is_not_lost(at, monkeypatch):
-    """It is handed back with the error and without KV, and after `abandon` all is as at the start."""
+    """It is handed back with the error and without KV, and after `recover` all is as at the start."""
     world = World(host=1000)
     world.run(range(100))
     request = world.submit([*range(50), *range(300, 350)])
@@ -519,7 +519,7 @@ def test_a_request_whose_start_fails_is_not_lost(at, monkeypatch):
     monkeypatch.undo()
     assert [rejected for rejected, _ in world.scheduler.take_rejected()] == [request] and request.sequence is None
     assert world.scheduler.idle and not any(lane.request for lane in world.scheduler.lanes)
-    assert world.scheduler.abandon() == []
+    assert world.scheduler.recover() == ([], [])
     world.memory.apply(Clear())
     check(world.scheduler)
     assert [world.run(range(100)).cached for _ in range(2)] == [0, 99]
@@ -573,3 +573,23 @@ def test_a_background_step_that_cannot_be_aborted_is_sized_in_time(nanoseconds, 
     world.scheduler.observe(plan, 64.0)  # s: one for each token
     assert computed(world.step(), request) == size
     world.finish()
+
+
+def test_a_front_that_is_in_use_has_a_copy_once_what_stands_on_it_has_one():
+    """A step that fails takes the device: copies of conversations are of no use without the front they share."""
+    world = World(host=1000)
+    stream = world.submit(range(100), limit=30)
+    world.step()
+    others = [[*range(100), *range(200 + at, 220 + at)] for at in (0, 300, 600)]
+    for tokens in others:
+        other = world.submit(tokens, limit=1)
+        while other in world.scheduler.running or other in world.scheduler.waiting:
+            world.step()
+    world.scheduler.tree.evict(60)
+    world.carry_out()
+    failed, again = world.scheduler.recover()
+    world.memory.apply(Clear())
+    check(world.scheduler)
+    assert failed == [stream] and not again
+    world.scheduler.finish(stream)
+    assert [world.run(tokens, limit=1).cached for tokens in others] == [119] * 3

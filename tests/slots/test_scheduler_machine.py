@@ -20,7 +20,7 @@ class Lives(Chatting, Keeping):
 
 
 SHRINKING = 300  # s that hypothesis shortens a failing life for, at most: cut off, it would not tell what failed
-TestLives = pytest.mark.timeout(60 + LIVES + SHRINKING)(Lives.TestCase)
+TestLives = pytest.mark.timeout(900 + LIVES + SHRINKING)(Lives.TestCase)
 TestLives.settings = settings(
     max_examples=LIVES,
     stateful_step_count=30,

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 from slotcache.ordering.document import Document
-from slotcache.server.chat.parts import DocumentSet, Fixed
-from slotcache.server.chat.prompt import ChatPrompt, SeparatePrompt
-from slotcache.slots.ledger import Ledger
+from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
+from slotcache.slots.device import Ledger
 from slotcache.slots.radix import NO_TOKENS
-from slotcache.slots.separate.marks import LINKS
-from slotcache.slots.separate.reading import num_kept
+from slotcache.slots.reuse import LINKS
+from slotcache.slots.separate import num_kept
 from support.scopes import COMMON
 from support.world import World
 

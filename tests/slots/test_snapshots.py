@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 from slotcache.slots import radix
-from slotcache.slots.archive import Record
-from slotcache.slots.check import check
-from slotcache.slots.hybrids.snapshots import Snapshots
-from slotcache.slots.node import Sizes
 from slotcache.slots.plan import Clear
+from slotcache.slots.prefix_tree import PrefixTree
+from slotcache.slots.radix import CopySizes
 from slotcache.slots.request import Request
-from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.scheduler import Scheduler, check
 from slotcache.slots.scope import Scope
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.snapshots import Snapshots
+from slotcache.slots.tier import Record
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut, next_token
 
@@ -25,7 +24,7 @@ class Server:
         self.memory = Memory(cells, can_cut=False)
         tree = PrefixTree(cells, 8)
         self.snapshots = Snapshots(tree, budget, cut=cut, spacing=spacing, unused=unused)
-        self.snapshots.sizes = Sizes(run_token=1, state=5)
+        self.snapshots.sizes = CopySizes(run_token=1, state=5)
         self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
 
     def ask(self, tokens, stops=(), forced=(), limit=1):
@@ -135,7 +134,7 @@ def test_a_short_last_question_gets_a_state_where_answers_do_not_come_back_as_th
 def test_equal_prompts_that_come_together_share_a_short_question():
     tree = PrefixTree(200, 8)
     snapshots = Snapshots(tree, 1000, cut=cut, spacing=4)
-    snapshots.sizes = Sizes(run_token=1, state=5)
+    snapshots.sizes = CopySizes(run_token=1, state=5)
     scheduler, memory = Scheduler(tree, num_lanes=3, snapshots=snapshots), Memory(200, can_cut=False)
     prompt = Fixed(PROMPT, [14, 29, 30])
     asked = [Request(one, prompt, 2, Scope.private(one), cache=False, snapshot_scope=S) for one in range(3)]
@@ -181,7 +180,7 @@ def test_there_is_room_until_the_budget_is_spent():
 
 def test_without_a_budget_nothing_is_kept_whatever_its_size():
     server = Server(budget=0)
-    server.snapshots.sizes = Sizes()  # a failed warm-up: they are not known
+    server.snapshots.sizes = CopySizes()  # a failed warm-up: they are not known
     server.ask(PROMPT, stops=[20])
     assert not server.snapshots.roots
 
@@ -198,7 +197,8 @@ def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
         plan = server.scheduler.plan()
         server.scheduler.commit(plan, server.memory.run(plan))
     assert server.snapshots.put(whole), "behind a run whose copy is decided only"
-    server.scheduler.abandon()
+    server.scheduler.recover()
+    server.scheduler.finish(request)
     server.memory.apply(Clear())
     assert not server.kept()
     assert server.ask(PROMPT) == 0 and server.kept() == [30]

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFWriter
-from slotcache.models.shapes import Shape
+from slotcache.bench.random_models import ModelShape
 
 RANK = 4
 
 
-def lora(path: Path, shape: Shape, seed: int) -> Path:
+def lora(path: Path, shape: ModelShape, seed: int) -> Path:
     """An adapter of the attention's and the feed-forward's matrices, large enough to change most answers."""
     rng = np.random.default_rng(seed)
     writer = GGUFWriter(path, "llama")

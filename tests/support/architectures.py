@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
-from slotcache.models.chat.named import DEFAULT_TEMPLATE
-from slotcache.models.vocabulary import PRE_TOKENIZER, Vocabulary, train
+from slotcache.bench.random_models import PRE_TOKENIZER, Vocabulary, train
+from slotcache.models.named_templates import DEFAULT_TEMPLATE
 
 LAYERS, WIDTH, HEADS, KV_HEADS, FEED_FORWARD, VOCABULARY = 4, 128, 4, 2, 256, 1024
 WINDOW = 32

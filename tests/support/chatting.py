@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from slotcache.ordering.document import Document
-from slotcache.server.chat.parts import DocumentSet, Fixed, Part
-from slotcache.server.chat.prompt import ChatPrompt, SeparatePrompt
-from slotcache.slots.separate.marks import LINKS, ids_of
+from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, Part, SeparatePrompt
+from slotcache.slots.reuse import LINKS, ids_of
 
 from support.asks import CONTEXT, SCOPES, Ask
 from support.life import EXPECTED, SEEN, Life

@@ -13,12 +13,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import conftest  # noqa: F401
 from gguf import GGUFReader
-from slotcache.models.chat.named import DEFAULT_TEMPLATE
-from slotcache.models.chat.sandbox import TemplateError
-from slotcache.models.chat.template import ChatTemplate
-from slotcache.models.digest import digest
 from slotcache.models.errors import ModelError
+from slotcache.models.jinja import TemplateError
 from slotcache.models.model import Model
+from slotcache.models.model_files import digest
+from slotcache.models.named_templates import DEFAULT_TEMPLATE
+from slotcache.models.template import ChatTemplate
 
 from support.mutation import mutated
 

@@ -5,11 +5,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from slotcache.slots.archive import Archive
-from slotcache.slots.histories import Histories
+from slotcache.slots.host import WriteBehind, load_records
 from slotcache.slots.plan import Clear
 from slotcache.slots.radix import path, scope_of
-from slotcache.slots.tiers.loading import load_records
-from slotcache.slots.tiers.writing import WriteBehind
+from slotcache.slots.slot import Histories
 
 from support.asks import CONTEXT, Ask
 from support.life import EXPECTED, SEEN, Life
@@ -38,7 +37,8 @@ class Keeping(Life):
         return Archive(self.tree, cut)
 
     def slots(self):
-        return Histories(self.scheduler, self.archive(), lambda: self.carry_out(self.tree.ledger.take_operations()))
+        carry_out = lambda: self.carry_out(self.tree.ledger.take_operations())  # noqa: E731
+        return Histories(self.tree, self.snapshots, self.archive(), carry_out=carry_out)
 
     def ran(self):
         """Write new copies behind, as the server does after a step."""
@@ -59,12 +59,12 @@ class Keeping(Life):
         assert record.data == cells, "not the KV of these tokens"
         assert record.state is None or record.state == ["state", tokens], "not the state behind them"
 
-    def take_in(self, record):
-        """Put a record into host memory. Return whether it is cached now."""
+    def take_in(self, record, *source):
+        """Put a record into host memory. Return whether it is cached now. source: the lower tier; none: a saved slot."""
         if not self.can_cut:
-            return self.snapshots.put(record)
+            return self.snapshots.put(record, *source)
         before = self.archive().length(record.scope, record.tokens)
-        taken = self.archive().put(record, self.tier.name)
+        taken = self.archive().put(record, *source)
         length = self.archive().length(record.scope, record.tokens)
         assert length == (len(record.tokens) if taken else before)
         SEEN["adopt in part"] += taken and record.start < before < len(record.tokens)
@@ -77,7 +77,7 @@ class Keeping(Life):
         records = [self.record(keys[at % len(keys)]) for at in chosen if keys]
         if ordered:
             records.sort(key=lambda record: record.start)
-        SEEN["adopt"] += sum([self.take_in(record) for record in records])
+        SEEN["adopt"] += sum([self.take_in(record, self.tier.name) for record in records])
 
     @rule(
         extra=st.integers(0, 60),
@@ -95,7 +95,7 @@ class Keeping(Life):
         records = []
         load_records(self.tier, int(share * MOST_KEPT), lambda key, record: key in self.tier and not records.append(record))
         for record in records:
-            self.take_in(record)
+            self.take_in(record, self.tier.name)
 
     def record(self, key):
         record = self.tier.get(key)

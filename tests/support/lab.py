@@ -4,18 +4,18 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from slotcache.models.adapters import Adapters
 from slotcache.models.context import Context, ContextSettings
+from slotcache.models.lora import Adapters
 from slotcache.models.model import Model
 from slotcache.models.runner import Runner
-from slotcache.models.sampling import Sampler, Sampling
-from slotcache.slots.check import check
-from slotcache.slots.hybrids.snapshots import Snapshots
+from slotcache.models.sampling import Sampler
+from slotcache.models.sampling_params import Sampling
+from slotcache.slots.host import HostTier
+from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
-from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.scheduler import Scheduler, check
 from slotcache.slots.scope import Scope
-from slotcache.slots.tiers.host import HostTier
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.snapshots import Snapshots
 
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
@@ -64,7 +64,9 @@ class Lab:
         self.runner = Runner(self.context, self.adapters)
         snapshots = Snapshots(tree, states, spacing=spacing, cut=self.runner.states.cut)
         if states:
-            snapshots.sizes = self.runner.measure_states()
+            sizes = self.runner.measure_states()
+            assert sizes is not None
+            snapshots.sizes = sizes
         self.scheduler = Scheduler(tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget, snapshots=snapshots)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}

@@ -9,21 +9,19 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from slotcache.models.costs import CPU
-from slotcache.slots.check import check
-from slotcache.slots.drafts.drafts import Drafts
-from slotcache.slots.drafts.lookup import Lookup
+from slotcache.models.times import CPU
+from slotcache.slots.drafts import Drafts
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
-from slotcache.slots.hybrids.snapshots import Snapshots
-from slotcache.slots.node import Sizes
-from slotcache.slots.pins import Pins
+from slotcache.slots.host import HostTier
+from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Clear
+from slotcache.slots.prefix_tree import Pins, PrefixTree
+from slotcache.slots.radix import CopySizes
 from slotcache.slots.request import PlacedDocument, Request
-from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.reuse import ids_of
+from slotcache.slots.scheduler import TRIES, Scheduler, check
 from slotcache.slots.scope import Scope
-from slotcache.slots.separate.marks import ids_of
-from slotcache.slots.tiers.host import HostTier
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.snapshots import Snapshots
 
 from support.asks import ASKS, CONTEXT, SCOPES
 from support.fixed_prompt import Fixed
@@ -34,7 +32,8 @@ SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and th
 EXPECTED = {
     *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load", "set aside"),
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
-    *("refused", "interrupted", "abandoned", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
+    *("refused", "interrupted", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
+    *("recovered", "kept over a failure", "began again", "poison"),
     *("overtaken", "guess", "private", "its lane", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
 }
@@ -81,6 +80,7 @@ class Life(RuleBasedStateMachine):
         self.ids = itertools.count()
         self.open: list[Request] = []
         self.forced: dict[int, int] = {}  # by request, the tokens that follow each sampled one at once
+        self.poison: dict[int, float] = {}  # requests that make each step fail, and how much of the operations is done then
         self.histories: list[list[int]] = list(OPENINGS)
         self.build(CONTEXT + extra, host, states)
 
@@ -91,7 +91,7 @@ class Life(RuleBasedStateMachine):
         self.tree = PrefixTree(cells, self.num_ids, tier, EvictionPolicy(self.policy), costs=self.costs)
         self.met_others: set[int] = set()  # requests that did not run alone all the time
         self.snapshots = Snapshots(self.tree, states or 0, spacing=8, unused=2, policy=EvictionPolicy(self.policy), cut=cut)
-        self.snapshots.sizes = Sizes(run_token=1, state=3)
+        self.snapshots.sizes = CopySizes(run_token=1, state=3)
         drafts = Drafts(self.costs, max_rows=self.shape["batch_size"])
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, drafts=drafts, **self.shape)
         self.scheduler.pins = Pins(self.scheduler.index, lambda: self.now)
@@ -109,7 +109,7 @@ class Life(RuleBasedStateMachine):
         documents = tuple(
             PlacedDocument(f"d{a}", str(tokens[a:b].tolist()), a, b) for a, b in itertools.pairwise(at) if a < b
         )
-        self.submit_prompt(Fixed(tokens, at, documents), ask)
+        return self.submit_prompt(Fixed(tokens, at, documents), ask)
 
     def submit_prompt(self, prompt, ask):
         number = next(self.ids)
@@ -155,27 +155,62 @@ class Life(RuleBasedStateMachine):
     def fail(self, end):
         """A plan ends before its spans: no room, a new request, or an error after some operations."""
         if end == "at once":
-            self.abandon()
+            self.recover()
             return
         plan = self.scheduler.plan()
         if isinstance(end, float):
-            self.carry_out(plan.operations[: int(end * len(plan.operations))])
-            self.abandon()
+            self.fail_in(plan, end)
             return
         self.carry_out(plan.operations + plan.afterwards)
         SEEN[end] += bool(plan.spans)
         if end == "refused" and plan.spans and not self.scheduler.refuse():
-            self.abandon()
+            self.recover()
 
-    def abandon(self):
-        """Running requests end, waiting ones keep waiting, and the cache is empty."""
-        SEEN["abandoned"] += 1
-        waiting = list(self.scheduler.waiting)
-        failed = self.scheduler.abandon()
+    @rule(ask=ASKS, share=st.sampled_from([0.0, 0.5, 1.0]), beside=st.lists(ASKS, max_size=3), steps=st.integers(0, 4))
+    def poisonous(self, ask, share, beside, steps):
+        """A request comes with which each step fails, beside others."""
+        for other in beside:
+            self.submit_one(other)
+        request = self.submit_one(replace(ask, background=False))
+        self.poison[request.id] = share
+        SEEN["poison"] += 1
+        self.step(steps)
+
+    def fail_in(self, plan, share):
+        """A step fails behind a share of its operations."""
+        self.carry_out(plan.operations[: int(share * len(plan.operations))])
+        self.recover()
+
+    def recover(self):
+        """Requests without a token run again, the others that ran end, and all copies that were made stay."""
+        SEEN["recovered"] += 1
+        waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
+        alone = [one.num_failures for one in running] if len(running) == 1 else []
+        made = {index: texts_with_copies(index) for index in (self.tree, self.snapshots)}
+        begun = [one for one in running if one.num_tokens > one.num_prompt or one.background]
+        suspects = [one for one in running if one.is_suspect]
+        assert not suspects or running == suspects[:1], "one that may be the cause runs beside others"
+        failed, again = self.scheduler.recover()
         self.memory.apply(Clear())
-        self.open = [request for request in self.open if request not in failed]
-        assert set(self.open) == set(waiting) and not self.tree.roots and not self.scheduler.running
-        assert not self.tree.ledger.take_operations(), "they would be carried out in an empty memory"
+        assert [*self.scheduler.waiting] == [*again, *waiting] and not self.scheduler.running
+        assert set(failed) | set(again) == set(running) and not set(failed) & set(again)
+        given_up = [one for one in failed if one not in begun]
+        assert not set(begun) & set(again) and (not given_up or (alone == [TRIES - 1] and given_up == running))
+        for request in failed:
+            self.open.remove(request)
+            self.scheduler.finish(request)
+        assert set(self.open) == {*waiting, *again}
+        for index, texts in made.items():
+            # Of what was decided and never done, the runs in front of states go, too: nothing stands on them.
+            now = texts_with_copies(index)
+            assert now == texts if index is self.tree and self.can_cut and not failed else now <= texts
+            SEEN["kept over a failure"] += bool(now)
+        SEEN["began again"] += bool(again)
+        ledger = self.tree.ledger
+        assert not ledger.num_ready and not ledger.num_pending and not ledger.parked
+        assert not ledger.take_operations(), "they would be carried out in an empty memory"
+        check(self.scheduler)
+        self.ran()
 
     @rule(acts=st.lists(st.sampled_from(["save ahead", "evict", "forget", "drop"]), min_size=1, max_size=3), scope=SCOPES)
     def let_go(self, acts, scope):
@@ -230,6 +265,9 @@ class Life(RuleBasedStateMachine):
     def one_step(self):
         plan = self.scheduler.plan()
         check(self.scheduler)
+        if shares := [self.poison[span.request] for span in plan.spans if span.request in self.poison]:
+            self.fail_in(plan, shares[0])
+            return
         assert plan.num_tokens <= self.scheduler.batch_size and plan.num_spare >= 0
         assert plan.spans or not self.open, "requests are open and nothing is computed"
         self.check_rest(plan)
@@ -295,6 +333,7 @@ class Life(RuleBasedStateMachine):
         """A plan has been carried out."""
 
     def end(self, request):
+        assert request.id not in self.poison, "one with which each step fails has an end"
         self.open.remove(request)
         self.scheduler.finish(request)
         result = request.tokens[: request.num_tokens].tolist()
@@ -342,6 +381,18 @@ class Life(RuleBasedStateMachine):
         assert sorted(ledger._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
         assert self.snapshots.num_bytes == 0 and not any(root.children for root in self.snapshots.roots.values())
         assert not any(lane.request for lane in self.scheduler.lanes) and self.scheduler.idle
+
+
+def texts_with_copies(index):
+    """Return the beginnings whose KV has a copy that was made, from the first token on, each by its scope and tokens."""
+    found, stack = set(), [(root.scope, (), child) for root in index.roots.values() for child in root.children.values()]
+    while stack:
+        scope, before, node = stack.pop()
+        if node.blob is not None and node.blob.data is not None:
+            text = (*before, *node.tokens.tolist())
+            found.add((scope, text))
+            stack += [(scope, text, child) for child in node.children.values()]
+    return found
 
 
 def spilling(num_tokens):

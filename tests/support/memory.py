@@ -10,7 +10,7 @@ of a token is its id with the adapters; that of a token of a moved document tell
 from typing import Any
 
 from slotcache.slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
-from slotcache.slots.separate.marks import FIRST, IDS, LINK_BIT, LINKS, SEPARATE
+from slotcache.slots.reuse import FIRST, IDS, LINK_BIT, LINKS, SEPARATE
 
 
 class Memory:

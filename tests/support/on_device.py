@@ -1,7 +1,7 @@
 """Whether these tests run on a device that is not the CPU, as in `make device-test`."""
 
 import pytest
-from slotcache.models.hardware.device import devices
+from slotcache.models.hardware import devices
 
 ON_DEVICE = any(device.is_gpu for device in devices())
 

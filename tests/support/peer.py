@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-DEADLINE = 60.0  # s to load the model
+DEADLINE = 300.0  # s to load the model
 
 
 @contextmanager

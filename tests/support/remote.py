@@ -2,9 +2,9 @@
 
 from threading import Lock
 
-from slotcache.slots.archive import Record
+from slotcache.slots.record import file_name
 from slotcache.slots.scope import Scope
-from slotcache.slots.tiers.record import file_name
+from slotcache.slots.tier import Record
 
 
 class Remote:
@@ -16,12 +16,17 @@ class Remote:
         self.max_bytes = max_bytes
         self._records: dict[str, Record] = {}  # the newest last
         self._lock = Lock()
+        self.num_written = self.num_refused = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(one.data) for one in self._records.values())
 
     def __str__(self) -> str:
         return self.name
 
     def has_room(self, record: Record) -> bool:
-        return sum(len(one.data) for one in self._records.values()) + len(record.data) <= self.max_bytes
+        return self.num_bytes + len(record.data) <= self.max_bytes
 
     def put(self, record: Record) -> bool:
         with self._lock:
@@ -30,6 +35,7 @@ class Remote:
                 del self._records[next(iter(self._records))]
             if room := self.has_room(record):
                 self._records[file_name(record)] = record
+                self.num_written += 1
             return room
 
     def get(self, key: str) -> Record | None:

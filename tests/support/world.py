@@ -4,15 +4,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from slotcache.models.costs import CPU
-from slotcache.slots.check import check
-from slotcache.slots.drafts.drafts import Drafts
-from slotcache.slots.drafts.lookup import Lookup
+from slotcache.models.times import CPU
+from slotcache.slots.drafts import Drafts
+from slotcache.slots.host import HostTier
+from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Plan
+from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
-from slotcache.slots.scheduler import Scheduler
-from slotcache.slots.tiers.host import HostTier
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.scheduler import Scheduler, check
 
 from support.fixed_prompt import Fixed
 from support.memory import Memory

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from slotcache.models.errors import ModelError
-from slotcache.server.loading import load
-from slotcache.server.settings import Settings
+from slotcache.server.config.settings import Settings
+from slotcache.server.load import load
 from support.architectures import delta, hybrid, recurrent, windowed
 
 from server.conftest import REST, running, until

@@ -253,7 +253,7 @@ class Chats(RuleBasedStateMachine):
                 assert left["runs"] == [], "something is cached after all was dropped"
 
 
-TestChats = pytest.mark.timeout(120 + 20 * LIVES)(Chats.TestCase)
+TestChats = pytest.mark.timeout(900 + 20 * LIVES)(Chats.TestCase)
 TestChats.settings = settings(
     max_examples=LIVES, stateful_step_count=10, deadline=None, suppress_health_check=list[Any](HealthCheck)
 )

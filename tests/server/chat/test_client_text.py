@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from slotcache.server.chat.threads import LARGE
+from slotcache.server.http.threads import LARGE
 
-from server.conftest import running, until
+from server.conftest import DEADLINE, running, until
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -56,7 +56,7 @@ def test_special_tokens_of_a_client_are_text_in_a_prompt(tiny, tmp_path):
 
 
 def _ids(server, **body):
-    from slotcache.server.wire.requests import ChatRequest
+    from slotcache.server.chat.body import ChatRequest
 
     prompt = server.service.builder.chat(ChatRequest(**body)).prompt
     return prompt.arrange(server.service.engine.scheduler.tree, "none").tokens.tolist()
@@ -105,7 +105,7 @@ def test_a_hint_takes_the_tokens_that_it_takes_and_no_room_that_there_is_not(tin
     documents = [{"id": f"a-long-identifier-of-number-{at}", "text": f"Text {at}."} for at in range(30)]
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Which?"}], "documents": documents}
     with running(tiny, ctx_size=8192) as server:
-        from slotcache.server.wire.requests import ChatRequest
+        from slotcache.server.chat.body import ChatRequest
 
         prompt = server.service.builder.chat(ChatRequest(**asked)).prompt
         length = prompt_of(server, **asked)["n_tokens"]
@@ -124,10 +124,10 @@ def test_what_a_client_that_has_gone_waited_for_is_not_done(tiny):
 
         def occupy():
             begun.set()
-            free.wait(30)
+            free.wait(DEADLINE)
 
         busy = [threads._small.submit(occupy), threads._large.submit(occupy)]
-        begun.wait(30)
+        assert begun.wait(DEADLINE)
         real = server.service.builder.text
         server.service.builder.text = lambda prompt: made.append(len(prompt)) or real(prompt)
         for size in (10, 2 * LARGE):
@@ -139,7 +139,7 @@ def test_what_a_client_that_has_gone_waited_for_is_not_done(tiny):
             until(lambda: threads.num_open == 0)
         free.set()
         for future in busy:
-            future.result(30)
+            future.result(DEADLINE)
         assert server.chat()["usage"]["completion_tokens"] == 4
         assert made == []
 
@@ -147,14 +147,14 @@ def test_what_a_client_that_has_gone_waited_for_is_not_done(tiny):
 def test_large_prompts_hold_up_no_small_ones_and_no_files(tiny):
     with running(tiny) as server, ThreadPoolExecutor(12) as clients:
         free, begun = Event(), Event()
-        busy = server.service.builder.threads._large.submit(lambda: begun.set() or free.wait(30))
-        begun.wait(30)
+        busy = server.service.builder.threads._large.submit(lambda: begun.set() or free.wait(DEADLINE))
+        assert begun.wait(DEADLINE)
         large = {"messages": [{"role": "user", "content": "word " * (LARGE // 4)}]}
-        waiting = [clients.submit(httpx.post, server.url + CHAT, json=large, timeout=60) for _ in range(12)]
+        waiting = [clients.submit(httpx.post, server.url + CHAT, json=large, timeout=DEADLINE) for _ in range(12)]
         until(lambda: server.service.builder.threads.num_open == 12)
         assert server.chat()["usage"]["completion_tokens"] == 4
         free.set()
-        busy.result(30)
+        busy.result(DEADLINE)
         assert {future.result().status_code for future in waiting} == {400}
 
 
@@ -162,13 +162,13 @@ def test_large_requests_that_wait_are_bounded_however_they_are_sent(tiny):
     # A request that waits is held in memory: 100 clients could otherwise have 3 GB of theirs there.
     with running(tiny, max_body=1) as server, ThreadPoolExecutor(8) as clients:
         threads, free, begun = server.service.builder.threads, Event(), Event()
-        busy = threads._large.submit(lambda: begun.set() or free.wait(30))
-        begun.wait(30)
+        busy = threads._large.submit(lambda: begun.set() or free.wait(DEADLINE))
+        assert begun.wait(DEADLINE)
         body = b'{"prompt":"' + b"x" * 900_000 + b'"}'
         bodies = [
             body if number % 2 else iter([body]) for number in range(8)
         ]  # an iterator goes in chunks, its length unsaid
-        waiting = [clients.submit(httpx.post, server.url + "/completion", content=body, timeout=60) for body in bodies]
+        waiting = [clients.submit(httpx.post, server.url + "/completion", content=body, timeout=DEADLINE) for body in bodies]
         until(lambda: sum(future.done() for future in waiting) == 4)
         assert threads.num_open == 4
         refused = [future.result() for future in waiting if future.done()]
@@ -176,7 +176,7 @@ def test_large_requests_that_wait_are_bounded_however_they_are_sent(tiny):
         assert all(answer.headers["Retry-After"] for answer in refused)
         assert server.chat()["usage"]["completion_tokens"] == 4
         free.set()
-        busy.result(30)
+        busy.result(DEADLINE)
         assert sorted(future.result().status_code for future in waiting) == [400] * 4 + [503] * 4
         assert threads.num_open == 0 and threads.room == 4 << 20
 
@@ -189,15 +189,15 @@ def test_texts_that_are_tokenised_hold_up_no_prompts(tiny, monkeypatch):
         def slow(text, *asked, **options):
             if text == "x" * LARGE:
                 begun.set()
-                free.wait(30)
+                free.wait()
             return tokenize(text, *asked, **options)
 
         monkeypatch.setattr(server.service.model, "tokenize", slow)
-        long = clients.submit(httpx.post, server.url + "/tokenize", json={"content": "x" * LARGE}, timeout=60)
-        begun.wait(30)
+        long = clients.submit(httpx.post, server.url + "/tokenize", json={"content": "x" * LARGE}, timeout=DEADLINE)
+        assert begun.wait(DEADLINE)
         large = {"messages": [{"role": "user", "content": "What?", "name": "x" * LARGE}], "max_tokens": 1}
         try:
-            assert httpx.post(server.url + CHAT, json=large, timeout=10).status_code == 200
+            assert httpx.post(server.url + CHAT, json=large, timeout=DEADLINE).status_code == 200
         finally:
             free.set()
         assert long.result().status_code == 200
@@ -206,13 +206,13 @@ def test_texts_that_are_tokenised_hold_up_no_prompts(tiny, monkeypatch):
 def test_a_prompt_that_is_still_made_at_the_end_of_the_server_is_a_503(tiny, monkeypatch):
     with ThreadPoolExecutor(1) as clients, running(tiny) as server:
         free, begun = Event(), Event()
-        monkeypatch.setattr(server.service.builder, "text", lambda prompt, where: begun.set() or free.wait(30))
-        waiting = clients.submit(httpx.post, server.url + "/completion", json={"prompt": "x"}, timeout=60)
-        begun.wait(30)
+        monkeypatch.setattr(server.service.builder, "text", lambda prompt, where: begun.set() or free.wait(DEADLINE))
+        waiting = clients.submit(httpx.post, server.url + "/completion", json={"prompt": "x"}, timeout=DEADLINE)
+        assert begun.wait(DEADLINE)
         server.uvicorn.config.timeout_graceful_shutdown = 0
         server.uvicorn.should_exit = True
         try:
-            answer = waiting.result(30)
+            answer = waiting.result(DEADLINE)
         finally:
             free.set()
     assert answer.status_code == 503

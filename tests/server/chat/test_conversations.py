@@ -4,9 +4,9 @@ from typing import Any
 
 import openai
 import pytest
+from slotcache.server.chat.body import ChatRequest
 from slotcache.server.chat.conversations import Conversations
-from slotcache.server.chat.history import Entry
-from slotcache.server.wire.requests import ChatRequest
+from slotcache.server.chat.history import HistoryMessage
 from support.weighing import weight
 
 from server.conftest import running, until
@@ -330,7 +330,7 @@ class Store:
         """One turn more of a conversation; whether it is remembered."""
         origin = self.held.origin(ChatRequest(messages=[], conversation=id, cache_scope=scope), caches=True)
         assert origin is not None
-        entries = (*origin.entries, Entry.of(user(content)))
+        entries = (*origin.entries, HistoryMessage.of(user(content)))
         return self.held.remember(origin, f"{id}-{len(entries)}", entries)
 
     @property

@@ -71,6 +71,26 @@ def test_hints_break_no_shared_prefix(server):
     assert with_hint.startswith(without.removesuffix("What is it?"))
 
 
+def test_the_ranking_names_what_is_referred_to(server):
+    """Rank 2 > 4 > 5 where 2 stands above and 5 is cached behind the first turn: 4 is not the most relevant."""
+    first = chat(turn(["2"], "Ranked?")) | {"cache_scope": "ranked"}
+    said = server.chat(**first, max_tokens=3)["choices"][0]["message"]["content"]
+
+    def second(*names):
+        messages = [turn(["2"], "Ranked?"), {"role": "assistant", "content": said}, turn(names, "And then?")]
+        return {"messages": messages, "cache_scope": "ranked"}
+
+    server.chat(**second("5"), max_tokens=1)
+    asked = second("2", "4", "5")
+    shown = last_turn(rendered(server, asked))
+    assert shown.startswith(f"[5]\n{TEXTS['5'].strip()}\n\n[4]\n")
+    assert shown.endswith("See [2] above.\n\nMost relevant: 2 > 4\n\nAnd then?")
+    hidden = last_turn(rendered(server, asked, order_hint=False))
+    assert hidden.endswith("See [2] above.\n\nAnd then?")
+    unmoved = last_turn(rendered(server, second("5", "2", "4")))
+    assert unmoved.startswith("[5]\n") and unmoved.endswith("See [2] above.\n\nAnd then?"), "nothing has moved"
+
+
 def test_it_can_be_turned_off(server):
     body = chat(turn(["1", "2"]), turn(["1"]))
     assert last_turn(rendered(server, body, dedup="off")).startswith("[1]\n")

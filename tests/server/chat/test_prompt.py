@@ -5,16 +5,14 @@ from itertools import count
 import numpy as np
 import pytest
 from slotcache.ordering import Document
-from slotcache.server.chat.parts import DocumentSet, Fixed
-from slotcache.server.chat.prompt import ChatPrompt
-from slotcache.slots.check import check
-from slotcache.slots.hybrids.snapshots import Snapshots
-from slotcache.slots.node import Sizes
+from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
+from slotcache.slots.host import HostTier
+from slotcache.slots.prefix_tree import PrefixTree
+from slotcache.slots.radix import CopySizes
 from slotcache.slots.request import Request
-from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.scheduler import Scheduler, check
 from slotcache.slots.scope import Scope
-from slotcache.slots.tiers.host import HostTier
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.snapshots import Snapshots
 from support.scopes import COMMON
 
 
@@ -133,7 +131,7 @@ NUMBERS = count(1)
 def hybrid(budget=10_000):
     tree = PrefixTree(5000, 16)
     snapshots = Snapshots(tree, budget)
-    snapshots.sizes = Sizes(run_token=1, state=20)
+    snapshots.sizes = CopySizes(run_token=1, state=20)
     return Scheduler(tree, num_lanes=2, snapshots=snapshots)
 
 

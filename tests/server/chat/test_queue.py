@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from slotcache.models.costs import CPU
+from slotcache.models.times import CPU
 from slotcache.ordering import Document
-from slotcache.server.chat.parts import DocumentSet, Fixed
-from slotcache.server.chat.prompt import ChatPrompt
-from slotcache.slots.check import check
+from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
+from slotcache.slots.host import HostTier
+from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
-from slotcache.slots.scheduler import Scheduler
-from slotcache.slots.tiers.host import HostTier
-from slotcache.slots.tree import PrefixTree
+from slotcache.slots.scheduler import Scheduler, check
 from support.memory import Memory
 from support.scopes import COMMON
 

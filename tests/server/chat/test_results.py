@@ -5,7 +5,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotcache.server.chat.results import LEAST, TOOLS, Texts, blocks_of, documents_in, rewrite
+from slotcache.ordering.document import TOOLS, documents_in
+from slotcache.server.chat.tool_results import LEAST, ResultTexts, blocks_of, rewrite
 
 PARAGRAPHS = [
     f"Article {at}. " + f"The parties agree on point {at} of the contract and on nothing else. " * 4 for at in range(12)
@@ -33,7 +34,7 @@ def prompt(server, messages, **fields):
 
 
 def test_a_file_read_twice_is_shown_once():
-    texts = Texts()
+    texts = ResultTexts()
     texts.number = 1
     assert texts.show(FILE).text == "[result 1]\n" + FILE
     texts.number = 2

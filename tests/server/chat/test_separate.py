@@ -2,6 +2,7 @@
 
 import pytest
 from slotcache.models.demo import FILE
+from slotcache.slots.source import Source
 from support.architectures import windowed
 
 from server.conftest import REST, running, until
@@ -39,6 +40,10 @@ def test_a_document_is_computed_once_and_serves_at_any_place(server):
     assert [one["id"] for one in report["documents"]] == ["d2", "d3", "d0"]  # as they were sent
     assert [one["cached_tokens"] == one["tokens"] for one in report["documents"]] == [True, False, True]
     assert report["documents"][1]["cached_tokens"] == SAME
+    lines = server.http.get("/metrics").text.splitlines()
+    by_source = {line.split('"')[1]: float(line.split()[-1]) for line in lines if "slotcache_cached_tokens_total{" in line}
+    assert set(by_source) == set(Source) - {Source.NONE} and by_source["moved"] > 0
+    assert sum(by_source.values()) == server.metric("llamacpp:prompt_tokens_cached_total")
 
 
 def test_the_answer_is_the_same_with_an_empty_and_a_warm_cache(server):

@@ -1,23 +1,45 @@
 """Stored conversations over a restart: their files, and what a server makes of them."""
 
+import errno
 import os
+import subprocess
+import sys
 import time
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import msgspec
 import numpy as np
 import openai
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from slotcache.ordering.document import Document
+from slotcache.server.chat import conversation_files as shelf_module
+from slotcache.server.chat.body import ChatRequest
+from slotcache.server.chat.chat_prompt import DocumentSet
+from slotcache.server.chat.conversation_files import (
+    DIGEST,
+    MAGIC,
+    SUFFIX,
+    ConversationFiles,
+    CorruptConversation,
+    HistoryVocabulary,
+    StoredAnswer,
+    decode,
+    encode,
+    free_shelf,
+)
 from slotcache.server.chat.conversations import Conversations
-from slotcache.server.chat.history import Entry
-from slotcache.server.chat.parts import DocumentSet
-from slotcache.server.chat.shelf import Shelf
-from slotcache.server.chat.stored import SUFFIX, StoredAnswer, Torn, Vocabulary, decode, encode
-from slotcache.server.wire.requests import ChatRequest
+from slotcache.server.chat.history import HistoryMessage
+from slotcache.slots.tier import FolderError
 
 from server.chat.test_conversations import ask, documents, rendered, shown, text, told, used, user
 from server.conftest import running, wait_for_kv
 
-VOCABULARY = Vocabulary(100, lambda scope, text: np.arange(len(text), dtype=np.int32) % 100)
+VOCABULARY = HistoryVocabulary(100, lambda scope, text: np.arange(len(text), dtype=np.int32) % 100)
 
 
 def files(folder):
@@ -33,7 +55,7 @@ class Server:
 
     def open(self):
         bounds = (self.changed["number"], self.changed["size"], self.changed["age"])
-        self.held = Conversations(*bounds, shelf=Shelf(self.folder))
+        self.held = Conversations(*bounds, shelf=ConversationFiles(self.folder))
         self.held.restore(VOCABULARY)
 
     def restart(self, **changed):
@@ -45,10 +67,15 @@ class Server:
         named = {"conversation": id} if after is None else {"previous_response_id": after}
         origin = self.held.origin(ChatRequest(messages=[], cache_scope=scope, **named), caches=True)
         assert origin is not None
-        entries = (*origin.entries, Entry.of(user(content)))
+        entries = (*origin.entries, HistoryMessage.of(user(content)))
         answer = f"{id}/{content[:20]}"
         assert self.held.remember(origin, answer, entries)
         return answer
+
+    def head(self, id):
+        conversation = self.held.find("", id)
+        assert conversation is not None
+        return conversation.head
 
     def said(self, id, scope=""):
         conversation = self.held.find(scope, id)
@@ -93,6 +120,58 @@ def test_a_restarted_server_goes_on_as_if_it_had_not_stopped(tiny, tmp_path):
     assert told(found[True]) | {"previous": ""} == told(found[False]) | {"previous": ""}
 
 
+def test_two_servers_on_one_folder_mix_no_histories(tiny, tmp_path, caplog):
+    """Each numbers its entries itself: in one store, Bob's answer went on from Alice's messages."""
+    with running(tiny, cache_dir=str(tmp_path)) as first, running(tiny, cache_dir=str(tmp_path)) as second:
+        told = [record.getMessage() for record in caplog.records if "another server" in record.message]
+        assert len(told) == 1 and told[0].endswith("-1")
+        for server, name in ((first, "Alice"), (second, "Bob"), (first, "Alice"), (second, "Bob")):
+            ask(server, f"I am {name}.", conversation="c", max_tokens=4)
+        ask(second, "Only Bob asks this.", conversation="d", max_tokens=4)
+        ask(first, "Both ask this.", conversation="e", max_tokens=4)
+        ask(second, "Both ask this.", conversation="e", max_tokens=4)
+        assert first.http.delete("/v1/conversations/e").status_code == 200
+        assert shown(second, "e").status_code == 200
+    assert len({file.parent for file in tmp_path.glob("*/*.kv")}) == 1, "KV is shared"
+    with running(tiny, cache_dir=str(tmp_path)) as first, running(tiny, cache_dir=str(tmp_path)) as second:
+        for server, name in ((first, "Alice"), (second, "Bob")):
+            said = [entry["content"] for entry in shown(server, "c").json()["messages"] if entry["role"] == "user"]
+            assert said == [f"I am {name}."] * 2
+        assert [shown(server, "d").status_code for server in (first, second)] == [404, 200]
+        assert [shown(server, "e").status_code for server in (first, second)] == [404, 200]
+
+
+def test_a_killed_server_leaves_no_lock(tmp_path):
+    ConversationFiles(tmp_path / "shelf").close()
+    script = (
+        f"from slotcache.server.config.lock import lock; lock({str(tmp_path / 'shelf' / 'lock')!r})\n"
+        "print(flush=True); input()"
+    )
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        with pytest.raises(BlockingIOError):
+            ConversationFiles(tmp_path / "shelf")
+        other.kill()
+    shelf = ConversationFiles(tmp_path / "shelf")
+    beside = free_shelf(tmp_path / "shelf")
+    assert beside.folder == tmp_path / "shelf-1"
+    shelf.close()
+    again = free_shelf(tmp_path / "shelf")
+    assert again.folder == shelf.folder
+    for one in (beside, again):
+        one.close()
+
+
+def test_a_folder_without_locks_is_refused_with_what_is_right(tmp_path, monkeypatch):
+    def no_locks(file):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(shelf_module, "lock", no_locks)
+    with pytest.raises(FolderError, match=r"cannot be locked: No locks available: expected a folder"):
+        free_shelf(tmp_path / "shelf")
+
+
 def test_deleted_conversations_leave_no_file(tiny, tmp_path):
     with running(tiny, cache_dir=str(tmp_path)) as server:
         answer = ask(server, "My secret is violet.", conversation="c")
@@ -117,6 +196,7 @@ def test_a_file_has_every_part_of_an_answer():
         policy="auto",
         hint=lambda text: tokens,
         repeated=("z",),
+        ranking=("z", "a", "b"),
         location=tokens[1:],
         order=(1, 0),
         keep_first=1,
@@ -124,17 +204,17 @@ def test_a_file_has_every_part_of_an_answer():
         longest_hint=7,
     )
     entries = {
-        3: Entry.of({"role": "system", "content": "Sing."}, one_turn=True),
-        4: Entry.of(user("What?"), ("k", *shown.keys), shown),
-        9: Entry.of({"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}, sampled=tokens),
+        3: HistoryMessage.of({"role": "system", "content": "Sing."}, one_turn=True),
+        4: HistoryMessage.of(user("What?"), ("k", *shown.keys), shown),
+        9: HistoryMessage.of({"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}, sampled=tokens),
     }
     stored = StoredAnswer(
-        scope="s", conversation="c", created=12.5, id="a", number=10, is_head=True, history=(0, 3, 4, 9),
+        scope="s", conversation="c", created=12.5, id="a", number=10, headed=11, parent="b", history=(0, 3, 4, 9),
         entries=entries, record=b'{"id": "a"}',
     )  # fmt: skip
     back = decode(b"".join(encode(stored)), VOCABULARY)
     assert (back.scope, back.conversation, back.created, back.id, back.number) == ("s", "c", 12.5, "a", 10)
-    assert (back.is_head, back.history, back.record) == (True, (0, 3, 4, 9), b'{"id": "a"}')
+    assert (back.headed, back.parent, back.history, back.record) == (11, "b", (0, 3, 4, 9), b'{"id": "a"}')
     for number, entry in back.entries.items():
         given = entries[number]
         assert (entry.role, entry.said, entry.keys, entry.one_turn) == (given.role, given.said, given.keys, given.one_turn)
@@ -142,11 +222,11 @@ def test_a_file_has_every_part_of_an_answer():
     other = back.entries[4].shown
     assert other is not None and other.documents == shown.documents and other.hint is not None
     assert [one.tolist() for one in (*other.tokens, other.location)] == [[5, 99, 0], [5], [99, 0]]
-    for name in ("policy", "repeated", "order", "keep_first", "keep_last", "longest_hint", "keys"):
+    for name in ("policy", "repeated", "ranking", "order", "keep_first", "keep_last", "longest_hint", "keys"):
         assert getattr(other, name) == getattr(shown, name)
     assert other.hint("abc").tolist() == [0, 1, 2]
-    with pytest.raises(Torn, match="tokens"):
-        decode(b"".join(encode(stored)), Vocabulary(99, VOCABULARY.tokenize))
+    with pytest.raises(CorruptConversation, match="tokens"):
+        decode(b"".join(encode(stored)), HistoryVocabulary(99, VOCABULARY.tokenize))
 
 
 def test_every_changed_byte_is_noticed(store):
@@ -155,10 +235,10 @@ def test_every_changed_byte_is_noticed(store):
     (file,) = files(store.folder)
     whole = file.read_bytes()
     for data in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))):
-        with pytest.raises(Torn):
+        with pytest.raises(CorruptConversation):
             decode(data, VOCABULARY)
     for length in range(len(whole)):
-        with pytest.raises(Torn):
+        with pytest.raises(CorruptConversation):
             decode(whole[:length], VOCABULARY)
 
 
@@ -196,6 +276,8 @@ def test_an_answer_without_its_history_is_left_out_and_a_branch_beside_it_stays(
     by_age[second].unlink()
     store.restart()
     assert store.said("c") == {"c/One?": ["One?"], "c/Else?": ["One?", "Else?"]}
+    assert store.head("c") == first, "the one that was the head last"
+    store.held.settle()  # it is written as the head
     by_age[first].unlink()
     store.restart()
     assert store.held.find("", "c") is None and store.held.num_bytes == 0
@@ -220,6 +302,71 @@ def test_one_answer_may_be_deleted_and_the_others_keep_their_history(store):
     assert store.held.forget_answer("", second) and store.held.num_bytes == 0
     store.restart()
     assert files(store.folder) == [] and len(store.held) == 0
+
+
+def test_the_answer_before_a_deleted_head_is_the_head_again(store):
+    """In memory and on disk: both chose another answer each, by their own order."""
+    first = store.turn("c", "One?")
+    second = store.turn("c", "Two?")
+    branch = store.turn("c", "Or?", after=first)
+    third = store.turn("c", "Three?")
+    assert store.head("c") == third
+    for deleted, head in ((third, second), (second, first), (first, branch)):
+        assert store.held.forget_answer("", deleted) and store.head("c") == head
+        store.restart()
+        assert store.head("c") == head
+        assert store.turn("c", "Next?", after=head) and store.held.forget_answer("", store.head("c"))
+        assert store.head("c") == head
+
+
+def test_an_answer_goes_on_from_the_one_before_a_deleted_one(store):
+    answers = [store.turn("c", content) for content in ("One?", "Two?", "Three?", "Four?")]
+    store.turn("c", "Or?", after=answers[0])
+    for deleted in answers[1:3]:
+        assert store.held.forget_answer("", deleted) and store.head("c") == answers[3]
+    store.restart()
+    assert store.held.forget_answer("", answers[3]) and store.head("c") == answers[0]
+
+
+ACTS = st.lists(st.tuples(st.sampled_from(["turn", "after", "delete", "restart"]), st.integers(0, 9)), max_size=14)
+
+
+@given(ACTS)
+@example([("turn", 0), ("turn", 0), ("after", 0), ("delete", 1)])
+@settings(deadline=None, max_examples=60)
+def test_memory_and_disk_agree_on_every_conversation(acts):
+    with TemporaryDirectory() as folder:
+        server, number = Server(Path(folder, "shelf")), count()
+        for act, at in [*acts, ("restart", 0)]:
+            conversation = server.held.find("", "c")
+            known = list(conversation.answers) if conversation else []
+            if act == "turn":
+                server.turn("c", f"{next(number)}?")
+            elif act == "after" and known:
+                server.turn("c", f"{next(number)}?", after=known[at % len(known)])
+            elif act == "delete" and known:
+                server.held.forget_answer("", known[at % len(known)])
+            elif act == "restart" and known:
+                before = server.head("c"), server.said("c"), server.held.num_bytes
+                server.restart()
+                assert (server.head("c"), server.said("c"), server.held.num_bytes) == before
+        server.held.close()
+
+
+def test_files_of_an_earlier_version_are_read(store):
+    answers = [store.turn("c", content) for content in ("One?", "Two?")]
+    branch = store.turn("c", "Or?", after=answers[0])
+    store.held.close()
+    for file in files(store.folder):
+        content = file.read_bytes()[len(MAGIC) + DIGEST :]
+        known = msgspec.msgpack.decode(content)
+        known["is_head"] = known.pop("headed") > 0
+        del known["parent"]
+        content = msgspec.msgpack.encode(known)
+        file.write_bytes(MAGIC + blake2b(content, digest_size=DIGEST).digest() + content)
+    store.open()
+    assert store.head("c") == answers[1] and set(store.said("c")) == {*answers, branch}
+    assert store.held.forget_answer("", answers[1]) and store.head("c") == answers[0], "the one that was the head before"
 
 
 def test_bounds_hold_over_a_restart_and_age_goes_on(store):

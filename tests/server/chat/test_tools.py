@@ -4,16 +4,15 @@ import json
 from time import process_time
 
 import pytest
-from slotcache.models.chat.named import DEFAULT_TEMPLATE
-from slotcache.models.chat.template import ChatTemplate
-from slotcache.models.grammar.source import GrammarError
-from slotcache.server.chat.formats.families import FORMATS, GENERIC
-from slotcache.server.chat.formats.grammar import GrammarWriter
-from slotcache.server.chat.formats.values import parameter_types
-from slotcache.server.chat.rendering import Rendering
-from slotcache.server.chat.tools import read_tools
-from slotcache.server.errors import RequestError
-from slotcache.server.wire.requests import ChatRequest
+from slotcache.models.json_schema import GrammarError
+from slotcache.models.named_templates import DEFAULT_TEMPLATE
+from slotcache.models.template import ChatTemplate
+from slotcache.server.chat.body import ChatRequest
+from slotcache.server.chat.tools import Rendering, read_tools
+from slotcache.server.formats.call_grammar import GrammarWriter
+from slotcache.server.formats.families import FORMATS, GENERIC
+from slotcache.server.formats.json_text import parameter_types
+from slotcache.server.http.api_errors import RequestError
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -121,7 +120,7 @@ def test_names_and_values_of_a_client_are_no_control_tokens_in_a_grammar(row):
 def test_the_grammar_of_a_tool_takes_no_longer_than_its_definition():
     shared, required = (
         {"$defs": {f"d{at}": {} for at in range(4000)}, "properties": {f"p{at}": {"type": "integer"} for at in range(4000)}},
-        {"properties": (names := {str(at): {"type": "string"} for at in range(20_000)}), "required": [*names][::-1]},
+        {"properties": (names := {str(at): {"type": "string"} for at in range(5000)}), "required": [*names][::-1]},
     )
     form = next(row.written for row in FORMATS if row.written.parameter)
     with pytest.raises(GrammarError, match="expected at most"):

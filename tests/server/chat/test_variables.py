@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from slotcache.models.chat.named import named_template, names
-from slotcache.models.chat.template import ChatTemplate
+from slotcache.models.named_templates import named_template, names
+from slotcache.models.template import ChatTemplate
+from slotcache.server.config.settings import Settings
 from slotcache.server.serve import serve
-from slotcache.server.settings import Settings
 
 from server.conftest import running
 

@@ -4,11 +4,11 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from slotcache.server import idle
-from slotcache.server.engine.backlog import Backlog
+from slotcache.server.service import idle
+from slotcache.server.service.idle import Backlog
 from support.weighing import weight
 
-from server.conftest import running, until
+from server.conftest import DEADLINE, running, until
 
 JUNK = [[]] * 90_000  # 0.27 MB as JSON, 5 MB decoded
 USER = {"role": "user", "content": "What is it?"}
@@ -24,7 +24,7 @@ def server(tiny):
 def busy(server):
     """A long request keeps idle work from going on meanwhile."""
     body = {"messages": [USER], "max_tokens": 7000, "ignore_eos": True, "stream": True, "cache_prompt": False}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=DEADLINE) as answer:
         lines = answer.iter_lines()
         next(lines)
         yield

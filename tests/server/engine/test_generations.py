@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from slotcache.server.app import make_app
-from slotcache.server.chat.turn import Turn
-from slotcache.server.engine.events import MAX_PROGRESS
-from slotcache.server.errors import RequestError
-from slotcache.server.wire.requests import ChatRequest, CompletionRequest
+from slotcache.server.chat.body import ChatRequest, CompletionRequest
+from slotcache.server.chat.conversations import PendingTurn
+from slotcache.server.engine.generation import MAX_PROGRESS
+from slotcache.server.http.api_errors import RequestError
 
 from server.conftest import DEADLINE, running, until
 
@@ -108,7 +108,7 @@ def test_what_waits_for_a_client_that_does_not_read_is_its_text_and_no_more(narr
     finally:
         narrow.service.door.submit = submit
     (generation,) = held
-    assert generation not in narrow.service.open and not _alive(Turn)  # what was asked is not kept for it
+    assert generation not in narrow.service.open and not _alive(PendingTurn)  # what was asked is not kept for it
 
     async def read():
         return [await generation.events.get() for _ in range(generation.events.qsize())]
@@ -131,7 +131,7 @@ def test_a_place_is_kept_until_the_engine_has_let_go(tiny):
     with running(tiny, parallel=1, max_queue=0) as server:
         with contextlib.ExitStack() as held:
             body = LONG | {"stream": True, "max_tokens": 4000}
-            with httpx.stream("POST", server.url + CHAT, json=body, timeout=60) as answer:
+            with httpx.stream("POST", server.url + CHAT, json=body, timeout=DEADLINE) as answer:
                 lines = answer.iter_lines()
                 next(lines)
                 held.enter_context(held_up(server))
@@ -202,6 +202,6 @@ def test_a_question_after_the_end_is_refused(tiny):
     with running(tiny) as server:
         server.service.engine.stop()
         with pytest.raises(RequestError, match="shutting down"):
-            server.service.engine.inbox.ask(lambda: 1).result(timeout=5)
+            server.service.engine.inbox.ask(lambda: 1).result(timeout=DEADLINE)
         for route in ("/metrics", "/slots", "/v1/cache"):
-            assert server.http.get(route, timeout=5).status_code == 503
+            assert server.http.get(route, timeout=DEADLINE).status_code == 503

@@ -1,7 +1,7 @@
 """Misses that a date, a counter or an id in the prompt causes are named."""
 
 import pytest
-from slotcache.server.engine.volatile import volatile_span
+from slotcache.server.engine.usage import volatile_span
 
 SYSTEM = "You are a careful assistant who reads documents about the sea and the land. " * 5
 

@@ -1,0 +1,74 @@
+"""What a run has measured so far, in a file beside its result: a run that breaks, or is killed, leaves that.
+
+`--json OUT` writes OUT when a run is done. Until then OUT.unfinished gets a line of JSON for each request, round or figure
+as it comes; the first line tells the scenario and the machine. Each line is one write to the end of the file, which takes as
+long in a long run as in a short one: a result that grew and was written anew each time would slow what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from .report import BenchError, finite
+
+SUFFIX = ".unfinished"
+ROUND = "begins_round"
+
+
+class Journal:
+    """The lines of one run. Raises BenchError for a file that cannot be written: at the start, not after hours."""
+
+    def __init__(self, out: Path, scenario: str, machine: dict[str, Any]) -> None:
+        self.path = out.with_name(out.name + SUFFIX)
+        self.num_figures = 0  # notes but for the beginnings of rounds
+        self._began = monotonic()
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise BenchError(f"--json {out}: {error.strerror}: expected a file that can be written") from None
+        self._write({"unfinished": True, "scenario": scenario, "machine": machine})
+
+    def note(self, figures: dict[str, Any]) -> None:
+        """Append what was just measured."""
+        self.num_figures += ROUND not in figures
+        self._write({"at": round(monotonic() - self._began, 3)} | figures)
+
+    def close(self, *, is_finished: bool) -> None:
+        """End the run. The file stays if the run is not finished and has measured something."""
+        os.close(self._file)
+        if is_finished or not self.num_figures:
+            with suppress(OSError):
+                self.path.unlink()
+
+    def _write(self, value: dict[str, Any]) -> None:
+        os.write(self._file, (json.dumps(finite(value), default=str) + "\n").encode())
+
+
+_journal: Journal | None = None  # of this process: it runs one scenario
+
+
+def begin(out: Path, scenario: str, machine: dict[str, Any]) -> Journal:
+    """Keep what `note` is told from now on."""
+    global _journal
+    _journal = Journal(out, scenario, machine)
+    return _journal
+
+
+def end(*, is_finished: bool) -> None:
+    """Keep nothing more."""
+    global _journal
+    if _journal is not None:
+        _journal.close(is_finished=is_finished)
+        _journal = None
+
+
+def note(**figures: Any) -> None:
+    """Keep what was just measured, as JSON values, if the run has a journal. begins_round: a round's number, no figure."""
+    if _journal is not None:
+        _journal.note(figures)

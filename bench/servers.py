@@ -1,0 +1,385 @@
+"""The servers that a benchmark compares: their options, starts and stops."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from time import monotonic, sleep
+from types import ModuleType, TracebackType
+from typing import Any, TypeVar
+from urllib.request import ProxyHandler, build_opener
+
+from .client import Client
+from .dialect import ChatDialect, CompletionDialect, Dialect, Sampling
+from .journal import note
+from .report import BenchError, ServerError
+from .trace import Query
+
+DATA_VARIABLE = "SLOTCACHE_DATA"
+LLAMA_SLOTS = 4
+BENCH_MODELS = {"dense": "bench", "hybrid": "bench-hybrid"}  # the shapes of the generated models
+
+
+def add_options(parser: argparse.ArgumentParser, context: int = 16384, lanes: int = 4, max_tokens: int = 16) -> None:
+    """Add the shared options, with a scenario's own defaults."""
+    add = parser.add_argument
+    add("-m", "--model", type=Path, help="GGUF to serve (default: the bench model, generated once)")
+    text = "the one that is generated: a Llama, or a hybrid of the Qwen 3.5 kind (default: %(default)s)"
+    add("--bench-model", choices=BENCH_MODELS, default="dense", help=text)
+    add("--url", help="measure the server that runs there, and start none")
+    add("--dialect", choices=("slotcache", "openai", "llama"), default="slotcache", help="API of the server at --url")
+    add("--llama-server", metavar="PATH", help="llama-server to compare with; without it that arm is left out")
+    add("-c", "--ctx-size", type=int, default=context, help="context of each server, tokens (default: %(default)s)")
+    add("-np", "--parallel", type=int, default=lanes, help="lanes of slotcache (default: %(default)s)")
+    add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of each server (default: %(default)s)")
+    add("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto", help="default: %(default)s")
+    add("--repack", choices=("on", "off", "default"), default="default", help="weight repacking, the same in every arm")
+    add("--max-tokens", type=int, default=max_tokens, help="output of each request (default: %(default)s)")
+    add("--rounds", type=int, default=1, help="repeat all arms in turn, report medians (default: %(default)s)")
+    add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
+    add("--llama-args", default="", metavar="'...'", help="more flags for llama-server")
+    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
+
+
+def add_clients(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the number of clients and the pause after each answer."""
+    add = parser.add_argument
+    add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
+    text = "seconds in which one client reads an answer and the server may do idle work (default: %(default)s)"
+    add("--pause", type=float, default=0.2, help=text)
+
+
+def sampling(args: argparse.Namespace) -> Sampling:
+    """Return the sampling of each request: greedy answers of the same length."""
+    return Sampling(max_tokens=args.max_tokens)
+
+
+def bench_model(args: argparse.Namespace) -> Path:
+    """Return `--model`, else the bench model in the user's cache, generated on first use. Raises BenchError."""
+    if args.model:
+        if not args.model.is_file():
+            raise BenchError(f"no model at {args.model}")
+        return args.model
+    name = BENCH_MODELS[getattr(args, "bench_model", "dense")]
+    return _random_models().cached_model(name)
+
+
+def ranker_model() -> Path:
+    """Return a reranker of TinyBERT's size. It finds all texts equal: only its time counts."""
+    return _random_models().ranker_model()
+
+
+def _random_models() -> ModuleType:
+    """Import the module that generates models. By name: it needs a package that servers do without. Raises BenchError."""
+    try:
+        return import_module(".random_models", __package__)
+    except ModuleNotFoundError as error:
+        raise BenchError(
+            f"the bench model needs {error.name}: pip install 'slotcache[bench]', or name one with -m"
+        ) from None
+
+
+def llama_lanes(args: argparse.Namespace) -> int | None:
+    """Return the slots to ask of llama-server; None for its own default number.
+
+    By default its slots share the context. With an explicit number each slot gets a part, too short for these prompts.
+    """
+    return None if args.parallel == LLAMA_SLOTS else args.parallel
+
+
+def llama_server(args: argparse.Namespace) -> str | None:
+    """Return the llama-server to compare with, None without `--llama-server`. Raises BenchError if it is not a program."""
+    if args.llama_server and shutil.which(args.llama_server) is None:
+        raise BenchError(f"--llama-server {args.llama_server}: not a program that can be run")
+    return args.llama_server
+
+
+# ---- Server -------------------------------------------------------------------------------------------------------------
+# A server process: started for one arm of a benchmark, polled until it is ready, and stopped by its process id.
+
+HOST = "127.0.0.1"
+TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Options of a server; both servers use the same flags. `lanes`: None for the server's own default."""
+
+    model: Path
+    context: int = 16384
+    lanes: int | None = None
+    threads: int = os.cpu_count() or 1
+    flash_attention: str = "auto"
+    repack: str = "default"
+    """`on` or `off` in every arm, or `default`: each engine's own default."""
+    extra: tuple[str, ...] = ()
+
+    def flags(self, port: int) -> list[str]:
+        """Return the flags that both servers know."""
+        lanes = ["-np", str(self.lanes)] if self.lanes else []
+        flags = ["--host", HOST, "--port", str(port), "-m", str(self.model), "-c", str(self.context), *lanes]
+        return [*flags, "-t", str(self.threads), "-fa", self.flash_attention, *self.extra]
+
+
+def llama_server_command(binary: str, options: ServerOptions, port: int) -> list[str]:
+    """Return the command of llama-server: its defaults with these flags, without its web page."""
+    return [binary, *options.flags(port), *llama_repack(options.repack), "--no-webui"]
+
+
+def llama_repack(repack: str) -> list[str]:
+    """Return llama.cpp's flag for `repack`; its programs repack by default."""
+    return {"on": ["--repack"], "off": ["--no-repack"]}.get(repack, [])
+
+
+def slotcache_command(options: ServerOptions, port: int) -> list[str]:
+    """Return the command of `slotcache serve` in this Python environment."""
+    repack = [] if options.repack == "default" else ["--repack", options.repack]
+    return [*own_command(), "serve", *options.flags(port), *repack]
+
+
+def own_command() -> list[str]:
+    """Return the beginning of slotcache's commands. In a bare checkout it runs the module, which must be importable."""
+    script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
+    return [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
+
+
+def free_port() -> int:
+    """Return a port that no program listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """Runs `command` while the context lasts. Entering waits until `/health` answers 200.
+
+    Raises ServerError, with the end of the log, if the process ends or `deadline` seconds pass first.
+    """
+
+    def __init__(self, command: Sequence[str], port: int, deadline: float = 300.0) -> None:
+        self.command, self.deadline = list(command), deadline
+        self.url = f"http://{HOST}:{port}"
+        with tempfile.NamedTemporaryFile(prefix="slotcache-bench-", suffix=".log", delete=False) as log:
+            self.log = Path(log.name)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None if the process does not run."""
+        return self._process.pid if self._process else None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while the process runs."""
+        return self._process.poll() if self._process else None
+
+    def __enter__(self) -> Server:
+        with self.log.open("wb") as log:
+            try:
+                # A session of its own: ctrl-C reaches only the benchmark, which then stops the server in order.
+                self._process = subprocess.Popen(
+                    self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            except OSError as error:
+                raise ServerError(f"cannot start {self.command[0]}: {error}") from error
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process and (code := self._process.poll()) is not None:
+            print(self._failure(f"{_ended(code)} while it was measured"), file=sys.stderr)
+        self.stop()
+        if error is None or kind is KeyboardInterrupt:
+            self.log.unlink(missing_ok=True)
+        else:
+            print(f"the server's log is {self.log}", file=sys.stderr)
+
+    def stop(self, patience: float = 10.0) -> None:
+        """Ask the process to end; kill it after `patience` seconds."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def tail(self) -> str:
+        """Return the last lines of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        started, told = monotonic(), 0
+        while not self._is_healthy():
+            waited = monotonic() - started
+            if (code := self._process.poll()) is not None:
+                raise ServerError(self._failure(f"{_ended(code)} before it was ready"))
+            if waited > self.deadline:
+                raise ServerError(self._failure(f"was not ready after {self.deadline:.0f} s"))
+            if waited - told >= 5:
+                told = int(waited)
+                print(f"waiting for {Path(self.command[0]).name}: {told} s", file=sys.stderr, flush=True)
+            sleep(0.05)  # between two polls of a server that may take minutes to load
+
+    def _is_healthy(self) -> bool:
+        direct = build_opener(ProxyHandler({}))  # a server on this machine is not behind a proxy
+        with contextlib.suppress(OSError), direct.open(f"{self.url}/health", timeout=2) as answer:
+            return answer.status == 200
+        return False
+
+    def _failure(self, what: str) -> str:
+        return f"{' '.join(self.command)}\n{what}; the end of its log ({self.log}):\n{self.tail()}"
+
+
+def _ended(code: int) -> str:
+    """Describe how a process ended. The name of a signal says more than its number."""
+    if code >= 0:
+        return f"ended with code {code}"
+    # Some machines report AMX but forbid its use, and repacked weights use it.
+    hint = " (try --repack off)" if -code == signal.SIGILL else ""
+    return f"was ended by {signal.Signals(-code).name}{hint}"
+
+
+# ---- The arms of a comparison: a server, started fresh for each measurement, and its dialect. ---------------------------
+
+T = TypeVar("T")
+
+WARM_UP = Query("warm-up", 1, "Say hello.")
+"""Sent once to every server, uncounted: the first request of a process pays for its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One side of a comparison. command: the server's command line for a port; None for a server that runs at `url`.
+
+    ahead: queries that are sent before the measurement.
+    """
+
+    name: str
+    dialect: Dialect
+    command: Callable[[int], list[str]] | None = None
+    url: str = ""
+    ahead: tuple[Query, ...] = ()
+
+    def measure(self, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Start the server, run `work` with a client of it, stop the server."""
+        with self.up() as url:
+            return asyncio.run(self.work(url, sampling, work))
+
+    @contextmanager
+    def up(self) -> Iterator[str]:
+        """Yield the server's URL while it runs."""
+        if self.command is None:
+            yield self.url
+            return
+        port = free_port()
+        with Server(self.command(port), port) as server:
+            yield server.url
+
+    def describe(self) -> dict[str, Any]:
+        """Return the arm as JSON values."""
+        server = {"url": self.url} if self.command is None else {"command": shlex.join(self.command(0))}
+        return {"name": self.name, "dialect": repr(self.dialect), **server}
+
+    async def work(self, url: str, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Run `work` with a client of the server at `url`, after one uncounted request, and those that are sent ahead."""
+        async with Client(url, self.dialect, sampling) as client:
+            for query in (WARM_UP, *self.ahead):
+                if error := (await client.ask(query)).error:
+                    raise BenchError(f"{self.name} at {url}: {error}")
+            client.name = self.name  # its results count from now on
+            return await work(client)
+
+
+def arms_for(
+    args: argparse.Namespace,
+    orders: Sequence[str] = ("auto",),
+    llama_lanes: int | None = None,
+    slotcache_flags: Sequence[str] = (),
+) -> list[Arm]:
+    """Return slotcache once for each document order, and llama-server if its path is given; with `--url` only one arm."""
+    extra = {} if getattr(args, "order_hint", True) else {"order_hint": False}
+    if args.url:
+        return [Arm(args.url, _dialect(args.dialect, {"document_order": orders[0]} | extra), url=args.url)]
+    model, binary = bench_model(args), llama_server(args)
+    own = _options(args, model, args.parallel, (*slotcache_flags, *shlex.split(args.slotcache_args)))
+    arms = [
+        Arm(
+            "slotcache" if order == "auto" else f"slotcache, {order} order",
+            _dialect("slotcache", {"document_order": order} | extra),
+            lambda port: slotcache_command(own, port),
+        )
+        for order in orders
+    ]
+    if binary:
+        theirs = _options(args, model, llama_lanes, shlex.split(args.llama_args))
+        arms.append(Arm("llama-server", CompletionDialect(), lambda port: llama_server_command(binary, theirs, port)))
+    return arms
+
+
+def separate_arms(args: argparse.Namespace, ahead: Sequence[Query] = ()) -> list[Arm]:
+    """Return slotcache with documents read separately, slotcache as it is, and llama-server with both of its ways.
+
+    ahead: queries whose documents the first arm reads before the measurement. `--cache-reuse` lets llama-server move KV,
+    too, but only that of the same slot, and forwards.
+    """
+    joint, *theirs = arms_for(args, llama_lanes=args.parallel if args.concurrency > 1 else None)
+    dialect = ChatDialect(documents_field=True, extra={"documents_attention": "separate"})
+    arms = [replace(joint, name="slotcache, separate", dialect=dialect, ahead=tuple(ahead))]
+    if args.joint and not args.url:
+        arms.append(joint)
+    if args.cache_reuse:
+        flags = copy(args)
+        flags.llama_args += f" --cache-reuse {args.cache_reuse}"
+        *_, moving = arms_for(flags, llama_lanes=args.parallel if args.concurrency > 1 else None)
+        theirs.append(replace(moving, name=f"llama-server, --cache-reuse {args.cache_reuse}"))
+    return [*arms, *theirs]
+
+
+def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
+    """Yield every arm once a round, backwards in every other round, so that a drifting machine speed favours no arm."""
+    for number in range(rounds):
+        for arm in arms if number % 2 == 0 else reversed(arms):
+            print(f"round {number + 1} of {rounds}: {arm.name}", file=sys.stderr, flush=True)
+            note(arm=arm.name, begins_round=number + 1)
+            yield number, arm
+
+
+def _dialect(name: str, extra: dict[str, Any]) -> Dialect:
+    if name == "llama":
+        return CompletionDialect()
+    return ChatDialect(documents_field=True, extra=extra) if name == "slotcache" else ChatDialect()
+
+
+def _options(args: argparse.Namespace, model: Any, lanes: int | None, extra: Sequence[str]) -> ServerOptions:
+    return ServerOptions(
+        model,
+        context=args.ctx_size,
+        lanes=lanes,
+        threads=args.threads,
+        flash_attention=args.flash_attn,
+        repack=args.repack,
+        extra=tuple(extra),
+    )

@@ -1,0 +1,229 @@
+"""A chat request as the front reads it: the messages with documents, the text between them, the options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from ..ordering.document import TOOLS, Document, DocumentError, beside_documents, check_number, find_documents
+from ..server.config.settings import Order
+from ..server.http.api_errors import RequestError
+from ..server.http.bodies import check_elements
+
+Fields = dict[str, Raw]
+EMPTY = (b"null", b"[]", b'""')
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no JSON, no UTF-8, or too deep."""
+IN_FRONT = ("tools", "functions", "chat_template", "chat_template_kwargs", "system", "instructions")
+"""Fields that stand in front of the messages in a prompt."""
+APART = ("model", "cache_salt", "extra_key", "cache_scope", "lora")
+"""Fields that part the upstream's cache."""
+
+
+class NamedConversation(Struct, frozen=True):
+    """A conversation by its id, as slotcache has it."""
+
+    id: str
+    history: Literal["auto", "whole", "new"] = "auto"
+
+
+class FrontOptions(Struct, frozen=True):
+    """The fields of a request that the front itself honours, and takes out."""
+
+    document_order: Order | None = None
+    dedup: Literal["auto", "off"] | None = None
+    tool_documents: Literal["auto", "off"] | None = None
+    order_hint: bool | None = None
+    keep_first: Annotated[int, Meta(ge=0)] = 0
+    keep_last: Annotated[int, Meta(ge=0)] = 0
+    conversation: str | NamedConversation | None = None
+
+    @property
+    def conversation_id(self) -> str:
+        """The conversation's name; empty without one."""
+        named = self.conversation
+        return named.id if isinstance(named, NamedConversation) else named or ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainText:
+    """The text of a prompt from the last document before it, or from its beginning. key: 32 hexadecimal digits."""
+
+    key: str
+    chars: int
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTurn:
+    """A message with documents. at: its index. before: the text in front of them.
+
+    name: 32 hexadecimal digits for all messages up to this one, with their documents. result: where its content is the
+    documents, the rest of it; else None.
+    """
+
+    at: int
+    before: PlainText
+    documents: tuple[Document, ...]
+    name: str
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentChat:
+    """A decoded request. fields, messages: with their values as they were sent.
+
+    names: 32 hexadecimal digits for each message with all that stand before it, without their documents. chars: of the text
+    after the last document. stream_options: decoded.
+    """
+
+    fields: Fields
+    messages: list[Fields]
+    options: FrontOptions
+    turns: tuple[DocumentTurn, ...]
+    names: tuple[str, ...]
+    chars: int
+    stream_options: object = None
+
+    @property
+    def is_stream(self) -> bool:
+        return bytes(self.fields.get("stream", b"")) == b"true"
+
+    @property
+    def lacks_usage(self) -> bool:
+        """Whether the client has not asked for a chunk with the usage. Wrong options are the upstream's to refuse."""
+        options = {} if self.stream_options is None else self.stream_options
+        return self.is_stream and isinstance(options, Mapping) and options.get("include_usage") in (None, False)
+
+
+def read_chat(body: bytes, tool_documents: str) -> DocumentChat:
+    """Return the chat in a body; it has no turns, if the request has no documents. Raises RequestError.
+
+    tool_documents: the default of the field.
+    """
+    check_elements(body)
+    try:
+        body.decode()  # values that stay as they were sent are not looked into
+        fields = msgspec.json.decode(body, type=Fields)
+        messages = messages_of(fields)
+        check_number(messages)  # before each of them is looked into
+        read = [{name: msgspec.json.decode(value) for name, value in message.items()} for message in messages]
+        top = msgspec.json.decode(fields.get("documents", b"null"))
+        asked, named, stream_options = (
+            msgspec.json.decode(fields.get(name, b"null")) for name in ("tool_documents", "conversation", "stream_options")
+        )
+    except DocumentError as error:
+        raise RequestError(str(error), param=error.where) from None
+    except NO_JSON as error:
+        raise RequestError(f"the body is not a chat: {error}") from None
+    for message in read:
+        message.setdefault("role", "")
+    try:
+        found = find_documents(read, top, takes_results=(asked or tool_documents) == "auto")
+    except DocumentError as error:
+        raise RequestError(str(error), param=error.where) from None
+    found = {at: documents for at, documents in found.items() if documents}
+    options = _options(fields) if found else FrontOptions(conversation=_conversation(named))
+    cutter = Cutter(fields)
+    for at, message in enumerate(messages):
+        cutter.add(message, read[at], at, found.get(at, ()))
+    return DocumentChat(
+        fields,
+        messages,
+        options,
+        turns=tuple(cutter.turns),
+        names=tuple(cutter.names),
+        chars=cutter.chars,
+        stream_options=stream_options,
+    )
+
+
+def messages_of(fields: Fields) -> list[Fields]:
+    """Return the messages; of a response, its `input`: items, or a user's text. Raises msgspec.DecodeError."""
+    said = next((value for name in ("messages", "input") if (value := bytes(fields.get(name, b"null"))) != b"null"), b"[]")
+    said = b'[{"role":"user","content":%b}]' % said if said.startswith(b'"') else said
+    return msgspec.json.decode(said, type=list[Fields])
+
+
+def _options(fields: Fields) -> FrontOptions:
+    try:
+        options = msgspec.convert(_decoded(fields, FrontOptions.__struct_fields__), FrontOptions)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).rpartition(" - at `$")
+        param = path.strip("`.") or None
+        raise RequestError(f"{param}: {what}" if what else str(error), param=param) from None
+    return options
+
+
+def _decoded(fields: Fields, names: Sequence[str]) -> dict[str, object]:
+    """Return some fields that are not null."""
+    return {name: value for name in names if name in fields and (value := msgspec.json.decode(fields[name])) is not None}
+
+
+def _conversation(named: object) -> str | None:
+    """Return the name of the conversation, if the request has one that can be read."""
+    named = named.get("id") if isinstance(named, Mapping) else named
+    return named if isinstance(named, str) else None
+
+
+class Cutter:
+    """Cuts messages at their documents. turns, names, chars: as in `DocumentChat`."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.turns: list[DocumentTurn] = []
+        self.names: list[str] = []
+        self.chars = sum(len(bytes(fields.get(name, b""))) for name in IN_FRONT)
+        self._text = _digest()  # of the messages since the last document
+        for name in (*APART, *IN_FRONT):
+            self._text.update(_framed(bytes(fields.get(name, b"null"))))
+        self._whole = self._text.copy()  # of all messages, with their documents
+        self._said = self._text.copy()  # of all messages, without
+
+    def add(self, said: Fields, read: Mapping[str, object], at: int, documents: tuple[Document, ...]) -> None:
+        """Take the next message: as it was sent, decoded, its index, and its documents."""
+        is_result = bool(documents) and read["role"] in TOOLS and read.get("documents") is None
+        result = beside_documents(read) if is_result else None
+        before = PlainText(self._text.hexdigest(), self.chars)
+        if documents:
+            self._text, self.chars = _digest(), 0
+        hidden = ("documents", "content") if is_result else ("documents",)
+        values: list[bytes] = []
+        for name in sorted(said.keys() - set(hidden)):
+            if (value := bytes(said[name])) not in EMPTY:
+                values += (name.encode(), value)
+        values += (b"", (result or "").encode("utf-8", "replace"))  # the end of a message
+        told = b"".join(map(_framed, values))
+        for digest in (self._text, self._whole, self._said):
+            digest.update(told)
+        self.chars += chars_of(read) if result is None else len(result)
+        if documents:
+            for document in documents:
+                self._whole.update(_framed(document.key.encode()))
+            self.turns.append(DocumentTurn(at, before, documents, name=self._whole.hexdigest(), result=result))
+        self.names.append(self._said.hexdigest())
+
+
+def chars_of(message: Mapping[str, object]) -> int:
+    """Return about how many characters of a prompt a message is."""
+    content = message.get("content")
+    calls = message.get("tool_calls")
+    length = len(json.dumps(calls, ensure_ascii=False)) if calls else 0
+    if isinstance(content, str):
+        return length + len(content)
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return length + sum(len(text) for text in texts if isinstance(text, str))
+
+
+def _digest() -> blake2b:
+    return blake2b(digest_size=16)
+
+
+def _framed(value: bytes) -> bytes:
+    """Return a value with its length, so that no two lists of values give the same digest."""
+    return b"%d:%b" % (len(value), value)

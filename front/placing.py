@@ -1,0 +1,458 @@
+"""Which replica gets a request: it is placed, forwarded and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
+
+import msgspec
+from msgspec import Struct
+from starlette.datastructures import QueryParams
+from starlette.types import ASGIApp, Message, Scope
+
+from ..ordering.fleet import DISPLACING, Fleet, Placement
+from ..ordering.prompt import document_text
+from ..server.http.api_errors import RequestError, refusal
+from .chat_documents import NO_JSON, DocumentChat, Fields, messages_of, read_chat
+from .events import data_of, split
+from .lengths import CHARS_A_TOKEN, Lengths
+from .orders import PromptPart
+
+# ---- What an answer of slotcache tells of a replica's cache, read while the answer passes. ------------------------------
+
+TOLD = b'"slotcache"'
+LARGEST = 16 << 20  # bytes of an answer's JSON that are read
+
+
+class AnsweredDocument(Struct, frozen=True):
+    id: str
+    tokens: int
+    cached_tokens: int
+
+
+class AnsweredConversation(Struct, frozen=True):
+    id: str
+    remembered: bool
+
+
+class AnswerReport(Struct, frozen=True):
+    documents: list[AnsweredDocument] = []
+    conversation: AnsweredConversation | None = None
+
+
+class Answered(Struct, frozen=True):
+    """An answer, or the last chunk of one. response: the answer itself, in an event of a response."""
+
+    id: str = ""
+    slotcache: AnswerReport | None = None
+    response: Answered | None = None
+
+
+DECODER = msgspec.json.Decoder(Answered)
+
+
+@dataclass(slots=True)
+class ReplicaAnswer:
+    """An answer as far as it has passed. status: 0 before its head. told: None before its end. body: of no stream."""
+
+    status: int = 0
+    id: str = ""
+    told: AnswerReport | None = None
+    is_stream: bool = False
+    body: bytearray = field(default_factory=bytearray)
+
+    def read(self, message: Message) -> None:
+        """Read one ASGI message. Those of a stream hold whole events."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.is_stream = any(
+                name.lower() == b"content-type" and b"event-stream" in value for name, value in message["headers"]
+            )
+        elif self.is_stream:
+            for event in split(message.get("body", b"")) if TOLD in message.get("body", b"") else ():
+                self._take(data_of(event))
+        elif len(self.body) <= LARGEST:
+            self.body += message.get("body", b"")
+            if not message.get("more_body"):
+                self._take(self.body)
+
+    @property
+    def documents(self) -> list[AnsweredDocument]:
+        """The documents of the prompt in its order; none, if it tells none."""
+        return self.told.documents if self.told else []
+
+    @property
+    def remembered(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the id of all that the replica has stored for later requests."""
+        if self.told and (conversation := self.told.conversation) and conversation.remembered:
+            yield "conversation", conversation.id
+            yield "answer", self.id
+
+    def _take(self, data: bytes | bytearray) -> None:
+        if TOLD not in data:
+            return
+        try:
+            found = DECODER.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return
+        found = found.response or found
+        if found.slotcache is not None:
+            self.id, self.told = found.id, found.slotcache
+
+
+# ---- A request that reaches an application by another way than a port. --------------------------------------------------
+
+REPLICA = "x-slotcache-replica"
+LOOPBACK = ("127.0.0.1", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A request with its whole body. path: decoded. query: as it was sent. only: the replica that it is for; empty: any."""
+
+    method: str
+    path: str
+    query: bytes = b""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    body: bytes = b""
+    only: str = ""
+
+    @classmethod
+    def of(cls, scope: Scope, body: bytes, only: str = "") -> Forward:
+        """Make it of an ASGI request. A prefix of the path that routed it here is taken off."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return cls(scope["method"], path or "/", scope["query_string"], scope["headers"], body=body, only=only)
+
+    def scope(self) -> Scope:
+        """Return the ASGI scope of the request."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},  # uvicorn's: applications look for a disconnect themselves
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": self.method,
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": self.query,
+            "root_path": "",
+            "headers": [*self.headers],
+            "client": LOOPBACK,
+            "server": LOOPBACK,
+            "state": {},
+        }
+
+
+class Answering:
+    """An application's answer to one request."""
+
+    def __init__(self, app: ASGIApp, forward: Forward) -> None:
+        self._app, self._forward = app, forward
+        self._messages: list[Message] = []
+        self._news, self._is_left, self._is_read = asyncio.Event(), asyncio.Event(), False
+
+    async def messages(self) -> AsyncGenerator[list[Message], None]:
+        """Yield the answer as it comes, some ASGI messages at a time. To the application, its end is the client's leave."""
+        work = asyncio.ensure_future(self._app(self._forward.scope(), self._receive, self._send))
+        work.add_done_callback(lambda _: self._news.set())
+        try:
+            while not work.done() or self._messages:
+                await self._news.wait()
+                self._news.clear()
+                taken, self._messages = self._messages, []
+                if taken:
+                    yield taken
+        finally:
+            self._is_left.set()
+            await asyncio.wait((work,))
+        work.result()
+
+    async def _receive(self) -> Message:
+        if not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": self._forward.body, "more_body": False}
+        await self._is_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self._is_left.is_set():
+            raise OSError("the client has left")
+        self._messages.append(message)
+        self._news.set()
+
+
+def meant_for(replica: str, app: ASGIApp, forward: Forward) -> ASGIApp:
+    """Return a replica's application; for a request that is for another replica, which has just left, a refusal."""
+    return app if forward.only in ("", replica) else refusal(unknown(forward.only), forward.path)
+
+
+def unknown(replica: str) -> RequestError:
+    """Make the error of a request for a replica that is not up."""
+    return RequestError(f"{REPLICA}: no replica {replica[:80]!r}: GET /v1/replicas lists those that are up", status=404)
+
+
+def lost(replica: str) -> RequestError:
+    """Make the error of a request whose replica ended before its answer did."""
+    return RequestError(
+        f"the replica {replica} ended before its answer did: send the request again", status=502, code="replica_lost"
+    )
+
+
+STORED = re.compile(
+    "/v1/(?:(conversations)/(.+)|(responses)/([^/]+)(?:/input_items)?)"
+)  # paths of state that a replica holds
+KINDS = {"conversations": "conversation", "responses": "answer"}
+DECODING = 4.0  # tokens of prefill that take as long as a token of an answer
+ANSWER = 100  # tokens of an answer, if the request sets no limit
+ANSWERED = ("/chat/completions", "/responses", "/v1/messages")  # the ends of paths whose requests begin a session
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+MOST_COUNTED = 40_000  # documents whose tokens are remembered
+MOST_PLACED, MOST_BEFORE = 1000, 1000  # documents and earlier messages that place a request: no prompt holds more for long
+MOST_AHEAD = 10_000.0  # tokens of prefill that may wait more where a history is than elsewhere, beside its own
+MAX_NAME = 256  # characters of the name of a scope or a conversation: a replica refuses longer ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a request would reuse, and where it is.
+
+    documents: of the first message that has some, and `at` its index. front: the key of the text before them; prompts of two
+    scopes share none. Of very many documents the first ones count.
+    stored: the session of the conversation or the answer that it continues, whose state one replica holds; empty: none.
+    history: sessions of its earlier messages, the newest first. own: the session that it begins. tokens: of its prompt
+    without these documents, about.
+    """
+
+    scope: str = ""
+    documents: tuple[PromptPart, ...] = ()
+    at: int = 0
+    front: str = ""
+    stored: str = ""
+    history: tuple[str, ...] = ()
+    own: str = ""
+    tokens: float = 0.0
+    answer: int = ANSWER
+
+    @classmethod
+    def of(cls, forward: Forward, tool_documents: str) -> Needs:
+        """Read a request. One that is no chat and not about stored state needs nothing: its replica says what is wrong."""
+        if forward.method != "POST" and (found := STORED.fullmatch(forward.path)):
+            kind, id = filter(None, found.groups())
+            return cls._of_stored(KINDS[kind], QueryParams(forward.query).get("scope", ""), id)
+        if forward.method != "POST" or not forward.body:
+            return cls()
+        try:
+            needs = cls._of_chat(read_chat(forward.body, tool_documents))
+        except RequestError:
+            return cls()
+        return needs if forward.path.endswith(ANSWERED) else replace(needs, own="")
+
+    @classmethod
+    def _of_stored(cls, kind: str, scope: str, id: str) -> Needs:
+        return cls() if _is_too_long(scope, id) else cls(scope=scope, stored=session(kind, scope, id))
+
+    @classmethod
+    def _of_chat(cls, chat: DocumentChat) -> Needs:
+        scope, continued = _text(chat.fields, "cache_scope"), _text(chat.fields, "previous_response_id")
+        conversation = chat.options.conversation_id
+        if _is_too_long(scope, continued, conversation):
+            return cls()
+        stored = session("conversation", scope, conversation) if conversation else ""
+        stored = session("answer", scope, continued) if continued else stored
+        names = [session("history", scope, name) for name in chat.names[-MOST_BEFORE - 1 :]]
+        first = chat.turns[0] if chat.turns else None
+        chars = chat.chars + sum(turn.before.chars for turn in chat.turns)
+        return cls(
+            scope=scope,
+            documents=tuple(map(PromptPart.of, first.documents[:MOST_PLACED])) if first else (),
+            at=first.at if first else 0,
+            front=first.before.key if first else "",
+            stored=stored,
+            history=tuple(names[-2::-1]),
+            own=stored or (names[-1] if names else ""),
+            tokens=chars / CHARS_A_TOKEN,
+            answer=_answer(chat.fields),
+        )
+
+
+class Fleets:
+    """What is known of the replicas, for all requests. Thread-safe. tool_documents: the default of that field."""
+
+    def __init__(self, tool_documents: str = "off") -> None:
+        self.tool_documents = tool_documents
+        self.fleet, self.lengths = Fleet(), Lengths(MOST_COUNTED)
+        self.names: frozenset[str] = frozenset()
+        self._ahead: dict[str, float] = {}
+        self._lock = Lock()
+
+    def keep(self, names: Collection[str]) -> None:
+        """Keep these replicas. The others have left."""
+        if self.names != frozenset(names):
+            self.names = frozenset(names)
+            self.fleet.replicas(self.names)
+            with self._lock:
+                self._ahead = {name: self.ahead(name) for name in self.names}
+
+    def ahead(self, name: str) -> float:
+        """Return the work in flight at a replica, in tokens of prefill."""
+        return self._ahead.get(name, 0.0)
+
+    def add(self, name: str, work: float) -> None:
+        """Count work at a replica. work: less than 0 when it is done."""
+        with self._lock:
+            if name in self._ahead:
+                self._ahead[name] = max(self._ahead[name] + work, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request on its way to a replica. Only the request itself goes there: a pickled one is a `Forward`.
+
+    replica: where it was accepted.
+    """
+
+    forward: Forward
+    needs: Needs
+    fleets: Fleets
+    replica: str = ""
+    begins_anew: bool = False
+    _placements: dict[str, Placement] = field(default_factory=dict)
+    _work: float = 0.0
+    _is_over: bool = False
+    _lock: Lock = field(default_factory=Lock)  # a client may leave in one thread while a replica accepts in another
+
+    def __reduce__(self) -> tuple[type[Forward], tuple[object, ...]]:
+        forward = self.forward
+        sent = (forward.method, forward.path, forward.query, forward.headers, forward.body, forward.only)
+        return Forward, sent
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether replicas have been ranked for it before: none has taken it then."""
+        return bool(self._placements)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a replica that is up holds what the request continues."""
+        return self.fleets.fleet.home(self.needs.stored) in self.fleets.names
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the request continues something that no replica which is up is known to hold."""
+        return bool(self.needs.stored) and not self.is_bound
+
+    def found_at(self, name: str) -> None:
+        """Note that a replica holds what the request continues."""
+        self.fleets.fleet.served(name, (), self.needs.stored)
+
+    def rank(self, names: Collection[str]) -> list[str]:
+        """Return the replicas that may take the request, the best first."""
+        self.fleets.keep(names)
+        if self.forward.only in names:
+            return [self.forward.only]
+        needs, fleet = self.needs, self.fleets.fleet
+        self.begins_anew = fleet.home(needs.stored) not in (None, *self.fleets.names)
+        ranked = fleet.rank(self._counted(needs.documents), names, self.fleets.ahead, self._session())
+        self._placements = {placement.replica: placement for placement in ranked}
+        return [placement.replica for placement in ranked[: 1 if self.is_bound else None]]
+
+    def accepted_by(self, name: str) -> None:
+        """Note that a replica has taken the request."""
+        self.replica, placement, needs = name, self._placements.get(name), self.needs
+        if placement is None:
+            return
+        order = self._counted([needs.documents[at] for at in placement.arrangement.order])
+        self.fleets.fleet.served(name, order, needs.own or None)
+        new = sum(tokens for _, tokens in order) - placement.arrangement.reused_tokens
+        with self._lock:
+            if not self._is_over:
+                self._work = new + DECODING * needs.answer + (0.0 if placement.stays else needs.tokens)
+                self.fleets.add(name, self._work)
+
+    def answered(self, answer: ReplicaAnswer) -> None:
+        """Learn from its answer, which has ended or broken off."""
+        with self._lock:
+            self._is_over = True
+            self.fleets.add(self.replica, -self._work)
+        if self.replica not in self.fleets.names:
+            return  # it has left, and answered to the end: what it holds is lost
+        fleet, documents = self.fleets.fleet, {part.document.id: part for part in self.needs.documents if part.document}
+        told = [(documents[one.id], one) for one in answer.documents if one.id in documents]
+        for document, one in told:
+            self.fleets.lengths.count(document.key, one.tokens)
+        if told:
+            order = [(self._key(document), one.tokens) for document, one in told]
+            fleet.report(self.replica, order, sum(one.cached_tokens for _, one in told))
+        for kind, id in answer.remembered:
+            fleet.served(self.replica, (), session(kind, self.needs.scope, id))
+
+    @property
+    def why(self) -> str:
+        """The reason for its place, in one line."""
+        if self.forward.only:
+            return "the request names it"
+        if self.begins_anew:
+            return "its replica has left: what the request continues begins anew"
+        placement = self._placements.get(self.replica)
+        return placement.why if placement else "any replica"
+
+    @property
+    def prompt(self) -> str:
+        """Its text as it was sent, for routers of Ray that compare characters. Never empty."""
+        documents = [part.document for part in self.needs.documents if part.document]
+        try:
+            fields = msgspec.json.decode(self.forward.body or b"{}", type=Fields)
+            said = [bytes(message.get("content", b"")).decode() for message in messages_of(fields)]
+        except NO_JSON:
+            return self.forward.path  # its replica refuses it; a request whose router fails waits for ever
+        said[self.needs.at : self.needs.at] = map(document_text, documents)
+        return "".join(said) or self.forward.path
+
+    def _session(self) -> str | None:
+        """Return the session whose replica comes first; None: the request has none, or too much work waits there."""
+        fleets, needs = self.fleets, self.needs
+        if self.is_bound:
+            return needs.stored
+        known = next((one for one in needs.history if fleets.fleet.home(one) in fleets.names), None)
+        if known is None:
+            return None
+        waiting = fleets.ahead(fleets.fleet.home(known) or "") - min(map(fleets.ahead, fleets.names))
+        return known if waiting <= MOST_AHEAD + DISPLACING * needs.tokens else None
+
+    def _counted(self, documents: Iterable[PromptPart]) -> list[tuple[str, int]]:
+        """Return the key and the tokens of each document, as the fleet has them."""
+        return [(self._key(document), self.fleets.lengths.tokens(document)) for document in documents]
+
+    def _key(self, document: PromptPart) -> str:
+        return f"{self.needs.front}:{document.key}"
+
+
+def session(kind: str, scope: str, id: str) -> str:
+    """Return the name of a session: a conversation's, an answer's or a history's, of a scope."""
+    return msgspec.json.encode((kind, scope, id)).decode()
+
+
+def _is_too_long(*names: str) -> bool:
+    return any(len(name) > MAX_NAME for name in names)
+
+
+def _text(fields: Fields, name: str) -> str:
+    """Return a field that is a text; empty for another one."""
+    value = _value(fields, name)
+    return value if isinstance(value, str) else ""
+
+
+def _answer(fields: Fields) -> int:
+    """Return the tokens that an answer has, about: as many as the request allows, if they are few."""
+    limits = [_value(fields, name) for name in LIMITS]
+    return min((limit for limit in limits if type(limit) is int and 0 <= limit < ANSWER), default=ANSWER)
+
+
+def _value(fields: Fields, name: str) -> object:
+    """Return a field; None for one that is missing, or that its replica will refuse, such as 1e999."""
+    try:
+        return msgspec.json.decode(fields.get(name, b"null"))
+    except msgspec.MsgspecError:
+        return None

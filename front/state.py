@@ -1,0 +1,96 @@
+"""All that serves while the front is up, and the requests that it holds at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..server.config.settings import Settings
+from ..server.http.api_errors import RequestError
+from ..server.http.bodies import LARGEST, Bodies, Held
+from ..server.http.threads import PromptThreads
+from .engines import Counting, Finder
+from .lengths import Lengths
+from .orders import FrontMetrics, Learning, Orders
+from .settings import FrontSettings
+from .upstream import Upstream
+
+MOST_PROBES = 16  # questions for the upstream's health, which anybody may ask
+
+
+class Room:
+    """Lets requests in. Used by one event loop.
+
+    most: requests that are relayed at a time. bodies: reads theirs. num_relayed: requests that are let in.
+    """
+
+    def __init__(self, most: int, bodies: Bodies) -> None:
+        self.bodies = bodies
+        self._most, self.num_relayed, self._num_probes = most, 0, 0
+
+    @contextmanager
+    def relaying(self) -> Iterator[Held]:
+        """Let a request in, until its answer has ended. Raises RequestError 503."""
+        if self.num_relayed >= self._most:
+            full = f"{self._most:,} requests are being relayed, the front's --max-relayed: try again"
+            raise RequestError(full, status=503, retry_after=1)
+        self.num_relayed += 1
+        try:
+            with Held(self.bodies) as held:
+                yield held
+        finally:
+            self.num_relayed -= 1
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Let a question for the upstream's health in; it has no body. Raises RequestError 503."""
+        if self._num_probes >= MOST_PROBES:
+            raise RequestError("the upstream is silent, and others ask for its health: try again", status=503, retry_after=1)
+        self._num_probes += 1
+        try:
+            yield
+        finally:
+            self._num_probes -= 1
+
+
+# ---- All that serves while the front is up. -----------------------------------------------------------------------------
+
+COUNTED = 4  # times as many documents whose tokens are remembered as the upstream is taken to have
+
+
+@dataclass(slots=True)
+class FrontState:
+    """settings: the front's own. hosting: of its port. threads: where chats are read, ordered and written."""
+
+    settings: FrontSettings
+    hosting: Settings
+    upstream: Upstream
+    finder: Finder
+    orders: Orders
+    counting: Counting
+    learning: Learning
+    metrics: FrontMetrics
+    room: Room
+    threads: PromptThreads
+
+    @classmethod
+    def of(cls, settings: FrontSettings, hosting: Settings) -> FrontState:
+        """Make a host. It connects once the application starts."""
+        lengths = Lengths(COUNTED * settings.tree_nodes)
+        orders = Orders(settings, lengths)
+        metrics = FrontMetrics(lambda: len(orders))
+        most = hosting.max_body << 20
+        upstream = Upstream(settings, has_keys=bool(hosting.api_key or hosting.api_key_file))
+        return cls(
+            settings,
+            hosting,
+            upstream=upstream,
+            finder=Finder(upstream, settings.dialect),
+            orders=orders,
+            counting=Counting(upstream, lengths),
+            learning=Learning(orders, metrics),
+            metrics=metrics,
+            room=Room(settings.max_relayed, Bodies.up_to(most)),
+            threads=PromptThreads(LARGEST * most),
+        )

@@ -1,0 +1,166 @@
+"""The text of generated tokens: UTF-8, stop strings, marks of reasoning."""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+class TextStream:
+    """Turns one answer's tokens into text as they come.
+
+    `piece` gives a token's bytes. The pushes and `finish()` joined are the answer decoded as UTF-8, invalid bytes as
+    U+FFFD, up to the stop string that begins earliest (of several that begin there, the shortest). However the bytes
+    are split over tokens, the text is the same. Empty stop strings are ignored.
+    """
+
+    __slots__ = ("_begun", "_decoder", "_held", "_piece", "_stop", "stopped")
+
+    def __init__(self, stop: Sequence[str], piece: Callable[[int], bytes]) -> None:
+        self.stopped: str | None = None
+        """The stop string that ended the answer."""
+        self._stop = tuple(dict.fromkeys(word for word in stop if word))
+        self._piece = piece
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        # Never longer than the longest stop string: this, and not the answer's length, is what a push costs.
+        self._held = ""
+        self._begun = [PartialWords(word) for word in self._stop]
+
+    def push(self, token: int) -> str:
+        """Add a token and return the text that is settled by it; empty once stopped."""
+        return self._settle(self._decoder.decode(self._piece(token)), final=False)
+
+    def finish(self) -> str:
+        """Return the text still held back. Call it once, after the last token; it may find a stop string, too."""
+        return self._settle(self._decoder.decode(b"", final=True), final=True)
+
+    @property
+    def num_held(self) -> int:
+        """The characters that are known and held back."""
+        return len(self._held)
+
+    def _settle(self, text: str, *, final: bool) -> str:
+        if self.stopped is not None:
+            return ""
+        self._held += text
+        for begun in self._begun:
+            begun.push(text)
+        hold = len(self._held) if final else self._first_unfinished()
+        found = self._first_stop()
+        if found is not None and found[0] <= hold:
+            # A stop string that may still turn out to begin earlier goes first: then this one waits.
+            start, self.stopped = found
+            settled, self._held = self._held[:start], ""
+        else:
+            settled, self._held = self._held[:hold], self._held[hold:]
+        return settled
+
+    def _first_stop(self) -> tuple[int, str] | None:
+        """Return the start of the earliest whole stop string, and the string."""
+        found = ((self._held.find(word), word) for word in self._stop)
+        return min((hit for hit in found if hit[0] >= 0), key=lambda hit: (hit[0], len(hit[1])), default=None)
+
+    def _first_unfinished(self) -> int:
+        """Return the start of the earliest stop string that may still become whole; without one, the end of the text."""
+        return len(self._held) - max((begun.length for begun in self._begun), default=0)
+
+
+class PartialWords:
+    """Finds how much of a word, less than all of it, a text ends with: `length` characters.
+
+    The algorithm of Knuth, Morris and Pratt: the time of a character does not depend on the length of the word.
+    """
+
+    __slots__ = ("_borders", "_word", "length")
+
+    def __init__(self, word: str) -> None:
+        self._word, self.length = word, 0
+        # For each prefix of the word, the length of its longest border; computed as far as the text has come.
+        self._borders = [0, 0]
+
+    def push(self, text: str) -> None:
+        """Add text."""
+        for character in text:
+            length = self._longer(self.length, character)
+            if length == len(self._borders):
+                self._borders.append(self._longer(self._borders[-1], self._word[length - 1]))
+            self.length = length if length < len(self._word) else self._borders[length]
+
+    def _longer(self, length: int, character: str) -> int:
+        while length and self._word[length] != character:
+            length = self._borders[length]
+        return length + (self._word[length] == character)
+
+
+# ---- Thoughts of a bounded length: at the limit the sampler chooses the tokens that end one. ----------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ThoughtLimit:
+    """The most tokens that the thoughts of one answer may have together.
+
+    start, end: the tags around a thought, as bytes. calls: the tags of calls, where they end a thought, too. is_open: the
+    prompt ends in a thought. anywhere: thoughts may come behind content; else only first, and later tags are content.
+    closing: the ids that end one: a message, if there is one, and the tag. piece: the bytes of a token in the answer.
+    """
+
+    most: int
+    start: bytes
+    end: bytes
+    calls: tuple[bytes, ...] = ()
+    is_open: bool
+    anywhere: bool = False
+    closing: tuple[int, ...]
+    piece: Callable[[int], bytes]
+
+
+class ThoughtClock:
+    """Counts the tokens of an answer's thoughts. closing: the ids to go on with where one `is_over`."""
+
+    def __init__(self, limit: ThoughtLimit) -> None:
+        self._limit, self._thinks, self._count = limit, limit.is_open, 0
+        self.closing = limit.closing
+        self._ends, self._may_begin = (limit.end, *limit.calls), True
+        self._longest = max(map(len, (limit.start, *self._ends)))
+        self._tail = b""  # behind the last tag, where the next one may have begun
+        self._characters = getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> None:
+        """Add a token."""
+        piece = self._limit.piece(token)
+        self._characters.decode(piece)
+        self._count += self._thinks
+        self._tail += piece
+        while behind := self._behind_end() if self._thinks else self._behind_start():
+            self._thinks, self._tail = not self._thinks, self._tail[behind:]
+            self._may_begin = self._limit.anywhere
+        self._tail = self._tail[-self._longest :]
+
+    def _behind_end(self) -> int:
+        """Return the place behind the first tag that ends a thought; 0 if none is here."""
+        found = ((at, at + len(tag)) for tag in self._ends if (at := self._tail.find(tag)) >= 0)
+        return min(found, default=(0, 0))[1]
+
+    def _behind_start(self) -> int:
+        """Return the place behind the first tag that begins a thought; 0 if none is here."""
+        start = self._limit.start
+        if self._limit.anywhere:
+            at = self._tail.find(start)
+            return at + len(start) if at >= 0 else 0
+        self._tail = self._tail.lstrip()
+        self._may_begin = self._may_begin and start.startswith(self._tail[: len(start)])
+        return len(start) if self._may_begin and len(self._tail) >= len(start) else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a thought must end here: not within a character, nor where the model is about to end it by itself."""
+        late = self._count - self._limit.most
+        if not self._thinks or late < 0:
+            return False
+        return late >= len(self._limit.end) or not (self._characters.getstate()[0] or self._is_ending())
+
+    def _is_ending(self) -> bool:
+        """Whether the newest text is the beginning of the tag."""
+        end = self._limit.end
+        return any(self._tail.endswith(end[:length]) for length in range(1, len(end)))

@@ -1,0 +1,314 @@
+"""Constrained decoding: grammars are compiled, tokens masked and advanced."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock, stack_size
+from time import perf_counter, thread_time
+
+import llama_cpp
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from .json_schema import LIMITS, MAX_BYTES, GrammarError, GrammarSource, TrialProcess, check
+from .model import Model
+
+# ---- A model's vocabulary as llguidance wants it. -----------------------------------------------------------------------
+
+CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+
+
+class Tokens:
+    """The tokens by their bytes: what a text gets from a token is what the grammar reads of it.
+
+    Control tokens have no bytes in a text, so only a grammar that names them allows them. User-defined ones, such as
+    `<think>` in many vocabularies, are text like any other. Texts that a grammar forces are cut by the model's own
+    tokenizer, which takes texts of any length. ends: ids of the tokens that end an answer. texts: a mask, a bit for each
+    token: those that have bytes in a text, and those that end an answer.
+    """
+
+    def __init__(self, model: Model) -> None:
+        if not model.ends:
+            raise GrammarError("this model has no token that ends an answer")
+        self.num_vocab, self.ends = model.num_vocab, np.array(sorted(model.ends), np.intp)
+        controls = [token for token in range(model.num_vocab) if _is_control(model, token)]
+        self._controls = {model.text_of(token): token for token in controls}
+        self.texts = ~_mask(set(controls) - model.ends, model.num_vocab)
+        tokens = [model.piece(token) for token in range(model.num_vocab)]
+        for token in controls:
+            tokens[token] = model.text_of(token).encode() or b"<>"
+        self.tokenizer = LLTokenizer(TokenizerWrapper(_Cutter(model, tokens, controls)), eos_token=sorted(model.ends))
+
+    def marker(self, text: str) -> str:
+        """Return a piece of Lark for a mark in a chat's format: the control token that is spelt so, else the text itself."""
+        token = self._controls.get(text)
+        return json.dumps(text) if token is None else f"<[{token}]>"
+
+
+class _Cutter:
+    """What llguidance wants to know of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, model: Model, tokens: list[bytes], special_token_ids: list[int]) -> None:
+        self.tokens, self.special_token_ids = tokens, special_token_ids
+        self.eos_token_id = min(model.ends)
+        self._model = model
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("a text is wanted")  # llguidance tries bytes first
+        return self._model.tokenize(text).tolist()
+
+
+def _is_control(model: Model, token: int) -> bool:
+    return bool(llama_cpp.llama_vocab_get_attr(model.vocab, token) & CONTROL)
+
+
+def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:
+    """Return a mask, (vocabulary / 32,) int32: a bit for each token, and set for these."""
+    bits = np.zeros(-(-num_vocab // 32) * 32, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+MOST_FORCED = 256  # tokens at once: more only come a step later
+CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
+CEILINGS = CEILINGS.astype(np.float32)
+"""Of the logits of eight tokens, for each byte of a mask: five times as fast as picking the tokens out."""
+
+SLOW = 0.05  # seconds that a step may wait for a mask
+PATIENCE = 1.0  # seconds beyond that, for all masks of an answer together
+
+
+class Constraint:
+    """Belongs to the thread that chooses tokens; only `compute` runs in another one, and the next call waits for it.
+
+    error: why the answer cannot go on; empty as long as it can. fast_forward: tokens may be forced, not only allowed.
+    has_controls: the answer may have control tokens.
+    """
+
+    def __init__(self, matcher: LLMatcher, tokens: Tokens, *, fast_forward: bool, has_controls: bool) -> None:
+        self.error = ""
+        self._matcher, self._tokens, self._fast_forward = matcher, tokens, fast_forward
+        self._has_controls = has_controls
+        self._mask = np.zeros((tokens.num_vocab + 31) // 32, np.int32)  # a bit for each token
+        self._is_computed = False
+        self._computing: Future[None] | None = None
+        self._waited = self._spent = 0.0  # seconds: for all masks; of processor time, on the newest one
+        self._forced = self._find_forced()
+
+    def compute(self) -> None:
+        """Compute the mask of the next token, without the interpreter's lock."""
+        began = thread_time()
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if not self._has_controls:  # a complement in a client's grammar, `~/a/`, fits them
+            np.bitwise_and(self._mask, self._tokens.texts, out=self._mask)
+        self._spent, self._is_computed = thread_time() - began, True
+
+    def apply(self, logits: np.ndarray) -> bool:
+        """Set the logits (vocabulary,), float32, of all tokens that do not fit to minus infinity.
+
+        Return whether any is left. If none is, and the answer may not end here either, `error` says so.
+        """
+        self._settle()
+        if not self._is_computed:
+            self.compute()
+        self._check()
+        ceilings = CEILINGS.take(self._mask.view(np.uint8), axis=0)  # much faster than indexing
+        np.minimum(logits, ceilings.reshape(-1)[: len(logits)], out=logits)
+        fits = bool(logits.max() > -np.inf)
+        if not fits and not self._allows_end:
+            self.error = self.error or "the grammar allows only tokens that logit_bias or ignore_eos forbids"
+        return fits
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether no thread has computed the mask of the next token, nor is about to."""
+        return not self._is_computed and self._computing is None
+
+    def await_mask(self, computing: Future[None]) -> None:
+        """Note the work that computes the mask."""
+        self._computing = computing
+
+    @property
+    def _allows_end(self) -> bool:
+        ends = self._tokens.ends
+        return bool((self._mask[ends >> 5] >> (ends & 31) & 1).any())
+
+    def accept(self, *tokens: int) -> None:
+        """Go on behind tokens, and then as far as only one text fits."""
+        self._settle()
+        self._is_computed = False
+        if not self.error and not all(map(self._matcher.consume_token, tokens)):
+            self._check()
+        self._forced = self._find_forced()
+
+    def first_forced(self) -> int | None:
+        """Return the next token that must come next; None if there is a choice."""
+        return self._forced.pop(0) if self._forced else None
+
+    @property
+    def has_forced(self) -> bool:
+        """Whether the next token must be a certain one."""
+        return bool(self._forced)
+
+    def take_forced(self) -> list[int]:
+        """Return the tokens that must come next. Where nothing more fits, the last one ends the answer."""
+        forced, self._forced = self._forced, []
+        return forced
+
+    def _find_forced(self) -> list[int]:
+        if not self._fast_forward or self.error:
+            return []
+        forced = [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()[:MOST_FORCED]
+        if forced:
+            forced = forced[: self._matcher.try_consume_tokens(forced)]
+        self._check()
+        if self._matcher.is_stopped() and not self.error:
+            forced.append(int(self._tokens.ends[0]))
+        return forced
+
+    def _settle(self) -> None:
+        """Wait for the other thread. A busy machine and the masks of other answers are no fault of this grammar."""
+        if self._computing is None:
+            return
+        began = perf_counter()
+        self._computing.result()
+        self._computing = None
+        self._waited += max(min(perf_counter() - began, self._spent) - SLOW, 0.0)
+
+    def _check(self) -> None:
+        if self._waited > PATIENCE:
+            self.error = "the grammar takes too long at each token: make it simpler"
+        elif self._matcher.is_error():
+            dead = "NoExtension" in self._matcher.get_error()
+            self.error = "no token of this model fits the grammar here" if dead else "the grammar became too complex"
+
+
+def compute_masks(constraints: Sequence[Constraint], executor: ThreadPoolExecutor) -> None:
+    """Let another thread compute the masks that are not computed yet, one after the other."""
+    if missing := [one for one in constraints if one.needs_mask]:
+        computing = executor.submit(_compute_all, missing)
+        for constraint in missing:
+            constraint.await_mask(computing)
+
+
+def _compute_all(constraints: Sequence[Constraint]) -> None:
+    for constraint in constraints:
+        constraint.compute()
+
+
+# ---- Compiles grammars, and keeps the compiled ones. --------------------------------------------------------------------
+#
+# The format of a chat that calls functions is written in Lark. `marker` gives each of its marks as the vocabulary has
+# it, a
+# control token or a text. Free text ends in front of a control token by itself; a rule that ends with a text needs
+# `[lazy]`:
+#
+#     start: (before call)+                                   start: TEXT? (<[7]> call)+
+#     before[lazy]: /(.|\n)*/ "<tool_call>"                   TEXT: /(.|\n)+/
+#     call: "{\"name\": \"add\", \"arguments\": " @add "}" "</tool_call>"
+#
+# with Source(kind="lark", text=..., schemas=(("add", '{"type": "object", ...}'),), may_name_tokens=True).
+
+STACK = 64 << 20  # bytes, four times as many as in the trial: a grammar that compiles there compiles here
+KEPT = 128 << 20  # bytes of compiled grammars that are kept
+FIXED_BYTES, BYTES_A_CHARACTER = 64 << 10, 400  # of a compiled grammar, as measured
+
+
+class Grammar:
+    """A compiled grammar. num_bytes: about what it takes. has_controls: its answers may have control tokens."""
+
+    def __init__(self, matcher: LLMatcher, tokens: Tokens, num_bytes: int, *, has_controls: bool) -> None:
+        self.num_bytes = num_bytes
+        self._matcher, self._tokens, self._has_controls = matcher, tokens, has_controls
+
+    def start(self, *, fast_forward: bool = True) -> Constraint:
+        """Return the beginning of one answer."""
+        matcher, has_controls = self._matcher.deep_copy(), self._has_controls
+        return Constraint(matcher, self._tokens, fast_forward=fast_forward, has_controls=has_controls)
+
+
+class Grammars:
+    """Compiles in a thread of its own, one grammar after the other. The vocabulary is read there first, at once.
+
+    Safe from several threads. num_waiting: compilations that are not done yet. Call `close` before the model is closed.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._thread = _deep_thread()
+        self._tokens = self._thread.submit(Tokens, model)
+        self._trial = TrialProcess()
+        self._kept: OrderedDict[GrammarSource, Grammar] = OrderedDict()  # the least recently used first
+        self._num_bytes = 0  # of the kept ones
+        self._lock = Lock()  # of the kept ones
+        self.num_waiting = 0
+
+    def compile(self, source: GrammarSource) -> Future[Grammar]:
+        """Compile a grammar, or find it at once. The future raises GrammarError."""
+        if found := self._find(source):
+            done: Future[Grammar] = Future()
+            done.set_result(found)
+            return done
+        with self._lock:
+            self.num_waiting += 1
+        compiling = self._thread.submit(self._compile, source)
+        compiling.add_done_callback(self._count_done)
+        return compiling
+
+    def marker(self, text: str) -> str:
+        """Return a piece of Lark for a mark in a chat's format: see `Tokens.marker`. Waits for the vocabulary."""
+        return self._tokens.result().marker(text)
+
+    def close(self) -> None:
+        """Wait for the compilation that runs; drop those that wait."""
+        self._thread.shutdown(cancel_futures=True)
+        self._trial.close()
+
+    def _find(self, source: GrammarSource) -> Grammar | None:
+        with self._lock:
+            if source in self._kept:
+                self._kept.move_to_end(source)
+            return self._kept.get(source)
+
+    def _count_done(self, compiling: Future[Grammar]) -> None:
+        with self._lock:
+            self.num_waiting -= 1
+
+    # ---- in its thread ---------------------------------------------------------------------------------------------
+
+    def _compile(self, source: GrammarSource) -> Grammar:
+        if found := self._find(source):  # it was asked for twice
+            return found
+        if source.size > MAX_BYTES:
+            raise GrammarError(f"it has {source.size:,} characters: expected at most {MAX_BYTES:,}")
+        definition = self._trial.define(source)
+        matcher = LLMatcher(self._tokens.result().tokenizer, definition, log_level=0, limits=LIMITS)
+        check(matcher)
+        num_bytes = FIXED_BYTES + BYTES_A_CHARACTER * len(definition)
+        grammar = Grammar(matcher, self._tokens.result(), num_bytes, has_controls=source.may_name_tokens)
+        self._keep(source, grammar)
+        return grammar
+
+    def _keep(self, source: GrammarSource, grammar: Grammar) -> None:
+        with self._lock:
+            self._kept[source] = grammar
+            self._num_bytes += grammar.num_bytes
+            while self._num_bytes > KEPT:
+                _, dropped = self._kept.popitem(last=False)
+                self._num_bytes -= dropped.num_bytes
+
+
+def _deep_thread() -> ThreadPoolExecutor:
+    """Return one thread with a large stack: grammars may be nested."""
+    usual = stack_size(STACK)
+    try:
+        executor = ThreadPoolExecutor(1, "grammars")
+        executor.submit(int).result()  # starts the thread
+    finally:
+        stack_size(usual)
+    return executor

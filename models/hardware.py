@@ -1,0 +1,228 @@
+"""Devices, cores, memory, and child processes that measure them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import llama_cpp
+from llama_cpp._ctypes_extensions import load_shared_library
+
+from . import errors
+
+# ---- Commands that run a module of this package in a process of its own. ------------------------------------------------
+
+PACKAGE_ROOT = Path(__file__).parents[1]
+# Not `-m`: a checkout that is not installed is no package for another process.
+START = """
+import sys, types
+from importlib import import_module
+package = types.ModuleType("slotcache")
+package.__path__ = [sys.argv[1]]
+sys.modules["slotcache"] = package
+import_module(sys.argv[2]).main(*sys.argv[3:])
+"""
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Return the command that calls `main` of a module, named below this package, with these arguments.
+
+    -P: it imports nothing from the folder that it is started in, as this process does not.
+    """
+    return [sys.executable, "-P", "-c", START, str(PACKAGE_ROOT), f"slotcache.{module}", *arguments]
+
+
+# ---- The number of threads that compute fastest on this CPU, as Linux describes it. -------------------------------------
+
+SYSTEM = Path("/sys")
+
+
+def fast_cores(system: Path = SYSTEM) -> int:
+    """Return the number of cores that a process should compute on, 1 or more.
+
+    Threads wait for each other after each matrix, so the slowest one sets the pace: two threads on one core, an efficiency
+    core beside performance cores, or more threads than a container's quota make all of them slower.
+    """
+    usable = _usable()
+    if performance := usable & set(_listed(system / "devices/cpu_core/cpus")):  # of a hybrid Intel
+        usable = performance
+    cores = {_siblings(system, cpu) for cpu in usable}
+    return max(1, min(len(cores), _quota(system)))
+
+
+def _usable() -> set[int]:
+    """Return the CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))  # not Linux
+
+
+def _siblings(system: Path, cpu: int) -> frozenset[int]:
+    """Return the CPUs of a CPU's core."""
+    return frozenset(_listed(system / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or frozenset({cpu})
+
+
+def _quota(system: Path) -> int:
+    """Return the whole CPUs whose time a container may use, 1 or more."""
+    with suppress(OSError, ValueError):
+        quota, period = (system / "fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            return max(1, int(quota) // int(period))
+    return 1 << 16
+
+
+def _listed(file: Path) -> Iterator[int]:
+    """Yield the numbers of a list such as 0-3,8; none if there is no such file."""
+    with suppress(OSError, ValueError):
+        for part in file.read_text().split(","):
+            first, _, last = part.partition("-")
+            yield from range(int(first), int(last or first) + 1)
+
+
+# ---- The devices that ggml was built for and found, with their memory. --------------------------------------------------
+
+# The package's own `_ggml` looks beside itself even where LLAMA_CPP_LIB_PATH names another build of the libraries.
+FOLDER = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(llama_cpp.__file__).parent / "lib")
+libggml = load_shared_library("ggml", FOLDER)
+KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """name: ggml's ("CUDA0", "CPU"). free, total: bytes of memory, 0 where the backend does not say."""
+
+    name: str
+    description: str
+    kind: str
+    free: int
+    total: int
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind in ("GPU", "integrated GPU")
+
+
+@cache
+def load_backends() -> None:
+    """Make ready llama.cpp's backends, once in a process.
+
+    Some builds have them as libraries beside its own, and GGML_BACKEND_PATH names one of another place.
+    """
+    errors.capture()
+    llama_cpp.llama_backend_init()
+    libggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
+    libggml.ggml_backend_load_all_from_path(os.fsencode(FOLDER))
+
+
+def devices() -> list[Device]:
+    """Every device of this build, GPUs first."""
+    return sorted(map(_device, _handles()), key=lambda device: not device.is_gpu)
+
+
+def _handles() -> list[int]:
+    load_backends()
+    library = libggml
+    library.ggml_backend_dev_count.restype = ctypes.c_size_t
+    library.ggml_backend_dev_get.restype = ctypes.c_void_p
+    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    return [library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count())]
+
+
+def _device(handle: int) -> Device:
+    library = libggml
+    pointer = ctypes.c_void_p(handle)
+    for function in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
+        function.restype = ctypes.c_char_p
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    library.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
+    return Device(
+        name=library.ggml_backend_dev_name(pointer).decode(),
+        description=library.ggml_backend_dev_description(pointer).decode("utf-8", "replace"),
+        kind=KINDS[library.ggml_backend_dev_type(pointer)],
+        free=free.value,
+        total=total.value,
+    )
+
+
+def buffer_types() -> dict[str, int]:
+    """Return the address of each device's usual kind of memory, by ggml's name for it."""
+    library = libggml
+    library.ggml_backend_dev_buffer_type.restype = ctypes.c_void_p
+    library.ggml_backend_buft_name.restype = ctypes.c_char_p
+    kinds = [library.ggml_backend_dev_buffer_type(ctypes.c_void_p(handle)) for handle in _handles()]
+    return {library.ggml_backend_buft_name(ctypes.c_void_p(kind)).decode(): kind for kind in kinds if kind}
+
+
+def supports_offload() -> bool:
+    """Whether this build of llama.cpp can put layers on a GPU at all."""
+    return bool(llama_cpp.llama_supports_gpu_offload())
+
+
+# ---- Memory -------------------------------------------------------------------------------------------------------------
+# The memory that programs may still take: of the machine, or of the container that this process runs in.
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The files in which Linux tells a container's memory. cached: the lines of `stat` that count files."""
+
+    limit: str
+    used: str
+    stat: str
+    cached: tuple[str, ...]
+
+
+CONTAINERS = (  # cgroups of version 2, and of version 1
+    Container("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
+    Container(
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        ("total_active_file", "total_inactive_file"),
+    ),
+)
+
+
+def free_memory(root: Path = ROOT) -> int:
+    """Return bytes. The page cache counts as free: it gives way, and it has just read the model."""
+    folder = root / "sys/fs/cgroup"
+    left = [room for container in CONTAINERS if (room := _room(folder, container)) is not None]
+    return max(min([_of_machine(root / "proc/meminfo"), *left]), 0)
+
+
+def _of_machine(file: Path) -> int:
+    with suppress(OSError, KeyError):
+        return _counts(file, ":")["MemAvailable"] << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _room(folder: Path, container: Container) -> int | None:
+    """Return the bytes that a container has left; None: it has no limit."""
+    with suppress(OSError, ValueError):
+        limit, used = (int((folder / name).read_text()) for name in (container.limit, container.used))
+        counts = _counts(folder / container.stat, "")
+        return limit - used + sum(counts.get(name, 0) for name in container.cached)
+    return None
+
+
+def _counts(file: Path, mark: str) -> dict[str, int]:
+    """Return the numbers of a file with a name and a number a line. mark: behind the names. Raises OSError."""
+    return dict(_lines(file.read_text(), mark))
+
+
+def _lines(text: str, mark: str) -> Iterator[tuple[str, int]]:
+    for line in text.splitlines():
+        name, number, *_ = [*line.split(), "", ""]
+        if number.isdecimal():
+            yield name.removesuffix(mark), int(number)
+
+
+HOST = "CPU"

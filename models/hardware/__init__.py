@@ -1,1 +1,0 @@
-"""What the machine has: devices, and cores of its CPU."""

@@ -1,0 +1,186 @@
+"""Jinja as chat templates use it, in a sandbox: a template comes with a model file and is not to be trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from jinja2 import TemplateSyntaxError, Undefined, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MAX_CHARACTERS = 1 << 24
+"""The most text that a template may write, and the longest string or list that it may make by multiplication."""
+
+MAX_BITS = 1 << 12
+"""The size of the largest integer that it may make by multiplication."""
+
+
+MAX_STEPS = 300_000
+"""The most rounds of its loops and macros in one rendering: about a second."""
+
+_STEP, _LIST = "_slotcache_step", "_slotcache_list"
+
+
+class TemplateError(ValueError):
+    """The template refuses these messages, or it is wrong itself. The message says which."""
+
+
+class Template:
+    """A compiled template. Raises TemplateError with the line at which the source is not Jinja.
+
+    names: of the variables, fields and keys that the template reads.
+    """
+
+    def __init__(self, source: str) -> None:
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            self.names = frozenset(_names(tree)) - {_STEP, _LIST}
+            self._template = environment.from_string(tree)
+        except TemplateSyntaxError as error:
+            raise TemplateError(f"line {error.lineno} of the chat template: {error.message}") from None
+        except Exception as error:  # nested too deep for Python, a number too long for it, ...
+            raise TemplateError(f"the chat template cannot be compiled: {error or type(error).__name__}") from None
+
+    def render(self, variables: Mapping[str, object]) -> str:
+        """Render to text. Raises TemplateError for any failure."""
+        written, parts = 0, []
+        try:
+            for part in self._template.generate({**variables, _STEP: _Steps(), _LIST: _OwnList}):
+                parts.append(part)
+                written += len(part)
+                if written > MAX_CHARACTERS:
+                    raise TemplateError(f"the chat template writes more than {MAX_CHARACTERS} characters")
+        except TemplateError:
+            raise
+        except Exception as error:  # a template can fail in every way that Python can
+            raise TemplateError(f"the chat template failed: {error or type(error).__name__}") from error
+        return "".join(parts)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Forbids attributes that lead out of the template, changes to its variables, and huge numbers or strings."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Parse; make every loop and every macro count its rounds, and every list of the template known as its own."""
+        template = super()._parse(source, name, filename)
+        for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
+            node.body.insert(0, nodes.ExprStmt(_call(_STEP, [], node.lineno), lineno=node.lineno))
+            if isinstance(node, nodes.For) and node.test is not None:
+                node.test = nodes.And(_call(_STEP, [], node.lineno), node.test, lineno=node.lineno)
+        return _OwnLists().visit(template)
+
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
+        """A template may change the lists that it made: a client's values stay as they are."""
+        if isinstance(obj, _OwnList) and attr in ("append", "pop"):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
+        if _is_too_large(operator, left, right):
+            raise SecurityError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Steps:
+    """Counts the steps of one rendering."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self) -> bool:
+        self._count += 1
+        if self._count > MAX_STEPS:
+            raise TemplateError(f"the chat template takes more than {MAX_STEPS} steps")
+        return True
+
+
+class _Nothing(Undefined):
+    """An undefined value, which adds nothing to a text: templates rely on it for fields that tools may leave out."""
+
+    def _added(self, other: object) -> object:
+        return other if isinstance(other, str | Undefined) else self._fail_with_undefined_error()
+
+    __add__ = __radd__ = _added
+
+
+class _OwnList(list[object]):
+    """A list that the template itself made."""
+
+    def __add__(self, other: object) -> _OwnList:
+        return _OwnList(super().__add__(other)) if isinstance(other, list) else NotImplemented
+
+
+class _OwnLists(NodeTransformer):
+    """Makes each `[...]` of a template an `_OwnList`."""
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
+        self.generic_visit(node)
+        return _call(_LIST, [node], node.lineno)
+
+
+def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
+    """Make a call of one of our own functions."""
+    fields = (nodes.Name(name, "load", lineno=line), arguments, [], None, None)
+    return nodes.Call(*fields, lineno=line)
+
+
+def _is_too_large(operator: str, left: object, right: object) -> bool:
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        return bits > MAX_BITS
+    for value, times in ((left, right), (right, left)):
+        if isinstance(value, Sequence) and isinstance(times, int):
+            return len(value) * times > MAX_CHARACTERS
+    return False
+
+
+def _names(tree: nodes.Template) -> Iterator[str]:
+    """Yield the names of variables and fields; keys stand as constants beside texts that are no names."""
+    for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Const)):
+        match node:
+            case nodes.Name(name=str(name)) | nodes.Getattr(attr=str(name)) | nodes.Const(value=str(name)):
+                yield name
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks answers for training; here only its content counts."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Make an environment with the helpers of Hugging Face's `apply_chat_template`, on which templates rely."""
+    extensions = ["jinja2.ext.loopcontrols", _Generation]
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=_Nothing)
+    environment.filters["tojson"] = _to_json
+    environment.filters["safe"] = str  # nothing is escaped, and Jinja's own would escape what is added to its result
+    environment.globals["raise_exception"] = _raise
+    return environment
+
+
+def _raise(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON as in training: Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
+    value = list(value) if isinstance(value, Iterator) else value  # the result of `map` or `select`
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,459 @@
+"""From a JSON schema to a grammar, which is tried in a child process first."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from threading import Thread, stack_size
+from typing import TYPE_CHECKING, Literal
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from .hardware import command
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+
+Kind = Literal["json_schema", "regex", "gbnf", "lark"]
+MAX_BYTES = 256 << 10  # of a source: a compiled grammar takes some hundred times as much
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used, or that no answer fits. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A grammar as text. kind: its language.
+
+    schemas: JSON Schemas as JSON text by name; a Lark grammar refers to one as `@name`. may_name_tokens: it is the
+    server's own and may name control tokens; a client's may not.
+    """
+
+    kind: Kind
+    text: str
+    schemas: tuple[tuple[str, str], ...] = ()
+    may_name_tokens: bool = False
+
+    @property
+    def size(self) -> int:
+        """Characters of all its texts."""
+        return len(self.text) + sum(len(name) + len(schema) for name, schema in self.schemas)
+
+
+# ---- Schema -------------------------------------------------------------------------------------------------------------
+# Checks of JSON Schemas that llguidance does not make: unknown keywords, what it misreads, references without an end.
+
+ONE, LIST, MAP = "one", "list", "map"
+INNER = {
+    "additionalProperties": ONE, "items": ONE, "additionalItems": ONE, "anyOf": LIST, "oneOf": LIST, "allOf": LIST,
+    "prefixItems": LIST, "properties": MAP, "patternProperties": MAP, "$defs": MAP, "definitions": MAP,
+}  # fmt: skip
+"""Keywords with schemas inside, and how these stand there."""
+VALUES = frozenset({
+    "$ref", "const", "enum", "type", "minItems", "maxItems", "required", "minProperties", "maxProperties", "minLength",
+    "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+})  # fmt: skip
+"""Keywords that are honoured, without schemas inside."""
+REMARKS = frozenset({
+    "$schema", "$id", "id", "$anchor", "$comment", "title", "description", "markdownDescription", "default", "example",
+    "examples", "deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "discriminator", "xml",
+    "externalDocs", "strict",
+})  # fmt: skip
+"""Keywords that allow and forbid nothing."""
+NEUTRAL = {"nullable": False, "uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
+"""Keywords that are not supported, with the value that changes nothing."""
+OPEN = ("type", "$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+IMPLIED = {
+    "properties": "object", "required": "object", "additionalProperties": "object", "patternProperties": "object",
+    "items": "array", "prefixItems": "array", "minItems": "array", "maxItems": "array",
+    "pattern": "string", "minLength": "string", "maxLength": "string", "format": "string",
+    "minimum": "number", "maximum": "number", "exclusiveMinimum": "number", "exclusiveMaximum": "number",
+}  # fmt: skip
+"""Keywords that only make sense for one type, and the type."""
+EXCLUSIVE = (
+    ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), "minimum", 1),
+    ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), "maximum", -1),
+)
+"""Bounds that are no part of a range, what may stand at its other end, and what says nearly the same; up or down."""
+MOST_ROUNDS = 64  # of looking for answers with an end: as many as references that each need the one behind them
+
+Schema = dict[str, object]
+
+
+def check_schema(schema: object) -> None:
+    """Raise GrammarError for a keyword that would be ignored, and for a schema whose every answer would have no end."""
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("a schema is an object, true or false")
+    found = dict(_schemas(schema, "#"))
+    for path, inner in found.items():
+        for keyword, value in inner.items():
+            known = keyword in INNER or keyword in VALUES or keyword in REMARKS or keyword.startswith("x-")
+            if not known and (keyword not in NEUTRAL or value != NEUTRAL[keyword]):
+                raise GrammarError(f"{path}: {keyword!r} is not supported")
+        _check_range(path, inner)
+        for pattern in _patterns(inner):
+            check_pattern(pattern, f"{path}: the pattern {pattern[:80]!r}")
+    if isinstance(schema, dict) and not _Finite(found).holds():
+        raise GrammarError("its references go round in a circle: every answer would have no end")
+
+
+def check_pattern(pattern: str, where: str) -> None:
+    """Raise GrammarError for an expression that ends within an escape: llguidance would leave the escape out."""
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise GrammarError(f"{where} ends with a single \\: expected the character that it escapes")
+
+
+def _patterns(schema: Schema) -> Iterator[str]:
+    pattern, names = schema.get("pattern"), schema.get("patternProperties")
+    if isinstance(pattern, str):
+        yield pattern
+    if isinstance(names, dict):
+        yield from names
+
+
+def _check_range(path: str, schema: Schema) -> None:
+    """Raise GrammarError for a range of numbers that llguidance takes for a wider one.
+
+    Where a whole number is left out, and the range ends before the next one further from 0, llguidance lets it in.
+    """
+    if schema.get("type") == "integer":
+        return
+    for outside, ends, inner, step in EXCLUSIVE:
+        bound = schema.get(outside)
+        if not isinstance(bound, int | float) or bound % 1 or bound * step < 0:
+            continue
+        for end in ends:
+            value = schema.get(end)
+            if isinstance(value, int | float) and min(bound, bound + step) < value < max(bound, bound + step):
+                wrong = f"{outside} {bound} beside {end} {value}"
+                raise GrammarError(f"{path}: {wrong} is not supported: send {inner} with a fraction")
+
+
+def add_types(schema: object) -> None:
+    """Give each schema without a type the one that its keywords are for, in place: its author means values of that type.
+
+    JSON Schema would allow values of all other types, too.
+    """
+    for _, inner in list(_schemas(schema, "#")):
+        if inner.keys().isdisjoint(OPEN) and (implied := next((IMPLIED[key] for key in inner if key in IMPLIED), None)):
+            inner["type"] = implied
+
+
+def _schemas(schema: object, path: str) -> Iterator[tuple[str, Schema]]:
+    """Yield each schema in a schema with its path, the inner ones first."""
+    pending: list[tuple[object, str]] = [(schema, path)]
+    order: list[tuple[str, Schema]] = []
+    while pending:
+        value, path = pending.pop()
+        if not isinstance(value, dict):
+            continue
+        order.append((path, value))
+        for keyword, inner in value.items():
+            shape = INNER.get(keyword)
+            if shape == MAP and isinstance(inner, dict):
+                pending += [(one, f"{path}/{keyword}/{_escaped(name)}") for name, one in inner.items()]
+            elif shape and isinstance(inner, list):
+                pending += [(one, f"{path}/{keyword}/{at}") for at, one in enumerate(inner)]
+            elif shape:
+                pending.append((inner, f"{path}/{keyword}"))
+    return reversed(order)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+class _Finite:
+    """Finds the schemas that some answer with an end fits, by the paths of the schemas in it."""
+
+    def __init__(self, schemas: dict[str, Schema]) -> None:
+        self._schemas = schemas
+        self._finite: set[str] = set()
+
+    def holds(self) -> bool:
+        """Return whether the whole schema is one. References that are not found here are left to the compiler."""
+        for _ in range(MOST_ROUNDS):
+            before = len(self._finite)
+            for path, schema in self._schemas.items():
+                if path not in self._finite and self._ends(path, schema):
+                    self._finite.add(path)
+            if "#" in self._finite:
+                return True
+            if len(self._finite) == before:
+                return False
+        raise GrammarError("its references are too deep")
+
+    def _ends(self, path: str, schema: Schema) -> bool:
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference in self._schemas and reference not in self._finite:
+            return False
+        if not all(self._known(inner) for inner in self._inner(path, schema, "allOf")):
+            return False
+        for keyword in ("anyOf", "oneOf"):
+            choices = self._inner(path, schema, keyword)
+            if choices and not any(self._known(inner) for inner in choices):
+                return False
+        return "enum" in schema or "const" in schema or self._some_type_ends(path, schema)
+
+    def _some_type_ends(self, path: str, schema: Schema) -> bool:
+        kinds = schema.get("type", "any")
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        if any(kind not in ("object", "array") for kind in kinds):
+            return True
+        return ("object" in kinds and self._object_ends(path, schema)) or (
+            "array" in kinds and self._array_ends(path, schema)
+        )
+
+    def _object_ends(self, path: str, schema: Schema) -> bool:
+        required, properties = schema.get("required"), schema.get("properties")
+        for name in required if isinstance(required, list) else ():
+            is_property = isinstance(properties, dict) and name in properties
+            inner = f"{path}/properties/{_escaped(str(name))}" if is_property else f"{path}/additionalProperties"
+            if not self._known(inner):
+                return False
+        return True
+
+    def _array_ends(self, path: str, schema: Schema) -> bool:
+        needed = schema.get("minItems", 0)
+        if not isinstance(needed, int | float) or needed <= 0:
+            return True
+        first = self._inner(path, schema, "prefixItems")[: int(needed)]
+        return all(self._known(inner) for inner in first) and (len(first) >= needed or self._known(f"{path}/items"))
+
+    def _known(self, path: str) -> bool:
+        """Return whether the schema at a path is known to have an end. Where none stands, all is allowed."""
+        return path in self._finite or path not in self._schemas
+
+    def _inner(self, path: str, schema: Schema, keyword: str) -> list[str]:
+        inner = schema.get(keyword)
+        return [f"{path}/{keyword}/{at}" for at in range(len(inner))] if isinstance(inner, list) else []
+
+
+# ---- Definition ---------------------------------------------------------------------------------------------------------
+# A source as llguidance's grammar. Runs in a process of its own (see `trial`), since its time is the client's choice.
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,  # to build the lexer; 1,000,000 would be llguidance's
+    step_lexer_fuel=100_000,  # of one mask: some 10 ms, and bytes that a grammar may force at once
+    max_lexer_states=50_000,  # 1 to 2 kB each, for each answer
+    verbose_errors=False,
+)
+JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One spelling of each value, as Python writes it: without a choice of spaces, no model writes spaces for ever, and what
+stands between two values is known ahead."""
+STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # whatever `x-guidance` in a schema says
+SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+# Of Lark: texts and patterns, which may hold any sign, and comments.
+LARK_TEXT = r'"(?:\\.|[^"\\\x00-\x1f\x7f])*"|/(?:\\.|[^/\\])+/|(?:#|//)[^\n]*'
+LARK_TOKEN = r"<[^<>\s]+>"
+LARK_TEXTS, LARK_TOKENS = re.compile(LARK_TEXT), re.compile(LARK_TOKEN)
+LARK_PART = re.compile(f"{LARK_TEXT}|({LARK_TOKEN})")
+LARK_REFUSED = re.compile(r"%(?:json|regex|llguidance|lark)\b|@[\w-]+|\[[^\]]*\b(?:temperature|stop)\b[^\]]*\]")
+GBNF_ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|"', re.DOTALL)
+
+
+def define(source: GrammarSource) -> str:
+    """Return llguidance's grammar for a source. Raises GrammarError."""
+    for name, _ in source.schemas:
+        if not SCHEMA_NAME.fullmatch(name):
+            raise GrammarError(f"{name!r} is no name of a schema")
+    first = DEFINITIONS[source.kind](source)
+    if not source.schemas:
+        return first
+    grammars = json.loads(first)["grammars"]
+    for name, text in source.schemas:
+        (grammar,) = json.loads(_schema(text))["grammars"]
+        grammars.append(grammar | {"name": name})
+    return json.dumps({"grammars": grammars})
+
+
+def _schema(text: str) -> str:
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise GrammarError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise GrammarError("nested too deeply") from None
+    add_types(schema)
+    check_schema(schema)
+    schema = schema if isinstance(schema, dict) else {"allOf": [schema]}  # a plain `true` takes no options
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), JSON_STYLE, STRICT)
+
+
+def _regex(source: GrammarSource) -> str:
+    check_pattern(source.text, "it")
+    return LLMatcher.grammar_from_regex(source.text)
+
+
+def _gbnf(source: GrammarSource) -> str:
+    try:
+        lark = gbnf_to_lark(GBNF_ESCAPE.sub(_character, source.text))
+    except RecursionError:
+        raise GrammarError("nested too deeply") from None
+    except GbnfToLarkError as error:
+        raise GrammarError(str(error)) from None
+    except Exception as error:  # the converter raises plain ones for rules that are missing or stand twice
+        raise GrammarError(str(error) or type(error).__name__) from None
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def _character(escape: re.Match[str]) -> str:
+    r"""Return the character of a `\u` escape, which the converter would spell without its zeros; all else as it stands."""
+    code = int(escape[1] or escape[2] or "0", 16)
+    if code < 0x80 or code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        return f"\\x{code:02x}" if 0 < code < 0x80 else escape[0]
+    return chr(code)
+
+
+def _lark(source: GrammarSource) -> str:
+    if not source.may_name_tokens:
+        signs = LARK_TEXTS.sub(" ", source.text)
+        if found := LARK_TOKENS.search(signs):
+            raise GrammarError(f"{found[0]} names a token: only texts and patterns may be named")
+        if found := LARK_REFUSED.search(signs):
+            raise GrammarError(f"{found[0]} is not supported")
+    return json.dumps({"grammars": [{"lark_grammar": source.text}]})
+
+
+def without_tokens(source: GrammarSource, stand_in: str) -> GrammarSource:
+    """Return a Lark grammar of the server's own with another token's name for each: for a vocabulary without them."""
+    text = LARK_PART.sub(lambda part: stand_in if part[1] else part[0], source.text)
+    return replace(source, text=text)
+
+
+DEFINITIONS: dict[Kind, Callable[[GrammarSource], str]] = {
+    "json_schema": lambda source: _schema(source.text),
+    "regex": _regex,
+    "gbnf": _gbnf,
+    "lark": _lark,
+}
+
+
+# ---- Process ------------------------------------------------------------------------------------------------------------
+# The process in which grammars are tried (see `trial`): started when it is needed first, and again after it has ended.
+
+FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes of a process that another one ended: no limit of the trial does, so the grammar gets one more try."""
+
+
+class TrialProcess:
+    """One grammar at a time. Call `close` at the end."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._code = 0  # that it ended with over a grammar
+
+    def define(self, source: GrammarSource) -> str:
+        """Return llguidance's grammar for a source, which compiles in bounded time. Raises GrammarError."""
+        line = self._ask(source)
+        if not line and self._code in FROM_OUTSIDE:
+            line = self._ask(source)
+        if not line:
+            raise GrammarError("it takes too much time or memory: make it simpler")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise GrammarError(answer["error"])
+        return answer["grammar"]
+
+    def _ask(self, source: GrammarSource) -> str:
+        """Return the line that answers a source; empty if the process ended over it."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it ended between two grammars, which says nothing of the next one
+        process = self._process = self._process or _start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(asdict(source)) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line.endswith("\n"):
+            line = ""
+            self.close()
+            self._code = process.returncode
+        return line
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def _start() -> subprocess.Popen[str]:
+    trial = command("models.json_schema")
+    return subprocess.Popen(trial, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+# ---- Compiles grammars in a process of its own, with limits of time, memory and depth. ----------------------------------
+#
+# A grammar of a few hundred bytes can take minutes, gigabytes, or more stack than a thread has, and llguidance cannot
+# be
+# stopped. Here it only ends this process: the server refuses the grammar and starts another one.
+#
+# Each line that comes is a source; each line that goes is llguidance's grammar for it, or the reason why it is refused.
+
+SECONDS = 2.0  # of processor time, for one grammar
+BYTES = 1 << 30  # of the process
+STACK = 16 << 20  # a quarter of what the server compiles with
+MOST_FORCED = 32 << 10  # bytes that every answer would begin with: the engine has to wait for their tokens
+TOKEN = "<|tool|>"  # of the vocabulary here, whose other tokens are the bytes
+
+
+def main() -> None:
+    """Answer lines until there are no more."""
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    stack_size(STACK)
+    worker = Thread(target=_answer_all, daemon=True)
+    worker.start()
+    worker.join()
+
+
+def _answer_all() -> None:
+    tokenizer = LLTokenizer("byte")
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, whatever it does
+        answer = _answer(tokenizer, line)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(answer), flush=True)
+
+
+def _answer(tokenizer: LLTokenizer, line: str) -> dict[str, str]:
+    fields = json.loads(line)
+    source = GrammarSource(**fields | {"schemas": tuple(map(tuple, fields["schemas"]))})
+    try:
+        grammar = define(source)
+        tried = define(without_tokens(source, TOKEN)) if source.may_name_tokens else grammar
+        check(LLMatcher(tokenizer, tried, log_level=0, limits=LIMITS))
+    except GrammarError as error:
+        return {"error": str(error)}
+    except (ValueError, MemoryError, RecursionError) as error:
+        return {"error": f"it cannot be compiled: {error}"}
+    return {"grammar": grammar}
+
+
+def check(matcher: LLMatcher) -> None:
+    """Raise GrammarError for a grammar that did not compile, and for one that no answer fits."""
+    if not matcher.is_error():
+        if (forced := len(matcher.compute_ff_bytes())) > MOST_FORCED:
+            raise GrammarError(f"it begins with a text of {forced:,} bytes: expected at most {MOST_FORCED:,}")
+        matcher.compute_bitmask()
+    if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
+        raise GrammarError(_plain(matcher.get_error()) or "no answer fits it")
+
+
+def _plain(error: str) -> str:
+    """Return llguidance's message without its markers, on one line."""
+    message = " ".join(error.replace("<non-verbose/>", "").split())
+    return message if len(message) <= 300 else message[:300] + "..."

@@ -1,0 +1,256 @@
+"""llama.cpp's saved sequence state, as bytes: cutting a range of positions out of it, and checking that it is whole.
+
+A state is a magic number, the sequence's id, and one part for each memory of the model.
+
+- Attention (llama_kv_cache::state_write, one stream): streams, cells; for each cell position, holders, holder (with
+  rotary positions in several dimensions: position, holders, two more positions, token, holder); whether V is
+  transposed, layers; for each layer K's type and row size, then a row a cell; then V likewise, or, if transposed, its type,
+  element size and width, then a row of cells for each of its numbers.
+- Recurrent (llama_memory_recurrent::state_write): no cell, or one with its position and no holder; whether S is transposed,
+  layers; then for each tensor its type and row size, and a row if there is a cell.
+
+A hybrid's KV is kept in two kinds of states: runs, which have attention's cells and no recurrent cell, and the recurrent
+part alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+HEADER = 16  # bytes: four 32-bit numbers
+CELL = 12  # bytes: position, number of holders, holder
+WIDE_CELL = 24  # bytes: position, number of holders, x, y, token, holder
+COUNT_AT = 3  # the number of cells, among the header's numbers
+MAGIC, PREFACE = 4, 8  # bytes: the magic number; that and the sequence's id
+MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
+RECURRENT_CELL = 8  # bytes: position, number of holders
+BLOCK = 12  # bytes before the numbers of a tensor
+TOKEN_AT = 4  # the token, among a wide cell's numbers
+
+
+def cut(state: np.ndarray, start: int, stop: int, cell: int = CELL) -> np.ndarray:
+    """The part of a saved run (uint8) at positions [start, stop), as a run of its own. cell: bytes of one cell."""
+    header = state[:HEADER].copy()
+    numbers = header.view(np.int32)
+    count = int(numbers[COUNT_AT])
+    cells = state[HEADER : HEADER + cell * count].reshape(count, cell)
+    positions = np.ascontiguousarray(cells[:, :4]).view(np.int32)[:, 0]
+    kept = np.flatnonzero((positions >= start) & (positions < stop))
+    numbers[COUNT_AT] = len(kept)
+    reader = _Reader(state, HEADER + cell * count, count, kept)
+    parts = [header, cells[kept].reshape(-1)]
+    transposed, layers = (int(number) for number in reader.take(parts, 8).view(np.uint32))
+    for _ in range(layers):
+        reader.rows(parts)
+    for _ in range(layers):
+        reader.columns(parts) if transposed else reader.rows(parts)
+    reader.take(parts, reader.num_left)  # of a hybrid: that there is no recurrent cell
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The part of attention. lead: the 8 bytes behind its cells. cell: bytes of a cell.
+
+    blocks: of each tensor, the 12 bytes before its numbers, and how many bytes of numbers a cell has.
+    """
+
+    cell: int
+    lead: bytes
+    blocks: tuple[tuple[bytes, int], ...]
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes of one token."""
+        return self.cell + sum(size for _, size in self.blocks)
+
+    def size(self, num_tokens: int) -> int:
+        """Return how many bytes this part takes in a state of that many tokens."""
+        return 8 + len(self.lead) + BLOCK * len(self.blocks) + num_tokens * self.token_bytes
+
+    def fits(self, state: np.ndarray, start: int, stop: int, holder: int) -> bool:
+        """Whether bytes of the right length are this part, in all but the numbers of its tensors and the order of its cells.
+
+        A state has its cells as they stand in the pool. Each position must be there once.
+        """
+        cells, at = stop - start, 8 + self.cell * (stop - start)
+        if state[:8].tobytes() != np.array([1, cells], np.int32).tobytes():
+            return False
+        numbers = np.frombuffer(state[8:at].tobytes(), np.int32).reshape(cells, -1).copy()
+        numbers[:, TOKEN_AT:-1] = 0  # of a wide cell: any token
+        if not np.array_equal(numbers[np.argsort(numbers[:, 0], kind="stable")], self._cells(start, stop, holder)):
+            return False
+        lead = state[at : at + len(self.lead)].tobytes()
+        return lead == self.lead and _has_blocks(state, at + len(self.lead), self.blocks, cells)
+
+    def _cells(self, start: int, stop: int, holder: int) -> np.ndarray:
+        """Return the numbers of the cells of positions [start, stop), in this order."""
+        cells = np.zeros((stop - start, self.cell // 4), np.int32)
+        cells[:, :TOKEN_AT] = np.arange(start, stop)[:, None]
+        cells[:, 1], cells[:, TOKEN_AT:], cells[:, -1] = 1, 0, holder
+        return cells
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """The part of recurrent layers. lead, blocks: as in `Attention`, with one cell for all tokens."""
+
+    lead: bytes
+    blocks: tuple[tuple[bytes, int], ...]
+
+    def size(self, num_cells: int) -> int:
+        """Return how many bytes this part takes in a state with one cell or none."""
+        each = RECURRENT_CELL + sum(size for _, size in self.blocks)
+        return 4 + len(self.lead) + BLOCK * len(self.blocks) + num_cells * each
+
+    def fits(self, state: np.ndarray, num_tokens: int) -> bool:
+        """Whether bytes of the right length are the part behind that many tokens, in all but numbers; 0: without a cell."""
+        opening = np.array([1, num_tokens - 1, 0] if num_tokens else [0], np.int32).tobytes() + self.lead
+        is_opening = state[: len(opening)].tobytes() == opening
+        return is_opening and _has_blocks(state, len(opening), self.blocks, 1 if num_tokens else 0)
+
+
+def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...], cells: int) -> bool:
+    """Whether each tensor begins as it should, the first of them at `at`."""
+    for head, size in blocks:
+        if state[at : at + BLOCK].tobytes() != head:
+            return False
+        at += BLOCK + cells * size
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The common part of all states of one context: all but positions and the numbers of the tensors.
+
+    attention: None where a model has none. recurrent: None where all layers are attention.
+    """
+
+    magic: bytes
+    attention: Attention | None
+    recurrent: Recurrent | None
+
+    def fits(self, run: np.ndarray, start: int, stop: int) -> bool:
+        """Whether a run (uint8) is of just the positions [start, stop) of this context, to its last byte.
+
+        llama.cpp reads it without a complaint then. The numbers of its tensors may be any.
+        """
+        if not 0 <= start < stop < 1 << 31 or len(run) != self._size(stop - start) or not self._has_preface(run):
+            return False
+        at = PREFACE + (self.attention.size(stop - start) if self.attention else 0)
+        if self.attention and not self.attention.fits(run[PREFACE:at], start, stop, _signed(run, MAGIC)):
+            return False
+        return self.recurrent is None or self.recurrent.fits(run[at:], 0)
+
+    def fits_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
+        """Whether a state (uint8) is the recurrent part behind that many tokens, to its last byte."""
+        if self.recurrent is None or not 0 < num_tokens < 1 << 31:
+            return False
+        is_whole = len(state) == PREFACE + self.recurrent.size(1) and self._has_preface(state)
+        return is_whole and self.recurrent.fits(state[PREFACE:], num_tokens)
+
+    def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Return the part of a run at positions [start, stop), as a run of its own."""
+        return cut(run, start, stop, self.attention.cell) if self.attention else run
+
+    def _size(self, num_tokens: int) -> int:
+        attention = self.attention.size(num_tokens) if self.attention else 0
+        return PREFACE + attention + (self.recurrent.size(0) if self.recurrent else 0)
+
+    def _has_preface(self, state: np.ndarray) -> bool:
+        return state[:MAGIC].tobytes() == self.magic and 0 <= _signed(state, MAGIC) < MOST_SEQUENCES
+
+
+def layout_of(run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = None) -> StateLayout | None:
+    """Return the layout of a context, read off a run of its first tokens; None for a layout that is not listed above.
+
+    recurrent: of a model with recurrent layers, their state behind these tokens.
+    """
+    try:
+        behind = _recurrent(recurrent, PREFACE) if recurrent is not None else None
+        has_attention = behind is None or len(run) > PREFACE + behind.size(0)
+        for cell in (CELL, WIDE_CELL) if has_attention else (0,):
+            attention = _attention(run, PREFACE, num_tokens, cell) if has_attention else None
+            layout = StateLayout(run[:MAGIC].tobytes(), attention, behind)
+            is_recurrent_known = recurrent is None or layout.fits_recurrent(recurrent, num_tokens)
+            if is_recurrent_known and layout.fits(run, 0, num_tokens):
+                return layout
+    except (IndexError, ValueError):
+        return None
+    return None
+
+
+def _attention(state: np.ndarray, at: int, count: int, cell: int) -> Attention | None:
+    """Read the part at `at`, which has `count` cells; None if it makes no sense with cells of that size."""
+    at += 8 + cell * count
+    lead, transposed, layers = state[at : at + 8].tobytes(), _number(state, at), _number(state, at + 4)
+    blocks: list[tuple[bytes, int]] = []
+    at += 8
+    for index in range(2 * layers):
+        if at + BLOCK > len(state):
+            return None
+        is_columns = bool(transposed) and index >= layers
+        size = _number(state, at + 4) * (_number(state, at + 8) if is_columns else 1)
+        blocks.append((state[at : at + BLOCK].tobytes(), size))
+        at += BLOCK + count * size
+    return Attention(cell, lead, tuple(blocks))
+
+
+def _recurrent(state: np.ndarray, at: int) -> Recurrent:
+    at += 4 + RECURRENT_CELL
+    lead = state[at : at + 8].tobytes()
+    blocks: list[tuple[bytes, int]] = []
+    at += 8
+    while at < len(state):
+        size = _number(state, at + 4)
+        blocks.append((state[at : at + BLOCK].tobytes(), size))
+        at += BLOCK + size
+    return Recurrent(lead, tuple(blocks))
+
+
+def _number(state: np.ndarray, at: int) -> int:
+    """A 32-bit number, the lower half of longer ones. Raises IndexError."""
+    return int(state[at : at + 4].copy().view(np.uint32)[0])
+
+
+def _signed(state: np.ndarray, at: int) -> int:
+    """A signed 32-bit number. Raises IndexError."""
+    return int(state[at : at + 4].copy().view(np.int32)[0])
+
+
+class _Reader:
+    """Walks through the layers and keeps the chosen cells of each."""
+
+    def __init__(self, state: np.ndarray, at: int, count: int, kept: np.ndarray) -> None:
+        self._state, self._at, self._count = state, at, count
+        together = len(kept) > 0 and kept[-1] - kept[0] + 1 == len(kept)
+        self._kept = slice(int(kept[0]), int(kept[-1]) + 1) if together else kept  # a slice copies far faster
+
+    def take(self, parts: list[np.ndarray], size: int) -> np.ndarray:
+        """The next `size` bytes, which are kept as they are."""
+        taken = self._state[self._at : self._at + size].copy()
+        parts.append(taken)
+        self._at += size
+        return taken
+
+    @property
+    def num_left(self) -> int:
+        """Bytes that were not read yet."""
+        return len(self._state) - self._at
+
+    def rows(self, parts: list[np.ndarray]) -> None:
+        """One layer of (cells, row) bytes behind its type and row size."""
+        row = int(self.take(parts, 12)[4:].copy().view(np.uint64)[0])
+        parts.append(self._block(self._count * row).reshape(self._count, row)[self._kept].reshape(-1))
+
+    def columns(self, parts: list[np.ndarray]) -> None:
+        """One transposed layer of (width, cells, element) bytes behind its type, element size and width."""
+        _, element, width = (int(number) for number in self.take(parts, 12).view(np.uint32))
+        block = self._block(width * self._count * element).reshape(width, self._count, element)
+        parts.append(block[:, self._kept].reshape(-1))
+
+    def _block(self, size: int) -> np.ndarray:
+        self._at += size
+        return self._state[self._at - size : self._at]

@@ -1,0 +1,71 @@
+"""LoRA adapters: loaded, applied per request, with scales."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from ..slots.scope import OF_PROCESS
+from . import errors
+from .errors import ModelError
+from .model import Model, check_file
+from .model_files import check_unchanged, digest, stamp
+
+NO_ADAPTERS = ""  # the name of the empty set
+
+
+class Adapters:
+    """The adapters of a model, numbered from 0. They live as long as its weights, and must be there before its contexts.
+
+    A set of adapters has a name, which says which files with which scales compute: KV of one name is the same KV to the bit
+    until the weights rest and, of a single adapter, behind that and in a later process. llama.cpp adds several in the order
+    of their addresses, which rounds differently each time they are loaded.
+    """
+
+    def __init__(self, model: Model, paths: Sequence[Path] = ()) -> None:
+        self.paths = tuple(paths)
+        for path in paths:
+            check_file(path)
+        self._model, self._stamps = model, {path: stamp(path) for path in paths}
+        self._load()
+        self._digests = [digest([path])[:16] for path in paths]
+        self._process = secrets.token_hex(4)
+        model.weights.on_load.append(self._load)
+
+    def _load(self) -> None:
+        """Load all, which go with the model's weights. Raises ModelError."""
+        check_unchanged(self._stamps)
+        self._handles = [_load(self._model, path) for path in self.paths]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def name(self, scales: Mapping[int, float]) -> str:
+        """Return the name of the set with these scales by number; an adapter without a scale, or with 0, is not in it."""
+        used = [(number, float(np.float32(scale))) for number, scale in sorted(scales.items())]
+        entries = [f"{number}:{self._digests[number]}*{scale!r}" for number, scale in used if scale]
+        return ",".join(entries) + (f"{OF_PROCESS}{self._process}" if len(entries) > 1 else "")
+
+    def apply(self, context: llama_cpp.llama_context_p, name: str) -> None:
+        """Let a context compute with the set of this name from now on."""
+        used = [entry.split(":") for entry in name.partition(OF_PROCESS)[0].split(",")] if name else []
+        handles = [self._handles[int(number)] for number, _ in used]
+        scales = [float(rest.partition("*")[2]) for _, rest in used]
+        pointers = (ctypes.POINTER(ctypes.c_void_p) * len(used))(*handles)
+        numbers = (ctypes.c_float * len(used))(*scales)
+        llama_cpp.llama_set_adapters_lora(context, pointers, len(used), numbers)
+
+
+def _load(model: Model, path: Path):
+    """Raises ModelError."""
+    handle = llama_cpp.llama_adapter_lora_init(model.handle, str(path).encode())
+    if not handle:
+        raise ModelError(f"cannot load the LoRA adapter {path}: {errors.last_complaint()}")
+    if llama_cpp.llama_adapter_get_alora_n_invocation_tokens(handle):
+        raise ModelError(f"{path} is an activated LoRA adapter, which applies to a part of the prompt only: not supported")
+    return handle

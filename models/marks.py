@@ -1,0 +1,169 @@
+"""The texts of a client in a rendered prompt: marked by placeholders, and cut out of the real rendering as pieces."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast
+
+from .jinja import TemplateError
+from .tokenizer import Spellings
+
+# Models write their reasoning between such tags, and templates drop it from earlier turns.
+REASONING_STARTS = ("<think>", "<seed:think>", "[THINK]", "<|START_THINKING|>")
+_REASONING_ENDS = ("</think>", "</seed:think>", "[/THINK]", "<|END_THINKING|>")
+REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_THINKING\|>)")
+
+MAX_VALUES = 100_000
+"""Values in a request's fields beside its contents: each rendering visits all of them, also those of stored messages."""
+
+T = TypeVar("T")
+Part = Literal["content", "reasoning"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A stretch of the rendered conversation.
+
+    With `message` None it is the template's own text, in which special tokens work. Else it is this part of
+    `messages[message]`, in which they are only text, so that no user and no document can forge them. They are only text,
+    too, in a piece that `is_plain`: other text of a client (names, calls, tools, arguments of the template) that contains
+    or may complete a special token.
+    """
+
+    text: str
+    message: int | None
+    is_plain: bool = False
+    part: Part = "content"
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A marked text. message: None for a text that is no part of a message of its own."""
+
+    text: str
+    message: int | None
+    part: Part
+
+    def piece(self, shown: str) -> TextPiece:
+        return TextPiece(shown, self.message, self.message is None, self.part)
+
+
+class Unmarked:
+    """No placeholders: every text stands for itself."""
+
+    def content(self, text: str, message: int, is_answer: bool) -> str:
+        return text
+
+    def reasoning(self, text: str, message: int) -> str:
+        return text
+
+    def values(self, value: T) -> T:
+        return value
+
+
+class Marks(Unmarked):
+    """Placeholders for the texts of one rendering. controls: the spellings of the tokens that only a template may write.
+
+    keeps_tags: reasoning tags in answers stay, and the texts between them are marked, for a template that looks for tags.
+    """
+
+    def __init__(self, controls: Spellings, keeps_tags: bool = False) -> None:
+        self._controls, self._keeps_tags = controls, keeps_tags
+        # The writer of a message cannot guess it, and no template changes it: digits have no case and need no quotes.
+        self._prefix = str(10**19 + secrets.randbelow(10**19))
+        self._marked: list[_Mark] = []
+        self._num_values = 0
+
+    # ---- before the rendering --------------------------------------------------------------------------------------
+
+    def content(self, text: str, message: int, is_answer: bool) -> str:
+        if not (self._keeps_tags and is_answer):
+            return self._mark(text, message)
+        texts_and_tags = enumerate(REASONING_TAG.split(text))
+        return "".join(part if index % 2 else self._mark(part, message) for index, part in texts_and_tags)
+
+    def reasoning(self, text: str, message: int) -> str:
+        return self._mark(text, message, "reasoning")
+
+    def values(self, value: T) -> T:
+        """Put placeholders for the strings in `value` that touch special tokens.
+
+        All other strings stay, because templates may compare them. Raises TemplateError.
+        """
+        try:
+            return cast(T, self._marked_strings(value))
+        except RecursionError:
+            raise TemplateError("the request is nested too deeply for a chat template") from None
+
+    def _mark(self, text: str, message: int | None, part: Part = "content") -> str:
+        """Return a placeholder for a text. Templates test for empty texts: blank stays blank."""
+        if not text.strip():
+            return text
+        self._marked.append(_Mark(text, message, part))
+        return f"{self._prefix}{len(self._marked) - 1:06}"
+
+    def _marked_strings(self, value: object) -> object:
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            raise TemplateError(f"the request has more than {MAX_VALUES:,} values beside its contents")
+        if isinstance(value, str):
+            return self._mark(value, None) if self._controls.touches(value) else value
+        if isinstance(value, Mapping):
+            return {self._marked_strings(name): self._marked_strings(inner) for name, inner in value.items()}
+        return [self._marked_strings(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    # ---- after it --------------------------------------------------------------------------------------------------
+
+    def cut(self, rendered: str, real: str) -> list[TextPiece] | None:
+        """Cut `real` at the texts, each in the first form that fits the text around it; None: no form fits."""
+        first, parts = self._split(rendered)
+        if not real.startswith(first):
+            return None
+        pieces, at = [TextPiece(first, None)], len(first)
+        for mark, after in parts:
+            form = next((form for form in _forms(mark.text) if real.startswith(form + after, at)), None)
+            if form is None:
+                return None
+            at += len(form) + len(after)
+            pieces += [mark.piece(form), TextPiece(after, None)]
+        return _without_empty(pieces) if at == len(real) else None
+
+    def fill(self, rendered: str) -> list[TextPiece]:
+        """Return the rendering with every text as it is."""
+        first, parts = self._split(rendered)
+        pieces = [TextPiece(first, None)]
+        for mark, after in parts:
+            pieces += [mark.piece(mark.text), TextPiece(after, None)]
+        return _without_empty(pieces)
+
+    def _split(self, rendered: str) -> tuple[str, list[tuple[_Mark, str]]]:
+        """Return the text up to the first placeholder; then for each its mark, and the text behind it."""
+        first, *rest = re.split(f"{self._prefix}([0-9]{{6}})", rendered)
+        pairs = zip(rest[::2], rest[1::2], strict=True)
+        return first, [(self._marked[int(number)], after) for number, after in pairs]
+
+
+def _without_empty(pieces: list[TextPiece]) -> list[TextPiece]:
+    return [piece for piece in pieces if piece.text]
+
+
+def _forms(text: str) -> Iterator[str]:
+    """Yield the forms that templates give a text, the least change first."""
+    yield from _trims(text)
+    for tag in _REASONING_ENDS:
+        if tag in text:
+            yield from _trims(text.rpartition(tag)[2])
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield json.dumps(text)[1:-1]
+
+
+def _trims(text: str) -> Iterator[str]:
+    yield text
+    for characters in (None, "\n"):
+        yield text.strip(characters)
+        yield text.lstrip(characters)
+        yield text.rstrip(characters)

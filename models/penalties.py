@@ -1,0 +1,159 @@
+"""Penalties for repetition, computed over the last tokens only: their cost knows neither the context nor the vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from .sampling_params import Sampling
+
+LOG_FLOAT = 88.7228391  # of the largest float: a larger power of the base would be infinite
+
+
+class Logits(Protocol):
+    """Logits of tokens that may still be chosen."""
+
+    @property
+    def values(self) -> np.ndarray:
+        """The logits, (tokens,), float32, to be changed in place."""
+        ...
+
+    def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places in `values` of some tokens (sorted), and which of these tokens they are of."""
+        ...
+
+
+class RecentTokens:
+    """The last tokens of a prompt and its answer, up to a number of them."""
+
+    def __init__(self, size: int) -> None:
+        self._tokens, self._size, self._stop = np.empty(2 * size, np.int32), size, 0
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self._tokens[max(self._stop - self._size, 0) : self._stop]
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """Add tokens (int32)."""
+        new = tokens[-self._size :]
+        if self._stop + len(new) > len(self._tokens):
+            kept = self.tokens.copy()
+            self._tokens[: len(kept)], self._stop = kept, len(kept)
+        self._tokens[self._stop : self._stop + len(new)] = new
+        self._stop += len(new)
+
+
+class Penalties:
+    """llama-server's `penalties`: less for each token that was used, in the last `repeat_window` tokens."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._history = RecentTokens(sampling.repeat_window)
+        self._repeat = np.float32(sampling.repeat_penalty)
+        self._presence, self._frequency = np.float32(sampling.presence_penalty), np.float32(sampling.frequency_penalty)
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """Count more tokens (int32)."""
+        self._history.extend(tokens)
+
+    @np.errstate(over="ignore", invalid="ignore")  # a penalty may be as large as any number
+    def apply(self, logits: Logits) -> bool:
+        """Change the logits; return whether any may have changed."""
+        tokens, counts = np.unique(self._history.tokens, return_counts=True)
+        places, which = logits.places(tokens)
+        values = logits.values[places]
+        values = np.where(values <= 0, values * self._repeat, values / self._repeat)
+        logits.values[places] = values - (counts[which].astype(np.float32) * self._frequency + self._presence)
+        return True
+
+
+class Dry:
+    """llama-server's `dry` (don't repeat yourself): less for a token that would continue a sequence once more.
+
+    piece: the bytes of a token. A sequence does not go on over a breaker.
+    """
+
+    def __init__(self, sampling: Sampling, piece: Callable[[int], bytes]) -> None:
+        self._history = RecentTokens(sampling.dry_window)
+        self._multiplier, self._base = np.float32(sampling.dry_multiplier), np.float32(sampling.dry_base)
+        self._allowed, self._piece = sampling.dry_allowed_length, piece
+        self._breakers = Breakers(sampling.dry_sequence_breakers)
+        self._most = int(LOG_FLOAT / math.log(self._base)) if self._base > 1.000001 else 0
+        self._lengths = np.zeros(0, np.int32)  # for each token but the last: how long a sequence ends there and at the end
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """Take more tokens (int32)."""
+        self._history.extend(tokens)
+        known = self._history.tokens
+        self._breakers.extend([self._piece(token) for token in tokens[-len(known) :].tolist()])
+        is_next = len(tokens) == 1 and len(known) > 1
+        self._lengths = grown(self._lengths, known) if is_next else repeated(known)
+
+    @np.errstate(over="ignore", invalid="ignore")  # a penalty may be as large as any number
+    def apply(self, logits: Logits) -> bool:
+        """Change the logits; return whether any may have changed."""
+        known, free = self._history.tokens, min(self._breakers.since, len(self._history.tokens))
+        if len(known) <= self._allowed or free < self._allowed:
+            return False
+        lengths = np.minimum(self._lengths, free)
+        repeats = lengths >= self._allowed
+        tokens, which = np.unique(known[1:][repeats], return_inverse=True)
+        longest = np.zeros(len(tokens), np.int64)
+        np.maximum.at(longest, which, lengths[repeats])
+        kept = [index for index, token in enumerate(tokens.tolist()) if not self._breakers.are_in(self._piece(token))]
+        tokens, beyond = tokens[kept], longest[kept] - self._allowed
+        if self._most:
+            beyond = np.minimum(beyond, self._most)
+        places, which = logits.places(tokens)
+        logits.values[places] -= (self._multiplier * np.power(np.float64(self._base), beyond[which])).astype(np.float32)
+        return True
+
+
+class Breakers:
+    """Finds the texts that end a repeated sequence. since: tokens after the last of them."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.since = 0
+        self._texts = [text.encode("utf-8", "replace") for text in texts if text]
+        self._longest = max(map(len, self._texts), default=0)
+        self._end = b""  # of the text so far
+
+    def extend(self, pieces: Sequence[bytes]) -> None:
+        """Take the bytes of the next tokens, each by itself."""
+        text = self._end + b"".join(pieces)
+        found = max((at + len(each) for each in self._texts if (at := text.rfind(each)) >= 0), default=0)
+        start = len(text)
+        for since, piece in enumerate(reversed(pieces)):
+            start -= len(piece)
+            if start < found:
+                self.since = since
+                break
+        else:
+            self.since += len(pieces)
+        self._end = text[max(len(text) - self._longest + 1, 0) :]
+
+    def are_in(self, piece: bytes) -> bool:
+        """Return whether one of them is in the bytes of a token."""
+        return any(each in piece for each in self._texts)
+
+
+def repeated(tokens: np.ndarray) -> np.ndarray:
+    """Return for each token but the last how many tokens that end there are also the last ones of all. (tokens - 1,)."""
+    lengths = np.zeros(max(len(tokens) - 1, 0), np.int32)
+    places, last = np.arange(len(lengths)), len(tokens) - 1
+    for length in range(len(lengths)):
+        places = places[places >= length]
+        places = places[tokens[places - length] == tokens[last - length]]
+        if not len(places):
+            break
+        lengths[places] = length + 1
+    return lengths
+
+
+def grown(lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return `repeated(tokens)` from the lengths before the last token came. The oldest token may have left since."""
+    longer = np.concatenate((np.zeros(1, np.int32), lengths))[-(len(tokens) - 1) :] + 1
+    longer[tokens[:-1] != tokens[-1]] = 0
+    return np.minimum(longer, np.arange(1, len(longer) + 1, dtype=np.int32))

@@ -1,0 +1,169 @@
+"""Moves the keys of cached tokens to other positions, and tests itself.
+
+Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position, and leave
+values as they are. So a run moves if its keys are turned by the angles of the distance. The angles of one position are
+measured in the model itself: of one token at 0, 1, 2, 4, 8, ... each key says the angles twice as exactly as the one before.
+That covers all that shapes them: base, scale, factors in a tensor, YaRN, layers with angles of their own or with none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import llama_cpp
+import numpy as np
+
+from .kv_state import BLOCK, CELL, COUNT_AT, HEADER, Attention, StateLayout
+from .model import Model
+
+NORM, NEOX = llama_cpp.LLAMA_ROPE_TYPE_NORM, llama_cpp.LLAMA_ROPE_TYPE_NEOX
+NUMBERS = {0: np.dtype(np.float32), 1: np.dtype(np.float16)}  # by ggml's type
+TOLERANCE = 4e-3  # of the largest number of a layer: f16 is rounded twice
+TOLERANCE_STEP = 2e-6  # the same for a position of the distance: llama.cpp computes angles as float32
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The pairs of a key. head: numbers of one head. turned: of these, how many turn, the first ones.
+
+    neighbours: a pair is a number and the next one; else one of the first half of those that turn, and one of the second.
+    """
+
+    head: int
+    turned: int
+    neighbours: bool
+
+    @classmethod
+    def of(cls, model: Model) -> Rope | None:
+        """Return the pairs of a model's keys; None for positions of another kind."""
+        kind, head, turned = model.rope
+        if kind not in (NORM, NEOX) or not 0 < turned <= head or turned % 2:
+            return None
+        return cls(head, turned, neighbours=kind == NORM)
+
+    def pairs(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return views of both numbers of all pairs of keys (cells, width): each (cells, heads, pairs)."""
+        turned = keys.reshape(len(keys), -1, self.head)[:, :, : self.turned]
+        if self.neighbours:
+            return turned[:, :, 0::2], turned[:, :, 1::2]
+        return turned[:, :, : self.turned // 2], turned[:, :, self.turned // 2 :]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """Moves runs of one context. angles: of one position, in radians, (layers, pairs) float64."""
+
+    attention: Attention
+    rope: Rope
+    angles: np.ndarray
+
+    def moved(self, run: np.ndarray, distance: int) -> np.ndarray:
+        """Return a run (uint8) at positions that are `distance` higher. Keys are rounded once: move originals only."""
+        run = run.copy()
+        count = _num_cells(run)
+        positions = run[HEADER : HEADER + CELL * count].view(np.int32)[:: CELL // 4]
+        positions += np.int32(distance)
+        blocks = _blocks(self.attention, run)
+        for (kind, keys), angles in zip(blocks, self.angles, strict=False):
+            self._turn(keys.view(NUMBERS[kind]).reshape(count, -1), angles * distance)
+        return run
+
+    def _turn(self, keys: np.ndarray, angles: np.ndarray) -> None:
+        """Turn the keys (cells, width) of a layer in place."""
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        numbers = keys.astype(np.float32)  # all at once: strided, it takes twice as long
+        first, second = self.rope.pairs(numbers)
+        first[...], second[...] = first * cos - second * sin, first * sin + second * cos
+        keys[...] = numbers
+
+
+def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
+    """Return why runs of this layout cannot be moved; empty: they may be."""
+    if layout is None or layout.attention is None or layout.recurrent is not None:
+        return "its KV cannot be cut by positions"
+    if rope is None:
+        return "its positions are not rotary ones in one dimension"
+    blocks = layout.attention.blocks
+    keys = [(int.from_bytes(head[:4], "little"), size) for head, size in blocks[: len(blocks) // 2]]
+    if layout.attention.cell != CELL or any(kind not in NUMBERS for kind, _ in keys):
+        return "its keys are neither f16 nor f32"
+    if any(size % (rope.head * NUMBERS[kind].itemsize) for kind, size in keys):
+        return "its keys are not whole heads"
+    return ""
+
+
+def measure(attention: Attention, rope: Rope, runs: Mapping[int, np.ndarray]) -> Rotation:
+    """Return the rotation, from runs of one token that sees no other, at positions 0, 1, 2, 4, ... Keys: the positions."""
+    num_layers = len(attention.blocks) // 2
+    angles = np.zeros((num_layers, rope.turned // 2))
+    ladder = {at: [_complex(rope, *block) for block in _blocks(attention, runs[at])][:num_layers] for at in sorted(runs)}
+    first = ladder.pop(0)
+    for position, layers in ladder.items():
+        for layer, keys in enumerate(layers):
+            turned = (np.conj(first[layer]) * keys).sum(axis=(0, 1))
+            angles[layer] += np.angle(turned * np.exp(-1j * position * angles[layer])) / position
+    return Rotation(attention, rope, angles)
+
+
+def is_same(attention: Attention, moved: np.ndarray, computed: np.ndarray, distance: int) -> bool:
+    """Return whether a moved run is the one that was computed there, but for rounding."""
+    bound = TOLERANCE + TOLERANCE_STEP * distance
+    for (kind, ours), (_, theirs) in zip(_blocks(attention, moved), _blocks(attention, computed), strict=True):
+        if kind in NUMBERS:
+            a, b = (block.view(NUMBERS[kind]).astype(np.float32) for block in (ours, theirs))
+            if not np.abs(a - b).max() <= bound * np.abs(b).max():
+                return False
+    return True
+
+
+def _complex(rope: Rope, kind: int, block: np.ndarray) -> np.ndarray:
+    """Return the pairs of one token's keys as complex numbers: (1, heads, pairs)."""
+    if kind not in NUMBERS:
+        return np.empty(0)  # values of another type, which are not looked at
+    first, second = rope.pairs(block.view(NUMBERS[kind])[None])
+    return first.astype(np.float64) + 1j * second.astype(np.float64)
+
+
+def _blocks(attention: Attention, run: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the tensors of a run, keys first: ggml's type, and a view of the bytes."""
+    count = _num_cells(run)
+    at = HEADER + CELL * count + len(attention.lead)
+    for head, size in attention.blocks:
+        at += BLOCK
+        yield int.from_bytes(head[:4], "little"), run[at : at + count * size]
+        at += count * size
+
+
+def _num_cells(run: np.ndarray) -> int:
+    return int(run[:HEADER].view(np.int32)[COUNT_AT])
+
+
+# ---- Selftest -----------------------------------------------------------------------------------------------------------
+# Whether the runs of a context can be moved, found out at load by computing one token at several positions.
+
+STEPS = 15  # of the ladder, whatever the number of cells: the angles must not depend on it
+ComputeAlone = Callable[[int, Sequence[int]], list[np.ndarray]]
+"""Computes a token at each of some positions, where it sees no other token; returns the runs (uint8)."""
+
+
+def find_rotation(model: Model, layout: StateLayout | None, num_cells: int, compute: ComputeAlone) -> Rotation | str:
+    """Return the rotation of a context's runs, or why they cannot be moved. num_cells: positions are below.
+
+    A token that sees no other has the same values at all positions, and keys that differ by the rotation alone. The angles
+    are measured with one token, and hold for another one at positions in between.
+    """
+    rope = Rope.of(model)
+    if reason := why_unmovable(layout, rope):
+        return reason
+    assert layout is not None and layout.attention is not None and rope is not None
+    ladder = [0, *(1 << step for step in range(STEPS))]
+    attention = layout.attention
+    runs = dict(zip(ladder, compute(model.num_vocab // 2, ladder), strict=True))
+    rotation = measure(attention, rope, runs)
+    between = [num_cells * share // 16 for share in (1, 3, 7, 15)]
+    original, *computed = compute(model.num_vocab // 3, [0, *between])
+    for distance, run in zip(between, computed, strict=True):
+        if not is_same(attention, rotation.moved(original, distance), run, distance):
+            return f"keys at position {distance} are no rotation of those at 0"
+    return rotation

@@ -1,0 +1,249 @@
+"""Sampling parameters, frozen: each number with its bounds; values that a file recommends."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+if TYPE_CHECKING:
+    from .detokenizer import ThoughtLimit
+    from .grammar import Grammar
+
+
+T = TypeVar("T", int, float)
+Number = int | float
+FLOAT, INT = 3.0e38, (1 << 31) - 1  # the largest numbers that llama.cpp's samplers can take
+RANDOM = (1 << 32) - 1  # the seed that llama.cpp replaces by a random one; -1 has the same bits
+MAX_WINDOW = 4096  # tokens that penalties look back on, at most: a step must not cost more in a longer context
+SAMPLERS = {  # the samplers that may be ordered, by name, each with its letter
+    "penalties": "e", "dry": "d", "top_n_sigma": "s", "top_k": "k", "typ_p": "y", "top_p": "p", "min_p": "m", "xtc": "x",
+    "temperature": "t", "infill": "i", "adaptive_p": "a",
+}  # fmt: skip
+ALIASES = (  # the names that llama.cpp knows, and the samplers that they stand for
+    {name.replace("_", mark): name for name in SAMPLERS for mark in ("_", "-", "")}
+    | {"temp": "temperature", "typ": "typ_p", "nucleus": "top_p"}
+)  # fmt: skip
+FEW = 1000  # tokens that `top_k` leaves and that are sorted fast
+ORDER = tuple(name for name in SAMPLERS if name not in ("infill", "adaptive_p"))
+NUMBER = "number"  # in the metadata of a field
+BREAKERS = ("\n", ":", '"', "*")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter that is a number. is_strict: one outside the range is refused; else the nearest in it is taken."""
+
+    help: str
+    flags: tuple[str, ...]
+    least: Number
+    most: Number
+    is_strict: bool
+
+    def nearest(self, number: Number) -> Number:
+        return min(max(number, self.least), self.most)
+
+
+def number(
+    default: T,
+    help: str,
+    *flags: str,
+    least: Number | None = None,
+    most: Number | None = None,
+    strict: bool = False,
+) -> T:
+    """Declare a parameter. flags: without any, the field's name. least: 0 of an int."""
+    if least is None:
+        least = 0 if isinstance(default, int) else -FLOAT
+    if most is None:
+        most = INT if isinstance(default, int) else FLOAT
+    return field(default=default, metadata={NUMBER: Parameter(help, flags, least, most, is_strict=strict)})
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The parameters that are numbers, named as in requests: a request has them, and the settings of a server."""
+
+    temperature: float = number(0.8, "0: the most probable token", "--temp", "--temperature", least=0.0)
+    dynatemp_range: float = number(0.0, "the temperature moves this far with the entropy; 0: not at all")
+    dynatemp_exponent: float = number(1.0, "the power of the entropy that the temperature follows", "--dynatemp-exp")
+    top_k: int = number(40, "only the k most probable tokens; 0: all")
+    top_p: float = number(0.95, "only the most probable tokens that together reach this; 1: all", least=0.0, most=1.0)
+    min_p: float = number(0.05, "only tokens with this share of the best one's probability; 0: all", least=0.0, most=1.0)
+    top_n_sigma: float = number(
+        -1.0, "only tokens within n standard deviations of the best logit; 0 or less: all", "--top-nsigma", "--top-n-sigma"
+    )
+    typical_p: float = number(
+        1.0, "only the most typical tokens that together reach this probability; 1: all", "--typical", "--typical-p"
+    )
+    min_keep: int = number(0, "the tokens that `top_p`, `min_p`, `typical_p` and `xtc` leave at least", strict=True)
+    xtc_probability: float = number(
+        0.0, "how often tokens above the threshold are removed, all but one", least=0.0, most=1.0
+    )
+    xtc_threshold: float = number(0.1, "the probability of such tokens; above 0.5: none", least=0.0, most=1.0)
+    repeat_last_n: int = number(
+        64, f"the tokens that penalties look back on; -1: {MAX_WINDOW}, the most", least=-1, strict=True
+    )
+    repeat_penalty: float = number(1.0, "divisor of the logits of used tokens; 1: none", least=1e-30, most=1e30, strict=True)
+    presence_penalty: float = number(0.0, "taken from the logit of a used token")
+    frequency_penalty: float = number(0.0, "taken from it for each use")
+    dry_multiplier: float = number(0.0, "the penalty of a token that continues a repeated sequence; 0: none")
+    dry_base: float = number(1.75, "the growth of this penalty with each token of the sequence, at least 1")
+    dry_allowed_length: int = number(2, "the tokens of a sequence that may be repeated", strict=True)
+    dry_penalty_last_n: int = number(
+        64, f"the tokens that are searched for sequences; -1: {MAX_WINDOW}, the most", least=-1, strict=True
+    )
+    mirostat: int = number(0, "1 or 2: Mirostat of this version in place of all other samplers", most=2)
+    mirostat_tau: float = number(5.0, "the entropy that Mirostat aims at", "--mirostat-ent")
+    mirostat_eta: float = number(0.1, "the rate at which Mirostat learns", "--mirostat-lr")
+    adaptive_target: float = number(-1.0, "the probability that `adaptive_p` aims at; below 0: none", most=1.0)
+    adaptive_decay: float = number(0.9, "the share of the past that it keeps", least=0.0, most=0.99, strict=True)
+    seed: int = number(-1, "of the sampler; -1: random", "-s", "--seed", least=-(1 << 63), most=1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling(Numbers):
+    """The parameters of one request. samplers: names of SAMPLERS, in their order."""
+
+    samplers: tuple[str, ...] = ORDER
+    dry_sequence_breakers: tuple[str, ...] = BREAKERS
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    banned: frozenset[int] = frozenset()  # tokens that are never chosen: the ends, with `ignore_eos`
+    n_probs: int | None = None  # an answer tells the chances of its tokens, and of this many most probable ones
+    post_sampling_probs: bool = False  # these are as the samplers left them, not as the model gave them
+    grammar: Grammar | None = None  # what the answer must be
+    thought: ThoughtLimit | None = None  # how long its thoughts may be
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """Return the parameters with some changed; a number outside its range becomes the nearest one in it."""
+        taken = dict(values)
+        for name in values.keys() & NUMBERS.keys():
+            taken[name] = NUMBERS[name].nearest(values[name])
+        return replace(self, **taken)
+
+    def varied(self, choice: int) -> Self:
+        """Return the parameters of one of several answers to a prompt: a fixed seed would make all of them equal."""
+        return self if self.seed in (-1, RANDOM) or not choice else replace(self, seed=(self.seed + choice) % RANDOM)
+
+    def seeded(self) -> Self:
+        """Return the parameters with a seed that is known: for -1, a random one."""
+        return replace(self, seed=secrets.randbelow(RANDOM)) if self.seed in (-1, RANDOM) else self
+
+    @property
+    def repeat_window(self) -> int:
+        """The tokens that the penalties look back on; 0: they are off."""
+        none = self.repeat_penalty == 1.0 and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
+        return 0 if none else _window(self.repeat_last_n)
+
+    @property
+    def dry_window(self) -> int:
+        """The tokens that are searched for repeated sequences; 0: none are."""
+        return 0 if self.dry_multiplier == 0.0 else _window(self.dry_penalty_last_n)
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the token with the best logit is chosen, once penalties and biases are applied."""
+        if self.temperature > 0 or self.dynatemp_range > 0 or "temperature" not in self.samplers:
+            return False
+        may_drop = {
+            "typ_p": self.typical_p < 1,
+            "xtc": self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
+            "infill": True,
+            "adaptive_p": True,
+        }
+        return not self.mirostat and not any(may_drop.get(name, False) for name in self.samplers)
+
+    @property
+    def sorts_all(self) -> bool:
+        """Whether a sampler sorts all tokens of the vocabulary."""
+        sorters = {"typ_p": self.typical_p < 1, "temperature": self.dynatemp_range > 0, "top_k": self.top_k > FEW}
+        first = next((name for name in self.samplers if sorters.get(name) or (name == "top_k" and self.top_k)), "")
+        return self.mirostat > 0 or sorters.get(first, False)
+
+    def shown(self) -> dict[str, object]:
+        """Return the parameters in force, as llama-server's `generation_settings` names them."""
+        numbers: dict[str, object] = {name: getattr(self, name) for name in NUMBERS}
+        biases = self.logit_bias | dict.fromkeys(sorted(self.banned), -FLOAT)
+        return numbers | {
+            "seed": self.seed % (RANDOM + 1),
+            "repeat_last_n": _window(self.repeat_last_n),
+            "dry_penalty_last_n": _window(self.dry_penalty_last_n),
+            "samplers": list(self.samplers),
+            "dry_sequence_breakers": list(self.dry_sequence_breakers),
+            "logit_bias": [{"token": token, "bias": bias if bias > -FLOAT else None} for token, bias in biases.items()],
+            "ignore_eos": bool(self.banned),
+            "n_probs": self.n_probs or 0,
+            "post_sampling_probs": self.post_sampling_probs,
+        }
+
+
+def _window(wanted: int) -> int:
+    return MAX_WINDOW if wanted < 0 else min(wanted, MAX_WINDOW)
+
+
+def _flags(name: str) -> tuple[str, ...]:
+    return (f"--{name.replace('_', '-')}",)
+
+
+NUMBERS: dict[str, Parameter] = {
+    declared.name: replace(parameter, flags=parameter.flags or _flags(declared.name))
+    for declared in fields(Numbers)
+    if (parameter := declared.metadata[NUMBER])
+}
+"""The parameters that are numbers, by name."""
+GREEDY = Sampling(temperature=0.0)
+
+
+# ---- Recommended --------------------------------------------------------------------------------------------------------
+# The sampling that a GGUF file recommends: its keys `general.sampling.*`, which llama-server honours, too.
+
+logger = logging.getLogger("slotcache")
+
+PREFIX = "general.sampling."
+OTHER_NAMES = {"temperature": "temp", "repeat_last_n": "penalty_last_n", "repeat_penalty": "penalty_repeat"}
+OF_FILES = (
+    *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold", "repeat_last_n", "repeat_penalty"),
+    *("mirostat", "mirostat_tau", "mirostat_eta"),
+)
+"""The parameters that llama.cpp knows in a file."""
+
+
+def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
+    """Return the parameters that a file recommends, `samplers` among them.
+
+    Numbers are as the file has them: see `Sampling.changed`. What llama.cpp does not know is left out, with a warning.
+
+    metadata: a value of the file as text; None: it has none.
+    """
+    found: dict[str, Any] = {}
+    for name in OF_FILES:
+        key = PREFIX + OTHER_NAMES.get(name, name)
+        if (text := metadata(key)) is not None and (number := _number(key, text, type(getattr(UNSET, name)))) is not None:
+            found[name] = number
+    if names := _names(metadata(f"{PREFIX}sequence") or ""):
+        found["samplers"] = names
+    return found
+
+
+def _number(key: str, text: str, kind: type[int] | type[float]) -> int | float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if not isfinite(number):
+        logger.warning("the file has %s = %.40r: expected a number; it is left out", key, text)
+        return None
+    return kind(number)  # a file may have 40.0 where llama.cpp reads a whole number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = [name for name in text.lower().split(";") if name]
+    if unknown := [name for name in names if name not in ALIASES]:
+        logger.warning("the file orders samplers that are not known here, which are left out: %.80r", ", ".join(unknown))
+    return tuple(dict.fromkeys(ALIASES[name] for name in names if name in ALIASES))
+
+
+UNSET = Sampling()

@@ -1,0 +1,456 @@
+"""The chat template of a model: it renders messages, and tells its features."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from hashlib import sha256
+
+from .jinja import Template, TemplateError
+from .marks import REASONING_STARTS, REASONING_TAG, Marks, Part, TextPiece, Unmarked
+from .tokenizer import Spellings
+
+# ---- The messages of a chat in one shape, before a template's dialect gives them another. -------------------------------
+
+Message = Mapping[str, object]
+"""A message of OpenAI's API: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateMessage:
+    """A message for a template. at: its index among the client's messages.
+
+    texts: its content, each part with the index of the message that it comes from. is_list: the template gets the parts as
+    a list. reasoning: of an earlier answer. fields: of the message, all but its role, content and reasoning.
+    """
+
+    role: str
+    at: int
+    texts: tuple[tuple[int, str], ...]
+    reasoning: str = ""
+    is_list: bool = False
+    fields: Message
+
+
+def read_messages(messages: Sequence[Message], takes_lists: bool) -> list[TemplateMessage]:
+    """Return the messages in one shape; a developer's are a system's.
+
+    takes_lists: the template joins the parts of a list by itself; else each is a line. Raises TemplateError for contents
+    that are no text.
+    """
+    return [_read(at, message, takes_lists) for at, message in enumerate(messages)]
+
+
+def merge_system(said: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Put a system message at the front of the message behind it; alone it becomes a user's."""
+    if not said or said[0].role != "system":
+        return list(said)
+    first, *rest = said
+    if not rest:
+        return [replace(first, role="user")]
+    return [replace(rest[0], texts=first.texts + rest[0].texts, is_list=False), *rest[1:]]
+
+
+def _read(at: int, message: Message, takes_lists: bool) -> TemplateMessage:
+    role, content, reasoning = str(message.get("role")), message.get("content"), message.get("reasoning_content")
+    if not isinstance(reasoning, str | None):
+        raise TemplateError(f"messages[{at}].reasoning_content must be a string")
+    texts = content_texts(content, f"messages[{at}].content")
+    is_list = takes_lists and len(texts) > 1
+    if not is_list:
+        texts = ["\n".join(texts)]
+    fields = {name: value for name, value in message.items() if name not in ("role", "content", "reasoning_content")}
+    return TemplateMessage(
+        role="system" if role == "developer" else role,
+        at=at,
+        texts=tuple((at, text) for text in texts),
+        reasoning=reasoning or "",
+        is_list=is_list,
+        fields=fields,
+    )
+
+
+def begun_content(message: Message, where: str) -> str:
+    """Return the content that an answer begins with: its parts are paragraphs, as in llama-server. Raises TemplateError."""
+    return "\n\n".join(content_texts(message.get("content"), where))
+
+
+def content_texts(content: object, where: str) -> list[str]:
+    """Return the texts of a content: of a string, of nothing, or of OpenAI's list of parts. Raises TemplateError."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, Sequence):
+        raise TemplateError(f"{where} must be a string or a list of parts")
+    return [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    kind = f", not of type {part['type']!r}" if isinstance(part, Mapping) and part.get("type", "text") != "text" else ""
+    raise TemplateError(f'{where} must be {{"type": "text", "text": "..."}}{kind}')
+
+
+# ---- Differences in the messages that chat templates expect, and how they are found: by rendering. ----------------------
+
+Shown = dict[str, object]
+Render = Callable[["TemplateFeatures", Sequence[Message], bool], str]
+"""Renders messages in a dialect, with or without a generation prompt; empty if the template refuses them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateFeatures:
+    """What a template expects.
+
+    parts: contents are lists of parts, even if they are only text. takes_lists: they may be lists. text_arguments: a tool
+    call's arguments are JSON text (as in the API), not the decoded object (as in training). nones: `tools` and `documents`
+    are defined, as None, if the request has none. merges_system: a system message is refused or left out. thinking_part:
+    reasoning is a part of the content, of type thinking. thinks_or_says: a message with calls has reasoning or content.
+    tool_responses: the results of tools belong to the message that called them. thinks: the model reasons if it may.
+    """
+
+    parts: bool = False
+    takes_lists: bool = False
+    text_arguments: bool = False
+    nones: bool = True
+    merges_system: bool = False
+    thinking_part: bool = False
+    thinks_or_says: bool = False
+    tool_responses: bool = False
+    thinks: bool = False
+
+    def show(self, said: Sequence[TemplateMessage], marks: Unmarked) -> list[Shown]:
+        """Return the messages for the template, with placeholders for texts of the client."""
+        if self.merges_system:
+            said = merge_system(said)
+        shown = [self._message(one, marks) for one in said]
+        return _with_tool_responses(shown) if self.tool_responses else shown
+
+    def _message(self, said: TemplateMessage, marks: Unmarked) -> Shown:
+        fields: Shown = {**said.fields, "role": said.role}
+        calls = fields.get("tool_calls")
+        if isinstance(calls, list) and not self.text_arguments:
+            fields["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+        shown = marks.values(fields) | {"content": self._content(said, marks)}
+        if not said.reasoning:
+            return shown
+        thought = marks.reasoning(said.reasoning, said.at)
+        if self.thinking_part:
+            content = shown["content"]
+            texts = content if isinstance(content, list) else _text_parts([content])
+            return shown | {"content": [{"type": "thinking", "thinking": thought}, *texts]}
+        if self.thinks_or_says and calls:
+            del shown["content"]
+        return shown | {"reasoning_content": thought, "thinking": thought}
+
+    def _content(self, said: TemplateMessage, marks: Unmarked) -> object:
+        texts = [marks.content(text, at, said.role == "assistant") for at, text in said.texts]
+        if said.is_list:
+            return _text_parts(texts)
+        content = "\n".join(texts)
+        return _text_parts([content]) if self.parts and content else content
+
+
+def _text_parts(texts: Sequence[object]) -> list[Shown]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+# ---- learning ----------------------------------------------------------------------------------------------------------
+
+_QUESTION: Message = {"role": "user", "content": "question"}
+_ID = "trial0000"  # some templates want nine letters and digits
+
+
+def learn(render: Render) -> TemplateFeatures:
+    """Find the dialect of a template: in each step the first one that shows what it should."""
+    dialect = _learn_contents(render)
+    for step in (_learn_lists, _learn_system, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
+        dialect = step(dialect, render)
+    return dialect
+
+
+def _learn_contents(render: Render) -> TemplateFeatures:
+    """Find the first dialect in which the template shows a user's content."""
+    dialects = [TemplateFeatures(parts=parts, nones=nones) for parts in (False, True) for nones in (True, False)]
+    message = {"role": "user", "content": "needle"}
+    return next((dialect for dialect in dialects if "needle" in render(dialect, [message], False)), TemplateFeatures())
+
+
+def _learn_lists(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+    lists = replace(dialect, takes_lists=True)
+    shown = render(lists, [{"role": "user", "content": _text_parts(["first", "second"])}], False)
+    return lists if "first" in shown and "second" in shown and not _prints(shown, "text") else dialect
+
+
+def _learn_system(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+    messages = [{"role": "system", "content": "needle"}, _QUESTION]
+    merged = replace(dialect, merges_system=True)
+    apart, together = ("needle" in render(one, messages, False) for one in (dialect, merged))
+    return merged if together and not apart else dialect
+
+
+def _learn_arguments(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+    """Choose text for a tool call's arguments if the template renders only text well."""
+
+    def render_call(arguments: object) -> str:
+        return render(replace(dialect, text_arguments=True), [_call(arguments)], False)
+
+    as_object = render_call({"needle": 1})
+    # No model was trained on a dict as Python prints it.
+    fits = "needle" in as_object and "{'needle'" not in as_object
+    return replace(dialect, text_arguments=not fits and "needle" in render_call('{"needle": 1}'))
+
+
+def _learn_reasoning(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+    answer = {"role": "assistant", "content": "answer", "reasoning_content": "needle"}
+    by_parts = replace(dialect, thinking_part=True)
+    shown, shown_by_parts = (render(one, [_QUESTION, answer], False) for one in (dialect, by_parts))
+    if "needle" not in shown and "needle" in shown_by_parts and not _prints(shown_by_parts, "thinking"):
+        return by_parts
+    call = [_QUESTION, {**_call("{}"), **answer}]
+    one = replace(dialect, thinks_or_says=True)
+    return one if not render(dialect, call, False) and render(one, call, False) else dialect
+
+
+def _learn_results(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+    """Learn whether tool results stand elsewhere if they belong to the message of the call."""
+    messages = [_QUESTION, _call("{}"), {"role": "tool", "tool_call_id": _ID, "content": "needle"}]
+    joined = replace(dialect, tool_responses=True)
+    as_joined, as_message = (render(one, messages, False).partition("needle") for one in (joined, dialect))
+    return joined if as_joined[1] and as_joined[0][-12:] != as_message[0][-12:] else dialect
+
+
+def _learn_thinking(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+    """Learn whether the model reasons: its template shows reasoning, or asks for it at the end of a prompt."""
+    answer = {"role": "assistant", "content": "answer", "reasoning_content": "needle"}
+    shows = "needle" in render(dialect, [_QUESTION, answer], False)
+    thinking = replace(dialect, thinks=True)
+    ends = [render(one, [_QUESTION], True).rpartition("question")[2] for one in (dialect, thinking)]
+    return thinking if shows or ends[0] != ends[1] else dialect
+
+
+def _prints(shown: str, name: str) -> bool:
+    """Whether a template wrote a value as Python or JSON has it, with the names of its fields: it knows no such value."""
+    return f"'{name}'" in shown or f'"{name}"' in shown
+
+
+def _call(arguments: object) -> Message:
+    function = {"name": "trial", "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": _ID, "type": "function", "function": function}]}
+
+
+# ---- parts of messages -------------------------------------------------------------------------------------------------
+
+
+def _with_parsed_arguments(call: object) -> object:
+    """Decode the JSON text of a tool call's arguments. Unchanged if it is no object."""
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _with_tool_responses(shown: Sequence[Shown]) -> list[Shown]:
+    """Move the results of tools into the message before them that called the tools, and then the answer to them."""
+    joined: list[Shown] = []
+    names: dict[str, object] = {}
+    responses: list[Shown] = []
+    is_called = False
+    for message in shown:
+        calls = message.get("tool_calls")
+        if message["role"] == "tool" and is_called:
+            name = names.get(str(message.get("tool_call_id")), message.get("name"))
+            responses.append({"name": name, "response": message["content"]})
+            joined[-1]["tool_responses"] = responses
+        elif is_called and responses and message["role"] == "assistant" and not (calls or joined[-1]["content"]):
+            joined[-1]["content"] = message["content"]
+            is_called = False
+        else:
+            joined.append(message)
+            is_called = isinstance(calls, list) and bool(calls)
+            if isinstance(calls, list):
+                names, responses = dict(map(_id_and_name, calls)), []
+    return joined
+
+
+def _id_and_name(call: object) -> tuple[str, object]:
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return "", None
+    return str(call.get("id")), function.get("name")
+
+
+# ---- Variables ----------------------------------------------------------------------------------------------------------
+# The variables that chat templates read beside the messages, under all the names that they have there.
+
+Variables = Mapping[str, object]
+Tools = Sequence[Mapping[str, object]]
+
+_PRESERVE = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False, "drop_thinking": False}
+"""Whether earlier reasoning stays in the prompt: its names in templates, and the values that keep it."""
+
+
+def make_variables(given: Variables, tools: Tools | None, *, thinks: bool, takes_functions: bool) -> dict[str, object]:
+    """Return the variables of one prompt: ours, then the given ones, each under all of its names.
+
+    thinks: `enable_thinking` where it is not given. takes_functions: the template reads `functions` and no `tools`.
+    """
+    now = datetime.now()
+    variables: dict[str, object] = {
+        "strftime_now": now.strftime,
+        "date_string": now.strftime("%d %b %Y"),
+        "datetime": now.strftime("%b %d %Y"),
+        "enable_thinking": thinks,
+        "preserve_reasoning": True,
+    }
+    if tools:
+        variables["tools"] = tools
+    if takes_functions:
+        functions = [tool.get("function") for tool in tools or ()]
+        variables["functions"] = json.dumps(functions, ensure_ascii=False, indent=4) if functions else ""
+    variables |= given
+    if isinstance(keeps := variables["preserve_reasoning"], bool):
+        variables = {name: value if keeps else not value for name, value in _PRESERVE.items()} | variables
+    if "reasoning_effort" in variables:
+        variables.setdefault("reasoning_strength", variables["reasoning_effort"])
+    return variables
+
+
+class ChatTemplate:
+    """A Jinja chat template as models carry it (`tokenizer.chat_template`).
+
+    source: its text. digest: that text's SHA-256. `bos` and `eos` are the texts of those tokens, `controls` the spellings
+    of the tokens that only a template may write. Raises TemplateError with the line at which the source is not Jinja.
+    """
+
+    def __init__(self, source: str, bos: str, eos: str, controls: Spellings | None = None) -> None:
+        self.source = source
+        self.digest = sha256(source.encode(errors="surrogatepass")).hexdigest()
+        self._template = Template(source)
+        self._controls = controls or Spellings(())
+        self._tokens = {"bos_token": bos, "eos_token": eos}
+        self._dialect = learn(self._try)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model reasons before its answer, if `enable_thinking` is not false."""
+        return self._dialect.thinks
+
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """What the template shows, by llama-server's names."""
+        dialect = self._dialect
+        return {
+            "supports_string_content": not dialect.parts,
+            "supports_typed_content": dialect.parts or dialect.takes_lists,
+            "supports_tools": self.knows("tools"),
+            "supports_tool_calls": self.knows("tool_calls"),
+            "supports_parallel_tool_calls": self.knows("tool_calls"),
+            "supports_system_role": not dialect.merges_system,
+            "supports_preserve_reasoning": self.knows("reasoning_content"),
+            "supports_reasoning_effort": self.knows("reasoning_effort"),
+            "supports_object_arguments": self.knows("tool_calls") and not dialect.text_arguments,
+        }
+
+    def knows(self, name: str) -> bool:
+        """Whether the template reads a variable, or a field of a message, of this name: `tools`, `enable_thinking`, ..."""
+        return name in self._template.names
+
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        variables: Variables | None = None,
+        *,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[TextPiece]:
+        """Render the conversation; the joined pieces are the template's output. `variables` go to the template.
+
+        Each content, and each other string of a client that touches a special token, is rendered as a placeholder. The
+        placeholder is then replaced by the form in which the template shows the real content: as it is, trimmed, without
+        its reasoning, or quoted for JSON. If the template changes it in another way, the content stands as it is. Raises
+        TemplateError.
+        """
+        said = read_messages(messages, self._dialect.takes_lists)
+        # One clock for every rendering of this request.
+        settings = self._variables(variables or {}, tools, self._dialect)
+        settings["add_generation_prompt"] = add_generation_prompt
+        real = self._render(settings, said, Unmarked())
+        whole = Marks(self._controls)
+        marked = self._render(settings, said, whole)
+        pieces = whole.cut(marked, real)
+        if pieces is None and any(REASONING_TAG.search(text) for one in said for _, text in one.texts):
+            # The template looks for the tags, so this rendering keeps them.
+            tagged = Marks(self._controls, keeps_tags=True)
+            pieces = tagged.cut(self._render(settings, said, tagged), real)
+        return whole.fill(marked) if pieces is None else pieces
+
+    def continued(
+        self,
+        messages: Sequence[Message],
+        variables: Variables | None = None,
+        *,
+        tools: Tools | None = None,
+    ) -> list[TextPiece]:
+        """Render a conversation up to the end of its last message, an answer that the model is to continue.
+
+        The last piece is what the answer begins with: its content as it is, or its reasoning if it has no content yet.
+        An answer with neither has no piece. Raises TemplateError, also for reasoning that the template does not show.
+        """
+        *before, last = messages
+        content = begun_content(last, f"messages[{len(before)}].content")
+        begun = content or str(last.get("reasoning_content") or "")
+        part: Part = "content" if content or not begun else "reasoning"
+        whole = [*before, {**last, "content": content}]
+        try:
+            pieces = self.pieces(whole, variables, tools=tools, add_generation_prompt=False)
+        except TemplateError:  # some templates want a user's message last
+            pieces = []
+        ends = [at for at, piece in enumerate(pieces) if piece.message == len(before) and piece.part == part]
+        if ends:
+            *shown, end = pieces[: ends[-1] + 1]
+            return [*shown, replace(end, text=_untrimmed(end.text, begun))]
+        # Once the answer has begun, reasoning would come too late.
+        pieces = self.pieces(before, {**(variables or {}), "enable_thinking": part == "reasoning"}, tools=tools)
+        if part == "reasoning" and not _opens_reasoning(pieces):
+            raise TemplateError("the chat template shows no reasoning, so there is none to continue")
+        return [*pieces, TextPiece(begun, len(before), part=part)] if begun else pieces
+
+    def _variables(self, given: Variables, tools: Tools | None, dialect: TemplateFeatures) -> dict[str, object]:
+        return make_variables(given, tools, thinks=dialect.thinks, takes_functions=not self.knows("tools"))
+
+    def _render(
+        self,
+        settings: Mapping[str, object],
+        said: Sequence[TemplateMessage],
+        marks: Unmarked,
+        dialect: TemplateFeatures | None = None,
+    ) -> str:
+        dialect = dialect or self._dialect
+        nones = {"tools": None, "documents": None} if dialect.nones else {}
+        shown = dialect.show(said, marks)
+        return self._template.render({**nones, **self._tokens, **marks.values(settings), "messages": shown})
+
+    def _try(self, dialect: TemplateFeatures, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """Render for learning; empty if the template refuses."""
+        settings = self._variables({}, None, dialect) | {"add_generation_prompt": add_generation_prompt}
+        try:
+            return self._render(settings, read_messages(messages, dialect.takes_lists), Unmarked(), dialect)
+        except TemplateError:
+            return ""
+
+
+def _opens_reasoning(pieces: Sequence[TextPiece]) -> bool:
+    """Whether a prompt ends with the tag behind which the model reasons."""
+    return bool(pieces) and pieces[-1].message is None and pieces[-1].text.rstrip().endswith(REASONING_STARTS)
+
+
+def _untrimmed(shown: str, content: str) -> str:
+    """Return the shown end of a content with the blanks that a template trims: what follows goes on behind them."""
+    return content if shown.strip() == content.strip() else shown.rstrip() + content[len(content.rstrip()) :]

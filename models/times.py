@@ -1,0 +1,233 @@
+"""The times of computing and copying tokens, measured or assumed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..slots.costs import NEVER, Costs
+from .hardware import Device
+from .model_files import cache_folder, keep
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+NUMBERS = {"int": int, "float": float}
+LARGEST = 1 << 16  # bytes of a file of times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Seconds, and the numbers of tokens and cells that they are for.
+
+    step, chunk, double: one token, `chunk_tokens`, and twice that, in an empty pool. short_deep, chunk_deep: one token less
+    than a chunk, and a chunk, behind `depth` tokens. step_idle, chunk_idle: beside `idle` cells of other prompts. save,
+    restore: a run of `depth` tokens to host memory and back; save_few, restore_few: of `few` tokens.
+    depth and idle are 0 for a model whose memory cannot be cut: its runs do not move.
+    """
+
+    chunk_tokens: int
+    step: float
+    chunk: float
+    double: float
+    depth: int = 0
+    short_deep: float = 0.0
+    chunk_deep: float = 0.0
+    few: int = 0
+    save: float = 0.0
+    restore: float = 0.0
+    save_few: float = 0.0
+    restore_few: float = 0.0
+    idle: int = 0
+    step_idle: float = 0.0
+    chunk_idle: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """All that times depend on: the device, the build of llama.cpp, the shape of the model, and the settings."""
+
+    device: list[object]
+    engine: list[object]
+    model: list[object]
+    settings: list[object]
+
+
+def kept_times(subject: Subject) -> Times | None:
+    """Return the times that are kept of a subject; None: none are, or they cannot be read."""
+    return _read(_place(subject))[1]
+
+
+def keep_times(subject: Subject, times: Times) -> None:
+    """Keep times in the user's cache directory, beside the digests. Without one, a device is timed at every start."""
+    with contextlib.suppress(OSError):
+        keep(_place(subject), json.dumps(asdict(subject) | {"times": asdict(times)}, indent=1))
+
+
+def times_on(device: Device) -> Iterator[tuple[str, Times]]:
+    """Yield the models that were timed on a device, with their times."""
+    for path in sorted(_folder().glob("*.json")):
+        found, times = _read(path)
+        if times is not None and found.get("device") == identify(device):
+            yield str(found["model"][0]), times
+
+
+def identify(device: Device) -> list[object]:
+    return [device.name, device.description, device.total]
+
+
+def summarize(times: Times) -> str:
+    """Return the times in one line."""
+    line = f"a token {1e3 * times.step:.2f} ms, {times.chunk_tokens} tokens {1e3 * times.chunk:.2f} ms"
+    if not times.idle:
+        return line
+    kept = 1e9 * max(times.step_idle - times.step, 0.0) / times.idle
+    return (
+        f"{line}, {times.depth} tokens to host memory {1e3 * times.save:.2f} ms and back {1e3 * times.restore:.2f} ms, "
+        f"{kept:.0f} ns a step for an idle cell"
+    )
+
+
+def _read(path: Path) -> tuple[dict, Times | None]:
+    """Return what a file holds, and its times; None: it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        with path.open("rb") as file:
+            found = json.loads(file.read(LARGEST))
+        Subject(**{field.name: list(found[field.name]) for field in fields(Subject)})
+        numbers = {field.name: NUMBERS[str(field.type)](found["times"][field.name]) for field in fields(Times)}
+        if numbers["chunk_tokens"] and all(math.isfinite(number) and number >= 0 for number in numbers.values()):
+            return found, Times(**numbers)
+    return {}, None
+
+
+def _folder() -> Path:
+    return cache_folder() / "times"
+
+
+def _place(subject: Subject) -> Path:
+    name = hashlib.blake2b(json.dumps(asdict(subject)).encode(), digest_size=16).hexdigest()
+    return _folder() / f"{name}.json"
+
+
+# ---- Costs --------------------------------------------------------------------------------------------------------------
+# The costs of a device: measured constants for CPUs, and times of this very machine for other devices.
+#
+# No other module contains a measured constant (tests/models/test_costs.py). They are of the bench model (114 M weights)
+# on 2
+# CPU cores. Only their ratios count: another CPU is faster or slower in all of them. `slotcache bench residency`
+# measures
+# moves and idle cells again. Other devices differ too much for that: `hardware/timing.py` times each at its first
+# start.
+
+MIN_ROWS = 8  # from this many tokens on, every CPU kernel rounds a token as it would in a larger batch
+TILE = 64  # query tokens: GGML_FA_TILE_Q, below which the CPU's flash attention takes token by token, cell by cell
+CELL = 0.83  # ns: a token, a cell it sees and a number of the heads' width in all layers, token by token
+TILE_CELL = 3.5  # ns: the same for a whole tile of tokens, and a cell that any of them sees
+WEIGHT = 0.0126  # ns: a token more in a batch, and a weight of the layers
+CLEARLY = 1.2  # times as long: more than the noise of a timing
+PASS = 0.1  # ns: a batch of its own, and a weight: all of them are read once more
+
+CPU = Costs(
+    chunk=64,
+    background_step=64,
+    background_ns=0.0,  # a new request aborts the step
+    rest=1,
+    min_shared=32,  # half a chunk: chosen, not timed
+    restore_share=0.01,  # 0.4 ms against 170 ms for 200 tokens
+    apart_from_cells=NEVER,
+    swap_from_tokens=50,  # a token passes over an unseen cell in 45 to 100 ns; moving it away and back takes 2.4 us
+    cells_per_run=50,
+    spill_ns=0.0,  # little beside the tokens that pass over the cell: idle KV always leaves
+    idle_token_ns=0.0,
+    idle_step_ns=0.0,
+    tile=1,
+    token_ns=0.0,
+    cell_ns=0.0,
+    tile_cell_ns=0.0,
+    pass_ns=0.0,
+    row_ns=0.0,
+)
+"""A CPU with flash attention, before the model is known: tiles are added by `cpu_costs`."""
+
+OTHER = replace(CPU, swap_from_tokens=NEVER, background_ns=40e6)
+"""A device that is not the CPU, before it is timed. Swapping is off, since the way to host memory may be long. Background
+steps may take 40 ms, chosen: llama.cpp aborts batches on the CPU only, so that a new request waits for their ends."""
+
+
+def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
+    """Return the costs of a model here, as far as they are known without timing.
+
+    flash_attention: on, off or auto. kernel_size: tokens of a kernel.
+    """
+    if model.device is None:
+        return cpu_costs(model, flash_attention, kernel_size)
+    return replace(OTHER, rest=MIN_ROWS) if flash_attention == "off" else OTHER
+
+
+def timed_costs(costs: Costs, times: Times) -> Costs:
+    """Return the costs of a device that is not the CPU, from its times.
+
+    A device has tiles if one token less than a chunk takes clearly longer than the chunk, as on the CPU. Then the cost of
+    cells is told apart by the depth, and `apart_from_cells` is where a tile's cells take as long as one more batch. A row
+    more counts as a token more of a large batch.
+    A copy of idle KV was made in idle time: to spill it costs its way back.
+    """
+    token = max(times.double - times.chunk, 0.0) / times.chunk_tokens
+    costs = replace(costs, pass_ns=1e9 * max(times.step - token, 0.0), row_ns=1e9 * token)
+    if times.short_deep > CLEARLY * max(times.chunk_deep, times.chunk):
+        per_tile_cell = max(times.chunk_deep - times.chunk, 0.0) / times.depth
+        costs = replace(
+            costs,
+            tile=times.chunk_tokens,
+            token_ns=1e9 * token,
+            cell_ns=1e9 * max(times.short_deep - times.chunk, 0.0) / ((times.chunk_tokens - 1) * times.depth),
+            tile_cell_ns=1e9 * per_tile_cell,
+            apart_from_cells=times.step / per_tile_cell if per_tile_cell else NEVER,
+        )
+    if not times.idle:
+        return costs
+    move, restore = (times.save + times.restore) / times.depth, times.restore / times.depth
+    few = max(times.save_few + times.restore_few - times.few * move, 0.0)
+    unseen = max(times.chunk_idle - times.chunk, 0.0) / (times.chunk_tokens * times.idle)
+    return replace(
+        costs,
+        restore_share=min(restore / (times.chunk_deep / times.chunk_tokens), 1.0),
+        swap_from_tokens=move / unseen if unseen else NEVER,
+        cells_per_run=round(few / move),
+        spill_ns=1e9 * restore,
+        idle_token_ns=1e9 * unseen,
+        idle_step_ns=1e9 * max(times.step_idle - times.step, 0.0) / times.idle,
+    )
+
+
+def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
+    """Return the costs of a CPU.
+
+    Rest: measured on real weights without flash attention, a single token is rounded differently; with K-quants up to
+    seven are, by 1 at logits of 20. With flash attention (and on a GPU) no number of tokens makes reuse exact, and one
+    token is enough for its logits.
+
+    Tiles: at 1,024 cells 63 tokens take 550 ms, 64 tokens 91 ms. A tile attends over the cells of all requests in it: at
+    4,100 cells, 3 tokens of 3 requests with 256 of a fourth's prompt take 344 ms, and apart 28 and 221 ms.
+    """
+    cpu = replace(CPU, pass_ns=PASS * model.num_parameters, row_ns=WEIGHT * model.num_parameters)
+    if flash_attention == "off":
+        return replace(cpu, rest=MIN_ROWS)
+    width = model.attention_width
+    if kernel_size < TILE:
+        return cpu
+    return replace(
+        cpu,
+        tile=TILE,
+        token_ns=WEIGHT * model.num_layer_parameters,
+        cell_ns=CELL * width,
+        tile_cell_ns=TILE_CELL * width,
+        apart_from_cells=PASS * model.num_parameters / (TILE_CELL * width) if width else NEVER,
+    )

@@ -1,0 +1,287 @@
+"""Measures a model on this machine; chooses the layout of its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import platform
+import signal
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic, perf_counter
+
+import llama_cpp
+
+from ..slots.plan import Drop, HostCopy, Restore, Save, Trim
+from .context import Context, ContextSettings
+from .errors import RunnerError
+from .hardware import Device, command, free_memory
+from .model import Model, check_file
+from .model_files import cache_folder, files_of, keep, stamp
+from .runner import ALL, Runner
+from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs
+
+# ---- Repacking ----------------------------------------------------------------------------------------------------------
+# Whether a CPU computes a model faster with its weights in another layout: measured at the model's first start.
+#
+# It depends on the CPU, on llama.cpp's kernels for it, and on the quantisation: on an EPYC, Q4_0 takes 0.7 of the time
+# and
+# Q4_K 1.3. The measurement is a process of its own, since some machines report AMX and forbid its use, which ends the
+# process.
+
+logger = logging.getLogger("slotcache")
+SMALLEST = 64 << 20  # bytes: a smaller model is fast either way
+PROMPT, ANSWER = 256, 32  # tokens of the turn that is compared
+GAIN = 0.9  # of the time: less is noise, and not worth a second copy of the weights
+ROUNDS = 4  # turns of each layout; the fastest counts
+STEPS = 4  # of one token in a turn; the fastest stands for all of its answer
+ENOUGH = 15.0  # s, loading included: no further round begins
+REPACK_PATIENCE = 60.0  # s, for all of it
+LOOK = 0.1  # s between looks at whether to go on
+LARGEST = 128  # bytes of a file of times
+
+
+def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
+    """Return whether a turn takes less time with repacked weights. Its times are kept, as those of devices are.
+
+    goes_on: asked ten times a second; once it says no, the answer is no, and nothing is kept.
+    Raises ModelError if the file is no model.
+    """
+    check_file(path)
+    size = sum(file.stat().st_size for file in files_of(path))
+    if not SMALLEST <= size <= free_memory() / 2:  # repacked weights are no pages of the file
+        return False
+    kept = cache_folder() / "times" / f"{_name(path, threads)}.repack"
+    times = _read(kept)
+    if times is None:
+        logger.info("trying another layout of the weights, once for this file: it may take some seconds")
+        try:
+            times = _measure(path, threads, goes_on)
+        except OSError as error:
+            logger.info("the weights stay as they are: %s", error)
+            return False
+        if not goes_on():
+            return False
+        with contextlib.suppress(OSError):
+            keep(kept, json.dumps(times))
+    plain, *repacked = times
+    if repacked:
+        turn = f"a turn of {PROMPT} + {ANSWER} tokens takes"
+        logger.info("%s %.2f s with repacked weights, %.2f s without", turn, repacked[0], plain)
+    else:
+        logger.info("the weights stay as they are: the other layout could not be timed")
+    return bool(repacked) and repacked[0] < GAIN * plain
+
+
+def main(path: str, threads: str) -> None:
+    """Print the seconds of a turn with the weights as they are, and repacked.
+
+    Both are loaded and take turns: the speed of a machine changes by more than the layouts differ.
+    """
+    signal.alarm(round(REPACK_PATIENCE))  # if the process that waits for it is killed
+    latest = monotonic() + ENOUGH
+    runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]
+    times = [[*map(_turn, runners)]]
+    while len(times) < ROUNDS and monotonic() < latest:
+        times.append([*map(_turn, runners)])
+    print(*map(min, zip(*times, strict=True)), flush=True)
+
+
+def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[float]:
+    """Return the seconds of a turn without and with repacked weights; one number alone if they cannot be used.
+
+    Raises OSError if no process can be started.
+    """
+    child = command("models.timing", str(path), str(threads))
+    latest = monotonic() + REPACK_PATIENCE
+    with subprocess.Popen(child, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        while process.poll() is None and monotonic() < latest and goes_on():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK)
+        process.kill()
+        told = process.communicate()[0]
+    with contextlib.suppress(ValueError):  # a library may print something else
+        return [*map(float, told.split())] or [0.0]
+    return [0.0]
+
+
+def _runner(path: Path, threads: int, repack: bool) -> Runner:
+    model = Model(path, 0, repack=repack)
+    runner = Runner(Context(model, ContextSettings(num_cells=2 * PROMPT, threads=threads, num_sequences=2)))
+    _seconds(runner, 1)  # the system reads the file
+    return runner
+
+
+def _turn(runner: Runner) -> float:
+    """Return the seconds of a prompt and its answer."""
+    return _seconds(runner, PROMPT) + ANSWER * min(_seconds(runner, 1) for _ in range(STEPS))
+
+
+def _seconds(runner: Runner, size: int) -> float:
+    began = perf_counter()
+    runner.compute_zeros(0, size)
+    seconds = perf_counter() - began
+    runner.clear()
+    return seconds
+
+
+def _read(kept: Path) -> list[float] | None:
+    """Return the times that are kept; None: there are none."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        if kept.is_file():  # a pipe would wait for a writer
+            with kept.open("rb") as file:
+                return [float(seconds) for seconds in json.loads(file.read(LARGEST))][:2] or None
+    return None
+
+
+def _name(path: Path, threads: int) -> str:
+    """Return a name of all that the times depend on."""
+    system = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
+    parts = ([*map(stamp, files_of(path))], platform.machine(), _cpu(), llama_cpp.__version__, system, threads, ROUNDS)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line for line in lines if line.startswith("model name")), "")
+    return platform.processor()
+
+
+FEW = 16  # tokens of a short run
+MOST_DEPTH, MOST_IDLE = 512, 8192  # cells
+PATIENCE = 0.5  # s for each kind of work: a slow device does less of it
+TRIES = 3  # of each kind of work; the fastest counts
+
+
+def learn_costs(context: Context) -> None:
+    """Give a context the costs of its device, timed now unless their times are kept from an earlier start.
+
+    The costs of the CPU are known.
+    """
+    device = context.model.device
+    if device is None or chunk_of(context) < FEW:
+        return
+    subject, began = subject_of(context, device), perf_counter()
+    times = kept_times(subject)
+    if times is None:
+        try:
+            with ThreadPoolExecutor(1) as pool:  # its own thread: OpenMP keeps workers for each thread that has computed
+                times = pool.submit(Timing(context).run).result()
+        except RunnerError as error:
+            logger.warning("%s could not be timed: %s", device.name, error)
+            return
+        keep_times(subject, times)
+        logger.info("timed %s in %.1f s: later starts use these times", device.name, perf_counter() - began)
+    context.times, context.costs = times, timed_costs(context.costs, times)
+    logger.info("%s: %s", device.name, summarize(times))
+
+
+def chunk_of(context: Context) -> int:
+    """Return the tokens of the chunks to time: two of them fit in one batch, and four in the pool."""
+    return min(context.costs.chunk, context.batch // 2, context.num_cells // 4)
+
+
+def subject_of(context: Context, device: Device) -> Subject:
+    """Return all that the times of a context depend on."""
+    model, settings = context.model, context.settings
+    return Subject(
+        device=identify(device),
+        engine=[llama_cpp.__version__, llama_cpp.llama_print_system_info().decode("utf-8", "replace")],
+        model=[model.description, model.num_layers, model.width, model.attention_width, model.num_parameters, model.size],
+        settings=[
+            model.gpu_layers,
+            [[override.pattern, override.buffer] for override in model.overrides],
+            settings.flash_attention,
+            settings.cache_type_k,
+            settings.cache_type_v,
+            settings.threads,
+            settings.micro_batch,
+            min(settings.num_cells, MOST_IDLE),
+        ],
+    )
+
+
+class Timing:
+    """Uses the pool of a context that nothing else uses, and leaves it empty."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._runner, self._chunk = context, Runner(context), chunk_of(context)
+
+    def run(self) -> Times:
+        """Return the times. Raises RunnerError."""
+        size = self._chunk
+        for tokens in (size, 1):  # llama.cpp allocates, and a card loads its kernels
+            self._batch(tokens)
+        step, chunk, double = (self._batch(tokens) for tokens in (1, size, 2 * size))
+        times = Times(chunk_tokens=size, step=step, chunk=chunk, double=double)
+        model, most = self._context.model, self._context.num_cells - 4 * size
+        if not model.can_trim or model.window or most < 4 * size:
+            return times
+        num_chunks = max(1, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size)))
+        try:
+            return self._add_moves(times, num_chunks * size, most)
+        finally:
+            self._runner.clear()
+
+    def _add_moves(self, times: Times, depth: int, most: int) -> Times:
+        """Return the times with those behind `depth` tokens, of moves, and beside idle cells: at most `most` in all."""
+        size = self._chunk
+        for start in range(0, depth, size):
+            self._runner.compute_zeros(start, start + size)
+        times = replace(times, depth=depth, short_deep=self._batch(size - 1, depth), chunk_deep=self._batch(size, depth))
+        save_few, restore_few = self._move(FEW)
+        save, restore = self._move(depth)
+        idle, last = self._fill(depth, most), self._context.scratch - 1
+        return replace(
+            times,
+            few=FEW,
+            save=save,
+            restore=restore,
+            save_few=save_few,
+            restore_few=restore_few,
+            idle=idle,
+            step_idle=self._batch(1, sequence=last),
+            chunk_idle=self._batch(size, sequence=last),
+        )
+
+    def _fill(self, depth: int, most: int) -> int:
+        """Copy sequence 0 to sequences with cells of their own, as far as time and ids allow; return the cells in use."""
+        blob, used, began = HostCopy(0, depth), depth, perf_counter()
+        self._runner.apply(Save(0, blob))
+        for sequence in range(1, self._context.scratch - 1):
+            if used + depth > min(MOST_IDLE, most) or perf_counter() - began > PATIENCE:
+                break
+            self._runner.apply(Restore(blob, sequence, 0, depth))
+            used += depth
+        return used
+
+    def _batch(self, size: int, start: int = 0, sequence: int = 0) -> float:
+        """Return the seconds of a batch, which leaves no cells."""
+
+        def undo() -> None:
+            self._runner.apply(Trim(sequence, start, ALL) if start else Drop(sequence))
+
+        return fastest(lambda: self._runner.compute_zeros(start, start + size, sequence), undo)
+
+    def _move(self, size: int) -> tuple[float, float]:
+        """Return the seconds to save the first `size` cells of sequence 0, and to bring them back as those of another."""
+        blob, runner = HostCopy(0, size), self._runner
+        save = fastest(lambda: runner.apply(Save(0, blob)))
+        return save, fastest(lambda: runner.apply(Restore(blob, 1, 0, size)), lambda: runner.apply(Drop(1)))
+
+
+def fastest(act: Callable[[], None], undo: Callable[[], None] = lambda: None) -> float:
+    """Return the seconds of the fastest of some tries; a slow act is not tried again."""
+    tries: list[float] = []
+    while len(tries) < TRIES and sum(tries) < PATIENCE:
+        began = perf_counter()
+        act()
+        tries.append(perf_counter() - began)
+        undo()
+    return min(tries)

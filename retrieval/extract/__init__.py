@@ -1,1 +1,0 @@
-"""From a file of any format to sections of text, with their headings and pages."""

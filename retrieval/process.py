@@ -1,0 +1,151 @@
+"""The child process that reads files, and its messages."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from .files import Stamp
+from .markdown import Unreadable
+from .writing import WriteOutcome
+
+# ---- The lines that go to the process that reads files, and those that come back. ---------------------------------------
+
+QUICK = 2.0  # seconds of processor time: a file that takes more is read behind all others
+SECONDS, MOST_SECONDS = 10.0, 60.0  # of processor time, for an empty file and a large one; a small one can unpack to much
+SECONDS_A_MIB = 10.0  # Word takes 5, text 0.2
+
+
+class ReadTask(msgspec.Struct):
+    """A file to read: see `FoundFile`. known: its digest in the index; empty if it is new. tokens: of a chunk, about.
+
+    root: as the system names it, which may be no text. seconds: of processor time that it may take.
+    """
+
+    root: bytes
+    parts: tuple[str, ...]
+    path: str
+    stamp: Stamp
+    known: str
+    tokens: int
+    seconds: float
+
+
+class ReadStep(msgspec.Struct, tag="step"):
+    """A line after each batch of chunks."""
+
+
+class Stored(msgspec.Struct, tag="stored"):
+    """The last line about a file that was read. num_new, gone: as in `Written`."""
+
+    num_new: int = 0
+    gone: list[int] = []
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The last line about a file that cannot be read. reason: why."""
+
+    reason: str
+
+
+class Broken(msgspec.Struct, tag="broken"):
+    """The last line about a file that cannot be stored. reason: the database's."""
+
+    reason: str
+
+
+Line = ReadStep | Stored | Failed | Broken
+
+
+# Not `-m`: a checkout that is not installed is no package for another process. The room's own package stays empty here:
+# reading needs no numpy, which takes a share of the process's memory.
+START = """
+import sys, types
+for name, path in zip(("slotcache", "slotcache.retrieval"), sys.argv[2:]):
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = [path]
+from slotcache.retrieval.reader import main
+main(sys.argv[1])
+"""
+ROOM = Path(__file__).parent
+
+
+class SlowError(Unreadable):
+    """A file takes more processor time than its reading may."""
+
+
+class EndedError(Exception):
+    """`may_go_on` ended the reading of a file, which stays in the index as it was."""
+
+
+class FileReader:
+    """Reads files into an index, one after the other. One thread may use it; any thread may interrupt or close it."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def read(self, task: ReadTask, may_go_on: Callable[[], bool]) -> WriteOutcome:
+        """Have a file read and stored. Raises Unreadable, SlowError, sqlite3.OperationalError; EndedError for `may_go_on`.
+
+        may_go_on: called after each batch of chunks; False ends the process.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it ended between two files, which says nothing of the next one
+        process = self._process = self._process or _start(self._database)
+        with suppress(OSError):  # it has ended: there is no answer, then
+            _pipe(process.stdin).write(msgspec.json.encode(task) + b"\n")
+            _pipe(process.stdin).flush()
+        while text := _pipe(process.stdout).readline():
+            match msgspec.json.decode(text, type=Line):
+                case Stored(num_new, gone):
+                    return WriteOutcome(num_new, gone)
+                case Failed(reason):
+                    raise Unreadable(reason)
+                case Broken(reason):
+                    raise sqlite3.OperationalError(reason)
+                case _ if not may_go_on():
+                    self.close()
+                    raise EndedError
+        self.close()
+        if process.returncode == -signal.SIGPROF:
+            raise SlowError(f"it takes more than {task.seconds:.0f} seconds to read")
+        raise Unreadable(_crash(process.returncode))
+
+    def interrupt(self) -> None:
+        """Kill the process, from any thread: the file that it reads is unreadable then."""
+        if process := self._process:
+            process.kill()
+
+    def close(self) -> None:
+        """End the process. The next file starts another one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def _start(database: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", START, str(database), str(ROOM.parent), str(ROOM)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+def _crash(code: int) -> str:
+    """Return why a process ended at a file, by its exit code."""
+    if code >= 0:
+        return "its reader failed"
+    number = signal.Signals(-code)
+    return "it takes too much memory to read" if number == signal.SIGKILL else f"its reader crashed: {number.name}"

@@ -1,0 +1,332 @@
+"""Search by words and by vectors, fused in stages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from threading import Lock
+from unicodedata import category
+
+import numpy as np
+
+from ..ordering.document import Document
+from .chunks import embedded_text
+from .files import Folder, path_in
+from .store import Store
+from .writing import StoredChunk, phrases
+
+K = 10.0  # the first ranks count more with a smaller one; with the usual 60 a fusion was worse than vectors alone
+
+
+def fuse(rankings: Sequence[tuple[Sequence[int], float]], k: float = K) -> list[tuple[int, float]]:
+    """Return the numbers of weighted rankings in one order, the best first: reciprocal rank fusion (Cormack et al., 2009).
+
+    rankings: numbers, the best first, each with a weight. The scores lie between 0 and 1: 1 is the first of all rankings.
+    """
+    scores: defaultdict[int, float] = defaultdict(float)
+    full = sum(weight for _, weight in rankings) / (k + 1)
+    for numbers, weight in rankings:
+        for rank, number in enumerate(numbers, 1):
+            scores[number] += weight / (k + rank) / full
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+
+
+# ---- Search by words: SQLite's FTS5, with stems of English and BM25. A title counts twice. ------------------------------
+
+TITLE_WEIGHT = 2.0
+MAX_LETTERS, MAX_WORDS = 8192, 64  # of a query, from its end: a long message asks its question last
+FREQUENT = frozenset(
+    """a about after all also am an and any are as at be because been before being but by can could d did do does doing
+    for from had has have having he her here hers him his how i if in into is it its just ll m me more most my no
+    nor not of off on once only or other our out over own re s same she should so some t than that the their theirs
+    them then there these they this those through to too under until up us ve very was we were what when where which
+    while who whom why will with would you your yours""".split()  # noqa: SIM905
+)
+"""Words of English questions that stand in most texts: without them a search is six times as fast, and finds as much."""
+
+WITHIN = """(
+    select place.chunk from place where place.file in (
+        select file.id from json_each(?1) as asked join file on file.path = asked.value
+        union select file.id from json_each(?1) as asked
+            join file on file.path > asked.value || '/' and file.path < asked.value || '0'))"""
+"""The chunks in files and folders: by ranges of the paths, as 0 follows the slash."""
+
+
+def search_words(store: Store, query: str, limit: int, paths: Sequence[str] = ()) -> list[tuple[int, float]]:
+    """Return the numbers of chunks that have words of the query, the best first, with their scores; a higher one is better.
+
+    paths: of files and folders to search in; none: in all.
+    """
+    match = fts_query(query)
+    if not match:
+        return []
+    score = f"-bm25(words, {TITLE_WEIGHT}, 1.0) as score"
+    # The plus keeps SQLite from looking up each chunk by itself, which takes as many searches as there are chunks.
+    condition = f"and +rowid in {WITHIN}" if paths else ""
+    statement = f"select rowid, {score} from words where words match ?2 {condition} order by score desc, rowid limit ?3"
+    with store.reading() as connection:
+        return connection.execute(statement, (_json(paths), match, limit)).fetchall()
+
+
+def numbers_within(store: Store, paths: Sequence[str]) -> list[int]:
+    """Return the numbers of the chunks in files and folders."""
+    with store.reading() as connection:
+        rows = connection.execute(f"select number from chunk where number in {WITHIN}", [_json(paths)])
+        return [number for (number,) in rows]
+
+
+def _json(paths: Sequence[str]) -> str:
+    return json.dumps([*paths])
+
+
+def fts_query(text: str) -> str:
+    """Return a query for any of the telling words of a text; empty if it has no words.
+
+    Each word or phrase is quoted, so that none is an operator.
+    """
+    letters = "".join(letter if category(letter)[0] in "LNM" else " " for letter in text[-MAX_LETTERS:])
+    words = list(dict.fromkeys(reversed(letters.casefold().split())))
+    telling = [word for word in words if word not in FREQUENT] or words
+    found = chain.from_iterable(map(phrases, telling))
+    return " OR ".join(f'"{one}"' for one in islice(found, MAX_WORDS))
+
+
+# ---- Search by vectors: exact, over all of them. Up to some 200,000 chunks one pass is fast enough. ---------------------
+
+SLACK = 1.5  # times the rows in use, when the matrix has to grow
+
+
+class VectorIndex:
+    """Vectors by the number of their chunk, in memory, as unit vectors. Safe from several threads."""
+
+    def __init__(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
+        """numbers: (chunks,) int64. vectors: (chunks, width)."""
+        self._lock = Lock()
+        self._numbers = numbers
+        self._vectors = vectors.astype(np.float32)
+        self._size = len(numbers)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, numbers: Sequence[int], vectors: np.ndarray) -> None:
+        """Add the vectors (chunks, width) of chunks that have none yet."""
+        with self._lock:
+            size = self._size + len(numbers)
+            if size > len(self._numbers) or self._vectors.shape[1] != vectors.shape[1]:
+                self._grow(int(SLACK * size), vectors.shape[1])
+            self._numbers[self._size : size] = numbers
+            self._vectors[self._size : size] = vectors
+            self._size = size
+
+    def _grow(self, size: int, width: int) -> None:
+        numbers, vectors = np.zeros(size, np.int64), np.zeros((size, width), np.float32)
+        numbers[: self._size] = self._numbers[: self._size]
+        if self._size:
+            vectors[: self._size] = self._vectors[: self._size]
+        self._numbers, self._vectors = numbers, vectors
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Remove the vectors of chunks. The last rows take their places."""
+        numbers = np.fromiter(numbers, np.int64)
+        if not len(numbers):
+            return
+        with self._lock:
+            gone = np.isin(self._numbers[: self._size], numbers)
+            holes = np.flatnonzero(gone)
+            size = self._size - len(holes)
+            holes = holes[holes < size]
+            movers = size + np.flatnonzero(~gone[size:])
+            self._numbers[holes], self._vectors[holes] = self._numbers[movers], self._vectors[movers]
+            self._size = size
+
+    def search(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> list[tuple[int, float]]:
+        """Return the numbers of the chunks nearest to a query (width,), the nearest first, with their cosines.
+
+        only: the numbers to search among; None: all.
+        """
+        with self._lock:
+            if not self._size:
+                return []
+            numbers = self._numbers[: self._size]
+            scores = self._vectors[: self._size] @ unit(query[None])[0]
+            if only is not None:
+                kept = np.flatnonzero(np.isin(numbers, only))
+                numbers, scores = numbers[kept], scores[kept]
+            else:
+                numbers = numbers.copy()
+        best = np.argpartition(-scores, limit)[:limit] if limit < len(scores) else np.arange(len(scores))
+        best = best[np.lexsort((numbers[best], -scores[best]))]
+        return list(zip(numbers[best].tolist(), scores[best].tolist(), strict=True))
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors (n, width) at length 1, float32; zeros, and what is no number, become zeros."""
+    vectors = np.nan_to_num(np.asarray(vectors, np.float32), posinf=0.0, neginf=0.0)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+
+
+# ---- Search -------------------------------------------------------------------------------------------------------------
+# A search in stages, each better than the one before it: words, then words and vectors, then a reranker's order.
+#
+# The first stage takes milliseconds, so that a server can compute the leading documents while the later stages still
+# run.
+
+LEXICAL, FUSED, RERANKED = "lexical", "fused", "reranked"
+LEXICAL_WEIGHT, VECTOR_WEIGHT = 1.0, 2.0
+DEPTH = 50  # of each ranking that is fused
+MAX_PATHS = 100
+RERANK_DEPTH = 20  # chunks that a reranker reads
+
+EmbedQuery = Callable[[str], Awaitable[np.ndarray]]
+"""Turns a query into its vector (width,)."""
+
+Rerank = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
+"""Scores texts for a query; a higher score is better."""
+
+Ranks = dict[int, tuple[int, float]]
+"""The rank of chunks, from 1, and their scores, by number, the best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """text: the question. paths: of files and folders to search in; none: in all. min_score: hits below it are left out.
+
+    Raises ValueError for a `top_k` below 1 and for too many paths.
+    """
+
+    text: str
+    top_k: int = 5
+    paths: tuple[str, ...] = ()
+    min_score: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}: expected 1 or more")
+        if len(self.paths) > MAX_PATHS:
+            raise ValueError(f"{len(self.paths)} paths to search in: expected at most {MAX_PATHS}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """A chunk that a search found. score: of its stage: BM25, then 0 to 1, then the reranker's.
+
+    lexical_rank, vector_rank: its place, from 1, in the search by words and by vectors; None: not among their first.
+    similarity: the cosine of its vector and the query's.
+    """
+
+    chunk: StoredChunk
+    score: float
+    lexical_rank: int | None = None
+    vector_rank: int | None = None
+    similarity: float | None = None
+
+    @property
+    def document(self) -> Document:
+        """Return the chunk as a document of a prompt."""
+        return Document(self.chunk.id, self.chunk.text, self.chunk.title)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The hits that a search has by now, the best first. name: lexical, fused or reranked. is_last: no stage follows."""
+
+    name: str
+    hits: tuple[Hit, ...]
+    is_last: bool
+
+
+class Search:
+    """Searches an index. Any number of searches may run at once, while the index grows."""
+
+    def __init__(
+        self,
+        store: Store,
+        vectors: VectorIndex,
+        *,
+        folders: Sequence[Folder] = (),
+        embed: EmbedQuery | None = None,
+        rerank: Rerank | None = None,
+    ) -> None:
+        self._store, self._vectors, self._folders = store, vectors, folders
+        self._embed, self._rerank = embed, rerank
+
+    async def stages(self, query: Query) -> AsyncIterator[Stage]:
+        """Yield the stages of a search. Without an embedder the first is the last, unless a reranker follows."""
+        embed = self._embed if len(self._vectors) else None
+        embedding = asyncio.ensure_future(embed(query.text)) if embed else None
+        try:
+            found = await asyncio.to_thread(self._by_words, query)
+            yield _stage(LEXICAL, found.hits, query, is_last=embedding is None and self._rerank is None)
+            if embedding is not None:
+                found = await asyncio.to_thread(self._fused, query, found.by_words, await embedding)
+                yield _stage(FUSED, found.hits, query, is_last=self._rerank is None)
+            if self._rerank is not None:
+                texts = [embedded_text(hit.chunk.title, hit.chunk.text) for hit in found.hits]
+                scores = await self._rerank(query.text, texts)
+                hits = [replace(hit, score=float(score)) for hit, score in zip(found.hits, scores, strict=True)]
+                yield _stage(RERANKED, sorted(hits, key=lambda hit: -hit.score), query, is_last=True)
+        finally:
+            if embedding is not None:
+                embedding.cancel()
+                await asyncio.wait([embedding])
+
+    async def hits(self, query: Query) -> tuple[Hit, ...]:
+        """Return the hits of the last stage."""
+        hits: tuple[Hit, ...] = ()
+        async for stage in self.stages(query):
+            hits = stage.hits
+        return hits
+
+    def _by_words(self, query: Query) -> _Found:
+        scored = search_words(self._store, query.text, max(DEPTH, query.top_k), self._paths(query))
+        by_words = _ranks(scored)
+        return self._found(scored, query, by_words, {})
+
+    def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> _Found:
+        near = self._vectors.search(vector, max(DEPTH, query.top_k), self._only(self._paths(query)))
+        by_vectors = _ranks(near)
+        scored = fuse([(list(by_words), LEXICAL_WEIGHT), (list(by_vectors), VECTOR_WEIGHT)])
+        return self._found(scored, query, by_words, by_vectors)
+
+    def _found(self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks) -> _Found:
+        """Return the best of scored chunks as hits: those asked for, and those that a reranker reads."""
+        best = scored[: max(query.top_k, RERANK_DEPTH if self._rerank else 0)]
+        chunks = self._store.chunks(number for number, _ in best)
+        hits: list[Hit] = []
+        for number, score in best:
+            rank, cosine = by_vectors.get(number, (None, None))
+            lexical_rank, _ = by_words.get(number, (None, None))
+            if number in chunks:  # it may be gone by now
+                chunk = chunks[number]
+                hits.append(Hit(chunk=chunk, score=score, lexical_rank=lexical_rank, vector_rank=rank, similarity=cosine))
+        return _Found(tuple(hits), by_words)
+
+    def _paths(self, query: Query) -> Sequence[str]:
+        """Return the paths to search in as the index has them; none: all."""
+        paths = [path_in(self._folders, path) for path in query.paths]
+        return paths if all(paths) else ()
+
+    def _only(self, paths: Sequence[str]) -> np.ndarray | None:
+        """Return the chunks in the paths; None: all."""
+        return np.array(numbers_within(self._store, paths), np.int64) if paths else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    hits: tuple[Hit, ...]
+    by_words: Ranks
+
+
+def _ranks(scored: Sequence[tuple[int, float]]) -> Ranks:
+    return {number: (rank, score) for rank, (number, score) in enumerate(scored, 1)}
+
+
+def _stage(name: str, hits: Sequence[Hit], query: Query, *, is_last: bool) -> Stage:
+    shown = tuple(hit for hit in hits[: query.top_k] if query.min_score is None or hit.score >= query.min_score)
+    return Stage(name, shown, is_last)

@@ -1,0 +1,112 @@
+"""The child process itself: limits, formats, passages.
+
+A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Here that ends this process alone:
+its transaction is rolled back, the file is one that cannot be read, and another process is started. Chunks are cut and
+stored here, too: in the server's process that would hold the interpreter's lock, for which the engine would wait.
+
+Each line that comes is a `Task`. The lines that go back are a `Step` after each batch of chunks, and what came of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path, PurePath
+
+import msgspec
+
+from .chunks import Chunk, Sizes, cut
+from .files import read_bytes
+from .html import read_docx, read_html
+from .markdown import Outline, Section, Unreadable, read_markdown, read_text
+from .pdf import read_pdf
+from .process import Broken, Failed, Line, ReadStep, ReadTask, Stored
+from .writing import StoredFile, connect, put_file, put_stamp
+
+# ---- The formats by the end of a file's name. A file with another end is read as text, if it is text. -------------------
+
+Format = Callable[[bytes, Outline], None]
+
+FORMATS: dict[str, Format] = {
+    ".md": read_markdown,
+    ".markdown": read_markdown,
+    ".html": read_html,
+    ".htm": read_html,
+    ".xhtml": read_html,
+    ".pdf": read_pdf,
+    ".docx": read_docx,
+}
+
+
+BYTES = 3 << 29  # of the process
+BATCH = 64  # chunks of a step
+NICENESS = 12  # the engine computes on the same cores: beside it about 6 % of one is left for this
+
+
+def main(database: str) -> None:
+    """Answer lines until there are no more."""
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICENESS)
+    connection = None
+    for line in sys.stdin.buffer:
+        task = msgspec.json.decode(line, type=ReadTask)
+        signal.setitimer(signal.ITIMER_PROF, task.seconds)  # its signal ends the process, in the midst of any code
+        try:
+            connection = connection or connect(Path(database), creates=False)
+            answer = _read(task, connection)
+        except (sqlite3.Error, OSError) as error:  # of the database: `_read` has caught those of the file
+            answer = Broken(str(error))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(answer)
+
+
+def _read(task: ReadTask, connection: sqlite3.Connection) -> Line:
+    """Bring a file into the index. Raises sqlite3.Error."""
+    try:
+        data = read_bytes(task.root, task.parts)
+        digest = blake2b(data, digest_size=16).hexdigest()
+        if digest == task.known:
+            put_stamp(connection, task.path, task.stamp)
+            return Stored()
+        sections = _sections(data, PurePath(task.path).suffix.lower())
+        chunks = _step_by_step(cut(sections, Sizes.around(task.tokens)))
+        return Stored(*put_file(connection, StoredFile(task.path, digest=digest, stamp=task.stamp), chunks))
+    except Unreadable as error:
+        return Failed(str(error))
+    except OSError as error:
+        return Failed(f"it cannot be opened: {error.strerror or error}")
+    except MemoryError:
+        return Failed(f"it takes more than {BYTES >> 20:,} MiB of memory to read")
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # of another library: the next file is read all the same
+        return Failed(f"it cannot be read: {type(error).__name__}: {error}")
+
+
+def _sections(data: bytes, suffix: str) -> list[Section]:
+    """Return the sections of a file. Raises Unreadable."""
+    outline = Outline()
+    FORMATS.get(suffix, read_text)(data, outline)
+    if not outline.has_text:
+        raise Unreadable("it has no text")
+    return outline.sections
+
+
+def _step_by_step(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Yield chunks. The last step comes before the commit: a file is not stored for a server that has ended."""
+    chunks = iter(chunks)
+    while batch := list(islice(chunks, BATCH)):
+        yield from batch
+        _write(ReadStep())
+
+
+def _write(line: Line) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+    sys.stdout.buffer.flush()

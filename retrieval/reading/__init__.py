@@ -1,1 +1,0 @@
-"""Files into the index, in a process of its own."""

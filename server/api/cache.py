@@ -1,0 +1,179 @@
+"""What the cache holds: contents, documents, prefetch, stored conversations."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from math import inf
+
+from msgspec.structs import replace as replace_fields
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...slots.scope import MAX_NAME
+from ..chat.body import DocumentsOrderRequest, SpeculateRequest, WarmRequest
+from ..engine.generation import Generation
+from ..engine.usage import Fields, document_reuse
+from ..http.api_errors import RequestError
+from ..service.service import Service
+from .reply import JsonReply, accept, collect, read_body, scope_of, service_of, start_ahead, while_connected
+
+
+async def warm(request: Request) -> Response:
+    """Compute the prompt of a chat (messages, documents) and leave it in the cache; nothing is generated.
+
+    With `pin` it is evicted last, for `ttl` seconds or until the server stops.
+    """
+    service = service_of(request)
+    asked = await read_body(request, WarmRequest)
+    if not (service.model.can_trim or service.view.keeps_snapshots):
+        raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
+    asked = asked.prefill_only()
+    submission = await while_connected(request, accept(request, asked))
+    (generation,) = service.submit(replace(submission, turn=None))  # warming a prompt is not a turn of a conversation
+    (answer,) = await while_connected(request, collect(service, [generation]))
+    report = answer.end.report
+    warmed: Fields = {"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()}
+    if asked.pin is not None:
+        warmed["pinned_tokens"] = await _pin(service, generation, asked)
+    return JsonReply(warmed)
+
+
+async def holdings(request: Request) -> Response:
+    """List the cached runs of a scope (`?scope=`, by default the common one)."""
+    service, scope = service_of(request), scope_of(request)
+    held = await service.view.holdings(scope)
+    return JsonReply(
+        {"object": "cache", "scope": scope, "tokens": held.tokens, "runs": held.runs, "snapshots": held.snapshots}
+    )
+
+
+async def drop(request: Request) -> Response:
+    """Drop the cache of a scope, except KV that running requests use, and its queued idle prefill."""
+    service, scope = service_of(request), scope_of(request)
+    service.idle.forget(scope)
+    dropped = await service.view.drop(scope)
+    service.idle.resume()
+    return JsonReply({"object": "cache.dropped", "scope": scope, "tokens": dropped})
+
+
+async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> int:
+    """Pin a warmed prompt, or end its pin; return how many of its tokens are pinned now."""
+    if asked.pin:
+        return await service.view.pin(generation, asked.ttl or inf)
+    await service.view.unpin(generation)
+    return 0
+
+
+# ---- The routes that show and forget a stored conversation. -------------------------------------------------------------
+
+
+async def show_conversation(request: Request) -> Response:
+    """Show a conversation (`?scope=`) up to the answer that it continues from, and the ids of all its answers."""
+    id, scope = request.path_params["id"], scope_of(request)
+    conversation = service_of(request).conversations.find(scope, id)
+    if conversation is None:
+        raise _unknown(id)
+    entries = conversation.answers[conversation.head]
+    return JsonReply(
+        {
+            "id": conversation.id,
+            "object": "conversation",
+            "created_at": int(conversation.created),
+            "scope": conversation.scope,
+            "bytes": conversation.num_bytes,
+            "turns": sum(entry.role == "user" for entry in entries),
+            "last_response_id": conversation.head,
+            "response_ids": list(conversation.answers),
+            "messages": [entry.public() for entry in entries],
+        }
+    )
+
+
+async def forget_conversation(request: Request) -> Response:
+    """Forget a conversation with all its answers."""
+    id, scope = request.path_params["id"], scope_of(request)
+    conversations = service_of(request).conversations
+    if not conversations.forget(scope, id):
+        raise _unknown(id)
+    await asyncio.to_thread(conversations.settle)
+    return JsonReply({"id": id, "object": "conversation.deleted", "deleted": True, "scope": scope})
+
+
+def _unknown(id: str) -> RequestError:
+    return RequestError(
+        f"no conversation {id!r} is remembered in this scope: expected the id of one that has an answer, and ?scope= as its "
+        "cache_scope",
+        status=404,
+        param="id",
+        code="conversation_not_found",
+    )
+
+
+# ---- Documents ----------------------------------------------------------------------------------------------------------
+# `POST /v1/documents/order`: the order that the documents of a chat would have now, and the reuse that it brings.
+
+
+async def order(request: Request) -> Response:
+    """Order documents as a dry run, which computes and changes nothing: of a chat with `messages`, or documents alone."""
+    service = service_of(request)
+    asked = await read_body(request, DocumentsOrderRequest)
+    if not asked.messages:
+        asked = replace_fields(asked, messages=[{"role": "user", "content": "?"}])
+    submission = await while_connected(request, accept(request, asked))
+    given = any(message.get("documents") for message in asked.messages) or asked.documents
+    if not (given or asked.retrieves):
+        raise RequestError("there are no documents to order: send some", param="documents")
+    predicted = await service.view.predict(submission.prompt, service.intake.scope(asked))
+    layout, reused, on_device = predicted.layout, predicted.reused, predicted.on_device
+    return JsonReply(
+        {
+            "object": "documents.order",
+            "order": [document.id for document in layout.documents],
+            "documents": document_reuse(layout, reused),
+            "repeated": layout.repeated,
+            "prompt_tokens": len(layout.tokens),
+            "cached_tokens": reused,
+            "tiers": {"device": on_device, "host": reused - on_device},
+            "miss": {"at": reused, "why": f"{layout.segment_at(reused)} is not cached here"},
+        }
+    )
+
+
+# ---- Speculation --------------------------------------------------------------------------------------------------------
+# Turns that a client opens before its search is done (RAGCache, section 5.3: dynamic speculative pipelining).
+#
+# A client that searches in stages sends the messages at once, and then the documents of each stage. While idle, the
+# server
+# prefills the prompt of the newest stage; a later stage replaces an earlier one, and their common prefix stays cached.
+# The
+# chat completion with the final documents reuses the part that was right. A wrong guess delays no request.
+
+
+async def speculate(request: Request) -> Response:
+    """Prefill the system prompt, the history and the documents so far, if the server is idle."""
+    service = service_of(request)
+    asked = await read_body(request, SpeculateRequest)
+    if service.open:
+        return _answer(asked, "skipped")
+    asked = asked.prefill_only()
+    last = asked.messages[-1] if asked.messages else {}
+    is_open = last.get("role") == "user" and not (asked.documents or last.get("documents") or asked.retrieves)
+    submission = await while_connected(request, accept(request, asked, is_open))
+    started = await start_ahead(service, ("speculation", asked.id), submission)
+    return _answer(asked, "started" if started else "skipped")
+
+
+async def forget_speculation(request: Request) -> Response:
+    """Stop the prefill of a turn that will not come (`?id=`, `?scope=`)."""
+    service, query = service_of(request), request.query_params
+    scope, name = scope_of(request), query.get("id", "default")
+    if len(name) > MAX_NAME:
+        raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_NAME}", param="id")
+    dropped = await asyncio.wrap_future(service.door.drop_background((scope, ("speculation", name))))
+    service.idle.resume()
+    return JsonReply({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
+
+
+def _answer(asked: SpeculateRequest, state: str) -> Response:
+    return JsonReply({"object": "speculation", "id": asked.id, "state": state})

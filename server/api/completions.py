@@ -1,0 +1,339 @@
+"""OpenAI's completions, llama-server's completion and infill, and their tokenizer's routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
+from ..chat.sampling_fields import JsonValue
+from ..engine.generation import Delta, End, Generation, PromptProgress
+from ..engine.usage import Fields
+from ..http.api_errors import RequestError
+from ..search.vectors import Vectors
+from ..service.service import Service
+from .reply import (
+    DONE,
+    JsonReply,
+    ReplyFormat,
+    ResponseMeta,
+    WholeAnswer,
+    accept,
+    accounts,
+    encode,
+    envelope,
+    read_body,
+    respond,
+    service_of,
+    sse_event,
+    vectors_of,
+    while_connected,
+)
+
+
+class NativeReply:
+    """The dialect of `/completion` and `/infill`."""
+
+    def __init__(self, envelope: ResponseMeta) -> None:
+        self.envelope, self._fields = envelope, envelope.options.response_fields
+        self._has_line = [False] * envelope.num_choices
+        self._probabilities = envelope.probabilities()
+
+    def begin(self) -> list[bytes]:
+        return []
+
+    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
+        return [sse_event(self._piece(index, Delta("")) | self.envelope.progress(progress))]
+
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
+        self._has_line[index] |= "\n" in delta.text
+        if not delta.text and not delta.tokens:
+            return []
+        *first, last = self._probabilities[index].entries(delta) or [None]  # an event for each, as in llama-server
+        sent: list[bytes] = []
+        for entry, token in zip(first, delta.tokens, strict=False):
+            alone = Delta("", (token,), num_generated=delta.num_generated - len(delta.tokens) + len(sent) + 1)
+            sent.append(sse_event(self._piece(index, alone) | _with(entry)))
+        rest = replace(delta, tokens=delta.tokens[len(sent) :])
+        told = _with(last) or self._none_told(index)
+        return [*sent, sse_event(self._piece(index, rest) | told | self.envelope.times(index, rest))]
+
+    def end(self, index: int, end: End) -> list[bytes]:
+        body = last_body(self.envelope, index, WholeAnswer((), end), self._has_line[index])
+        return [sse_event(selected(body, self._fields))]
+
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        if not self.envelope.include_usage:
+            return []
+        return [sse_event({"index": 0, "content": "", "stop": True, "choices": [], "usage": self.envelope.usage(ends)})]
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [sse_event(error.body())]
+
+    def whole(self, answers: Sequence[WholeAnswer]) -> Fields | list[Fields]:
+        made = self.envelope
+        bodies: list[Fields] = []
+        for index, answer in enumerate(answers):
+            body = last_body(made, index, answer, "\n" in answer.text) | {"usage": made.usage([answer.end])}
+            body |= _with(*self._probabilities[index].entries(answer.whole()))
+            bodies.append(selected(body, self._fields))
+        return bodies[0] if made.num_choices == 1 else bodies
+
+    def _none_told(self, index: int) -> Fields:
+        """Return an empty list where probabilities were asked for: the tokens of a stop string have none."""
+        return {} if self.envelope.generations[index].sampling.n_probs is None else {"completion_probabilities": []}
+
+    def _piece(self, index: int, delta: Delta) -> Fields:
+        request = self.envelope.generations[index].request
+        return {
+            "index": index,
+            "content": delta.text,
+            "tokens": delta.tokens,
+            "stop": False,
+            "id_slot": request.lane,
+            "tokens_predicted": delta.num_generated,
+            "tokens_evaluated": request.num_prompt,
+        }
+
+
+def verbose(envelope: ResponseMeta, index: int, answer: WholeAnswer) -> Fields:
+    """Return `__verbose`, which shows the answer as `/completion` would, if it is wanted."""
+    return {"__verbose": last_body(envelope, index, answer, "\n" in answer.text)} if envelope.verbose else {}
+
+
+def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line: bool) -> Fields:
+    """Return the body of an answer, or the last one of a stream. has_line: whether its text has a line's end."""
+    generation, end = envelope.generations[index], answer.end
+    report = end.report
+    about: Fields = {
+        "index": index,
+        "content": answer.text,
+        "tokens": answer.tokens if envelope.options.return_tokens else (),
+        "id_slot": report.lane,
+        "stop": True,
+        "model": envelope.model,
+        "tokens_predicted": report.num_generated,
+        "tokens_evaluated": report.num_prompt,
+        "generation_settings": generation_settings(envelope, generation),
+        "prompt": end.prompt,
+        "has_new_line": has_line,
+        "truncated": _is_truncated(generation, end),
+        "stop_type": "limit" if end.reason == "length" else "word" if report.stop is not None else "eos",
+        "stopping_word": report.stop or "",
+        "tokens_cached": report.num_prompt + max(report.num_generated - 1, 0),
+    }
+    return about | accounts(report) | envelope.notes()
+
+
+def generation_settings(envelope: ResponseMeta, generation: Generation) -> Fields:
+    """Return the options in force, by llama-server's names."""
+    options = envelope.options
+    return generation.sampling.shown() | {
+        "stop": options.stops(),
+        "max_tokens": generation.wanted,
+        "n_predict": generation.wanted,
+        "n_keep": 0,
+        "n_discard": 0,
+        "stream": bool(options.stream),
+        "timings_per_token": options.timings_per_token,
+    }
+
+
+def selected(body: Fields, paths: Sequence[str]) -> Fields:
+    """Return the fields at these paths, such as `timings/prompt_n`, by their paths; without paths, all fields."""
+    if not paths:
+        return body
+    found: Fields = {}
+    for path in paths:
+        value: object = body
+        for name in path.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            found[path] = value
+    return found
+
+
+def _is_truncated(generation: Generation, end: End) -> bool:
+    """Whether the context, and not the request, ended the answer."""
+    return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
+
+
+def _with(*entries: Fields | None) -> Fields:
+    """Return the field of tokens with their probabilities, if there are some."""
+    told = [entry for entry in entries if entry is not None]
+    return {"completion_probabilities": told} if told else {}
+
+
+# ---- OpenAI's `text_completion`, whose chunks look like the whole. ------------------------------------------------------
+
+
+class TextReply:
+    """The dialect of `/v1/completions`. echoes: the prompts' texts, which the answers begin with; empty: they do not."""
+
+    def __init__(self, envelope: ResponseMeta, echoes: Sequence[str] = ()) -> None:
+        self.envelope = envelope
+        self._echoes = [echo for echo in echoes for _ in range(envelope.num_each)] or [""] * envelope.num_choices
+        self._probabilities = envelope.probabilities()
+
+    def begin(self) -> list[bytes]:
+        return [sse_event(self._body([_choice(index, echo)])) for index, echo in enumerate(self._echoes) if echo]
+
+    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
+        return [sse_event(self._body([_choice(index, "")]) | self.envelope.progress(progress))]
+
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
+        if not delta.text and not delta.chances:
+            return []
+        choice = _choice(index, delta.text) | self._logprobs(index, delta)
+        return [sse_event(self._body([choice]) | self.envelope.times(index, delta))]
+
+    def end(self, index: int, end: End) -> list[bytes]:
+        body = self._body([_choice(index, "", end.reason)]) | accounts(end.report) | self.envelope.notes()
+        if not self.envelope.include_usage:
+            body["usage"] = self.envelope.usage([end])
+        return [sse_event(body | verbose(self.envelope, index, WholeAnswer((), end)))]
+
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        if not self.envelope.include_usage:
+            return [DONE]
+        return [sse_event(self._body([]) | {"usage": self.envelope.usage(ends)} | accounts(ends[0].report)), DONE]
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [sse_event(error.body()), DONE]
+
+    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
+        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
+        ends = [answer.end for answer in answers]
+        body = self._body(choices) | accounts(ends[0].report) | self.envelope.notes()
+        return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
+
+    def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields:
+        choice = _choice(index, self._echoes[index] + answer.text, answer.end.reason)
+        choice |= self._logprobs(index, answer.whole())
+        return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
+
+    def _logprobs(self, index: int, delta: Delta) -> Fields:
+        return {"logprobs": self._probabilities[index].of_text(delta)} if delta.chances else {}
+
+    def _body(self, choices: list[Fields]) -> Fields:
+        return self.envelope.head("text_completion") | {"choices": choices}
+
+
+def _choice(index: int, text: str, reason: str | None = None) -> Fields:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+async def create_text(request: Request) -> Response:
+    return await respond(request, *await _submit_text(request, TextRequest))
+
+
+async def create_native(request: Request) -> Response:
+    return await respond(request, *await _submit_text(request, CompletionRequest))
+
+
+async def infill(request: Request) -> Response:
+    return await respond(request, *await _submit_text(request, InfillRequest))
+
+
+async def _submit_text(
+    request: Request, kind: type[CompletionRequest] | type[InfillRequest]
+) -> tuple[list[Generation], ReplyFormat]:
+    service, asked = service_of(request), await read_body(request, kind)
+    submission = await while_connected(request, service.accept_text(asked, request.state.num_bytes))
+    generations = service.submit(submission)
+    head = envelope(request, submission, generations)
+    return generations, TextReply(head, submission.echoes) if kind is TextRequest else NativeReply(
+        replace(head, verbose=True)
+    )
+
+
+# ---- The routes between text and tokens, as llama-server has them. ------------------------------------------------------
+
+PIECE = 50_000  # tokens
+
+
+class TokenizeRequest(msgspec.Struct):
+    """`POST /tokenize`. content: a text, token ids, or both mixed."""
+
+    content: str | list[JsonValue]
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+
+
+async def tokenize(request: Request) -> Response:
+    vectors = vectors_of(request)
+    asked = await read_body(request, TokenizeRequest)
+    request.app.state.host.rouse()
+    tokens = await while_connected(request, vectors.threads.run(request.state.num_bytes, _tokens, vectors, asked))
+    return JsonReply(await asyncio.to_thread(_encode_tokens, tokens, vectors.model.spelling if asked.with_pieces else None))
+
+
+async def detokenize(request: Request) -> Response:
+    vectors = vectors_of(request)
+    asked = await read_body(request, DetokenizeRequest)
+    work = vectors.threads.run(request.state.num_bytes, _encode_text, vectors, asked.tokens)
+    return JsonReply(await while_connected(request, work))
+
+
+async def apply_template(request: Request) -> Response:
+    """Render a chat as one prompt, with its documents in the order that they would have now."""
+    service = service_of(request)
+    asked = await read_body(request, ChatRequest)
+    submission = await while_connected(request, accept(request, asked))
+    layout = (await service.view.predict(submission.prompt, service.intake.scope(asked))).layout
+    work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.ids)
+    return JsonReply(await while_connected(request, work))
+
+
+# ---- answers as long as a body, so they are made in a thread ----------------------------------------------------------
+
+
+def _tokens(vectors: Vectors, asked: TokenizeRequest) -> np.ndarray:
+    return vectors.texts.tokens(asked.content, "content", special=asked.parse_special, begin=asked.add_special)
+
+
+def _encode_tokens(tokens: np.ndarray, spelling: Callable[[int], bytes] | None) -> bytes:
+    """Encode tokens piece by piece: while one piece is encoded, all other threads wait. spelling: of each, if wanted."""
+    pieces = (encode(_shown(tokens[at : at + PIECE].tolist(), spelling))[1:-1] for at in range(0, len(tokens), PIECE))
+    return b'{"tokens":[' + b",".join(pieces) + b"]}"
+
+
+def _shown(tokens: list[int], spelling: Callable[[int], bytes] | None) -> list[object]:
+    return [{"id": token, "piece": _piece(spelling(token))} for token in tokens] if spelling else [*tokens]
+
+
+def _piece(spelling: bytes) -> str | list[int]:
+    """Return a token's text, or its bytes where they are no whole characters."""
+    try:
+        return spelling.decode()
+    except UnicodeDecodeError:
+        return list(spelling)
+
+
+def _encode_text(vectors: Vectors, tokens: list[int]) -> bytes:
+    """Raises RequestError for a token outside the vocabulary."""
+    model = vectors.model
+    if unknown := next((token for token in tokens if token >= model.num_vocab), None):
+        raise RequestError(f"tokens: {unknown} is not below {model.num_vocab}", param="tokens")
+    return encode({"content": model.detokenize(np.array(tokens, np.int32), special=True)})
+
+
+def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:
+    """Encode a prompt as the text that `/completion` makes the same tokens of: it puts BOS in front by itself."""
+    begin = service.model.tokenizer.begin
+    shown = tokens[len(begin) :] if np.array_equal(tokens[: len(begin)], begin) else tokens
+    return encode({"prompt": service.model.detokenize(shown, special=True), "n_tokens": len(tokens)})

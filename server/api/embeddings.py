@@ -1,0 +1,196 @@
+"""Embeddings and rerank: bodies and handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Annotated, Literal, cast
+
+import numpy as np
+from msgspec import UNSET, Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..chat.decode import check_number
+from ..chat.sampling_fields import JsonValue
+from ..engine.usage import Fields
+from ..http.api_errors import RequestError
+from ..search.vectors import EmbeddingWorker, Vectors
+from .reply import JsonReply, encode, read_body, vectors_of, while_connected
+
+# ---- The bodies of requests for vectors and for scores. -----------------------------------------------------------------
+
+MAX_PAIRED = 1 << 25  # characters of the query, once for each document: it is tokenised with each of them
+Norm = Annotated[int, Meta(ge=-1, le=16)]
+Truncation = bool | Literal["none", "start", "end", "NONE", "START", "END"]
+
+
+class EmbeddingRequest(Struct, frozen=True):
+    """`POST /v1/embeddings` and llama-server's `POST /embedding`. input, content: a text, token ids, or a list of these."""
+
+    input: JsonValue = UNSET
+    content: JsonValue = UNSET
+    model: str | None = None
+    user: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    embd_normalize: Norm | None = None
+    truncate: Truncation | None = None
+
+    def given(self) -> tuple[str, JsonValue]:
+        """Return the field that holds the texts, and its value. Raises RequestError: neither is there."""
+        for name in ("input", "content"):
+            if (value := getattr(self, name)) is not UNSET:
+                return name, value
+        raise RequestError("input is missing: expected a text or a list of texts", param="input")
+
+    @property
+    def cut(self) -> Literal["start", "end"] | None:
+        """Which end of a text that is too long is cut off; None: such a text is refused."""
+        side = self.truncate.lower() if isinstance(self.truncate, str) else ("end" if self.truncate else "none")
+        return None if side == "none" else cast(Literal["start", "end"], side)
+
+
+class RerankDocument(Struct, frozen=True):
+    """A document of a `RerankRequest` with its text in a field."""
+
+    text: str
+
+
+class RerankRequest(Struct, frozen=True):
+    """`POST /v1/rerank`: the documents in Jina's and Cohere's shape, or the texts in TEI's."""
+
+    query: str
+    documents: list[str | RerankDocument] | None = None
+    texts: list[str] | None = None
+    model: str | None = None
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool = False
+    return_text: bool = False
+
+    def passages(self) -> list[str]:
+        """Return the texts of the documents. Raises RequestError."""
+        if self.documents is not None and self.texts is not None:
+            raise RequestError("documents and texts are both there: expected one of them", param="texts")
+        name, given = ("documents", self.documents) if self.texts is None else ("texts", self.texts)
+        check_number(len(given or []), name)
+        found = [text.text if isinstance(text, RerankDocument) else text for text in given or []]
+        if len(found) * len(self.query) > MAX_PAIRED:
+            raise RequestError(f"the query is too long for {len(found)} documents: shorten it", param="query")
+        return found
+
+
+MAX_NUMBERS = 1 << 23  # of an answer without pooling, which has a vector for each token
+
+
+async def openai(request: Request) -> Response:
+    """Return vectors in OpenAI's shape; in llama-server's where the field is `content`, as llama-server does."""
+    vectors, asked = vectors_of(request), await read_body(request, EmbeddingRequest)
+    computer = vectors.embedder()
+    if asked.input is UNSET and asked.content is not UNSET:
+        return await _native(request, vectors, asked)
+    if computer.embedder.pooling == "none":
+        message = "this model has a vector for each token: start the server with --pooling mean, or send it to /embeddings"
+        raise RequestError(message, param="input")
+    computed, num_tokens = await while_connected(request, _compute(vectors, computer, asked, request.state.num_bytes))
+    entries = await asyncio.to_thread(_encode, computed, asked.encoding_format == "base64")
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return JsonReply(
+        b'{"object":"list","model":%b,"usage":%b,"data":[%b]}' % (encode(computer.name), encode(usage), entries)
+    )
+
+
+async def native(request: Request) -> Response:
+    """Return vectors in llama-server's shape: a list of vectors for each text, one of them where they are pooled."""
+    return await _native(request, vectors_of(request), await read_body(request, EmbeddingRequest))
+
+
+async def _native(request: Request, vectors: Vectors, asked: EmbeddingRequest) -> Response:
+    computer = vectors.embedder()
+    if asked.encoding_format == "base64":
+        raise RequestError("base64 is a format of /v1/embeddings only: expected float", param="encoding_format")
+    computed, _ = await while_connected(request, _compute(vectors, computer, asked, request.state.num_bytes))
+    return JsonReply(await asyncio.to_thread(_encode_native, computed))
+
+
+async def _compute(
+    vectors: Vectors, computer: EmbeddingWorker, asked: EmbeddingRequest, num_bytes: int
+) -> tuple[list[np.ndarray], int]:
+    """Return the vectors as the request wants them, and the number of tokens that they took."""
+    width = computer.embedder.width
+    if asked.dimensions is not None and asked.dimensions > width:
+        message = f"dimensions is {asked.dimensions}: this model's vectors have {width} numbers"
+        raise RequestError(message, param="dimensions")
+    texts = await vectors.threads.run(num_bytes, _tokens, computer, asked)
+    computed = await computer.compute(texts)
+    norm = asked.embd_normalize
+    if norm is None:
+        norm = -1 if computer.embedder.pooling == "none" else vectors.settings.embd_normalize
+    kept = [computer.normalised(vector[..., : asked.dimensions], norm) for vector in computed]
+    return kept, sum(map(len, texts))
+
+
+def _tokens(computer: EmbeddingWorker, asked: EmbeddingRequest) -> list[np.ndarray]:
+    """Tokenise the texts of a request. Raises RequestError."""
+    name, given = asked.given()
+    texts = computer.tokens(given, name, cut=asked.cut)
+    if computer.embedder.pooling == "none":
+        numbers = sum(map(len, texts)) * computer.embedder.width
+        if numbers > MAX_NUMBERS:
+            raise RequestError(f"the answer would have {numbers:,} numbers: expected at most {MAX_NUMBERS:,}", param=name)
+    return texts
+
+
+# ---- answers may have millions of numbers, so they are made in a thread, a vector at a time: others wait meanwhile ----
+
+
+def _encode(computed: list[np.ndarray], as_base64: bool) -> bytes:
+    return b",".join(
+        encode({"object": "embedding", "index": index, "embedding": _base64(vector) if as_base64 else vector.tolist()})
+        for index, vector in enumerate(computed)
+    )
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def _encode_native(computed: list[np.ndarray]) -> bytes:
+    entries = (
+        encode({"index": index, "embedding": np.atleast_2d(vectors).tolist()}) for index, vectors in enumerate(computed)
+    )
+    return b"[%b]" % b",".join(entries)
+
+
+# ---- The routes that score documents against a query: Jina's and Cohere's shape, and TEI's. -----------------------------
+
+
+async def rerank(request: Request) -> Response:
+    """Return the scores of the documents, the best first; a bare list where they are named `texts`, as TEI does."""
+    vectors, asked = vectors_of(request), await read_body(request, RerankRequest)
+    computer = vectors.ranker()
+    passages = asked.passages()
+    scores, num_tokens = await while_connected(
+        request, _score(vectors, computer, asked, passages, num_bytes=request.state.num_bytes)
+    )
+    best = sorted(range(len(scores)), key=lambda at: -scores[at])[: asked.top_n]
+    if asked.texts is not None:
+        shown = asked.return_text or asked.return_documents
+        return JsonReply([{"index": at, "score": scores[at]} | ({"text": passages[at]} if shown else {}) for at in best])
+    results = [_result(asked, at, scores[at], passages[at]) for at in best]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return JsonReply({"object": "list", "model": computer.name, "usage": usage, "results": results})
+
+
+def _result(asked: RerankRequest, at: int, score: float, passage: str) -> Fields:
+    result: Fields = {"index": at, "relevance_score": score}
+    return result | ({"document": {"text": passage}} if asked.return_documents or asked.return_text else {})
+
+
+async def _score(
+    vectors: Vectors, computer: EmbeddingWorker, asked: RerankRequest, passages: list[str], *, num_bytes: int
+) -> tuple[list[float], int]:
+    """Return a score for each document, and the number of tokens that they took."""
+    name = "documents" if asked.texts is None else "texts"
+    made = await vectors.threads.run(num_bytes, computer.pairs, asked.query, passages, name=name)
+    return [float(scores[0]) for scores in await computer.compute(made)], sum(map(len, made))

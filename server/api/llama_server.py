@@ -1,0 +1,288 @@
+"""llama-server's own routes: health, models, props, slots, metrics, adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import reprlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..chat.body import AdapterScales
+from ..chat.decode import decode
+from ..config.settings import listed
+from ..engine.generation import Generation
+from ..engine.usage import Fields
+from ..engine.view import LaneState
+from ..http.api_errors import RequestError
+from ..service.service import Service
+from .reply import JsonReply, read_body, service_of, vectors_of
+
+
+async def adapters(request: Request) -> Response:
+    """List the LoRA adapters, with the scales of requests that set none."""
+    return JsonReply(service_of(request).intake.lora.shown())
+
+
+async def set_adapters(request: Request) -> Response:
+    """Change these scales. Requests that are open keep theirs."""
+    service, body = service_of(request), await request.app.state.host.bodies.read(request)
+    given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
+    asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large
+    service.intake.lora.change(asked.adapters)
+    return JsonReply({"success": True})
+
+
+# ---- The models and the settings as llama-server shows them: `/props` and the list of models. ---------------------------
+
+
+async def props(request: Request) -> Response:
+    """Show llama-server's properties and every setting; of an encoder, those that it has."""
+    vectors, service = vectors_of(request), request.app.state.host.service
+    shown = (_properties(service) if service else {}) | vectors.properties()
+    shown |= {"ui_settings": {"sources": request.app.state.host.library is not None}}
+    return JsonReply(shown | {"is_sleeping": request.app.state.host.is_asleep})
+
+
+def _properties(service: Service) -> Fields:
+    settings, model = service.settings, service.model
+    params = service.intake.defaults.sampling.shown() | {"n_predict": service.intake.defaults.limit}
+    return {
+        "default_generation_settings": {"params": params, "n_ctx": service.intake.limit},
+        "total_slots": settings.parallel,
+        "model_ftype": model.file_type,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "endpoint_slots": settings.slots,
+        "endpoint_props": settings.props,
+        "endpoint_metrics": settings.metrics,
+        "ui": settings.ui,
+        "chat_template": service.template.source,
+        "chat_template_digest": f"sha256:{service.template.digest}",
+        "chat_template_caps": service.template.capabilities,
+        "bos_token": model.bos,
+        "eos_token": model.eos,
+        "memory": service.decision.shown() if service.decision else None,
+        "device": _device(service),
+        "build_info": service.build,
+        "system_fingerprint": service.fingerprint,
+        "cors_proxy_enabled": False,
+        "draft": _drafts(service),
+    }
+
+
+def _device(service: Service) -> Fields:
+    """Return the device that computes, its times if it was timed, and its costs: null for a threshold never reached."""
+    context, device = service.context, service.model.device
+    costs = {name: value if isfinite(value) else None for name, value in asdict(context.costs).items()}
+    return {
+        "name": device.name if device else "CPU",
+        "description": device.description if device else "",
+        "times": asdict(context.times) if context.times else None,
+        "costs": costs,
+    }
+
+
+def _drafts(service: Service) -> Fields:
+    """Return the mode of requests that leave `draft` out, and why it is off although --draft asks for more."""
+    why = service.intake.why_no_drafts
+    return {"mode": "off", "why": why} if why and service.settings.draft != "off" else {"mode": service.settings.draft}
+
+
+async def change_props(request: Request) -> Response:
+    """Refuse to change properties, or change nothing where --props allows it, as llama-server does."""
+    if not service_of(request).settings.props:
+        raise RequestError("this server was started without --props", status=501)
+    return JsonReply({"success": True})
+
+
+async def models(request: Request) -> Response:
+    """List the served model, for OpenAI's clients and for Ollama's, and the models beside it for vectors and scores."""
+    data = _models(request)
+    return JsonReply({"models": [_as_ollama(str(entry["id"]), request) for entry in data], "object": "list", "data": data})
+
+
+async def model(request: Request) -> Response:
+    """Show a model by one of its names."""
+    name, data = request.path_params["id"], _models(request)
+    for entry in data:
+        if name in (entry["id"], *entry["aliases"]):  # type: ignore[misc]
+            return JsonReply(entry)
+    known = ", ".join(str(entry["id"]) for entry in data)
+    raise RequestError(f"no model {name[:80]!r} is served here: expected {known}", status=404, code="model_not_found")
+
+
+def _models(request: Request) -> list[Fields]:
+    """Return OpenAI's object for each model. Of the served one, `n_ctx` is what a request may have."""
+    vectors, host = vectors_of(request), request.app.state.host
+    return [
+        {
+            "id": name,
+            "aliases": host.settings.names(vectors.model.path) if name == vectors.name else (name,),
+            "tags": sorted(listed(host.settings.tags)) if name == vectors.name else [],
+            "object": "model",
+            "created": host.started,
+            "owned_by": "slotcache",
+            "meta": about | ({"n_ctx": host.service.intake.limit} if host.service and name == vectors.name else {}),
+        }
+        for name, about in vectors.models().items()
+    ]
+
+
+def _as_ollama(name: str, request: Request) -> Fields:
+    """Return a model in the words of Ollama, of which clients read the name and the capabilities."""
+    vectors, service = vectors_of(request), request.app.state.host.service
+    able = {
+        "completion": service is not None and name == vectors.name,
+        "embedding": vectors.embedding is not None and name == vectors.embedding.name,
+        "rerank": vectors.reranking is not None and name == vectors.reranking.name,
+    }
+    details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": [capability for capability, is_able in able.items() if is_able],
+        "parameters": "",
+        "details": details | {"parameter_size": "", "quantization_level": ""},
+    }
+
+
+# ---- Slots --------------------------------------------------------------------------------------------------------------
+# llama-server's `POST /slots/{id}?action=save|restore|erase`: the history of a lane to a file, from a file, and erased.
+
+ACTIONS = ("save", "restore", "erase")
+MAX_NAME = 200  # bytes of a file's name: of 255, since a suffix is added while the file is written
+
+
+class FileName(Struct):
+    """The body of save and restore."""
+
+    filename: str
+
+
+async def act(request: Request) -> Response:
+    """Save, restore or erase the history of a slot, by the query's `action`."""
+    service = service_of(request)
+    number = _number(service, request.path_params["id"])
+    action = request.query_params.get("action")
+    if action not in ACTIONS:
+        raise RequestError(f"action is {reprlib.repr(action)}: expected one of {', '.join(ACTIONS)}", param="action")
+    service.idle.abort()  # idle prefill may be on this lane
+    try:
+        if action == "erase":
+            return JsonReply({"id_slot": number, "n_erased": await service.view.lane_store.erase(number)})
+        path = _path(service, (await read_body(request, FileName)).filename)
+        began = perf_counter()
+        about = await _move(service, action, number, path)
+        return JsonReply(about | {"timings": {f"{action}_ms": 1000 * (perf_counter() - began)}})
+    finally:
+        service.idle.resume()
+
+
+async def _move(service: Service, action: str, number: int, path: Path) -> Fields:
+    """Save or restore a lane; return the answer's fields."""
+    store = service.view.lane_store
+    about: Fields = {"id_slot": number, "filename": path.name}
+    if action == "save":
+        saved, written = await store.save(number, path)
+        return about | {"n_saved": saved, "n_written": written}
+    restored, size = await store.restore(number, path)
+    return about | {"n_restored": restored, "n_read": size}
+
+
+def _number(service: Service, text: str) -> int:
+    """Return the lane in the address. Raises RequestError."""
+    known = {str(number): number for number in range(service.settings.parallel)}
+    if text not in known:
+        raise RequestError(f"there is no slot {text[:80]!r}: expected 0 to {len(known) - 1}", param="id")
+    return known[text]
+
+
+def _path(service: Service, name: str) -> Path:
+    """Return the path of a file in --slot-save-path. Raises RequestError."""
+    if not service.settings.slot_save_path:
+        raise RequestError("this server was started without --slot-save-path: slots cannot be saved or restored", status=501)
+    if not name.isprintable() or name != Path(name).name or name.startswith(".") or "\\" in name:
+        raise RequestError(f"filename is {name[:80]!r}: expected a file's name, without a path", param="filename")
+    if not 0 < len(name.encode()) <= MAX_NAME:
+        raise RequestError(f"filename has {len(name.encode()):,} bytes: expected 1 to {MAX_NAME}", param="filename")
+    return Path(service.settings.slot_save_path).expanduser() / name
+
+
+# ---- The routes that show the server's state: health, lanes, metrics. ---------------------------------------------------
+
+TEXTS = ("dry_sequence_breakers", "logit_bias")  # parameters that are texts, or tokens of texts
+
+
+async def health(request: Request) -> Response:
+    vectors_of(request)
+    if seconds := request.app.state.host.hanging:
+        raise RequestError(f"a step hangs: it has taken {seconds:.0f} s so far", status=503, code="step_hangs")
+    return JsonReply({"status": "ok"})
+
+
+async def slots(request: Request) -> Response:
+    """List the lanes, without any text. `?fail_on_no_slot=1`: an error if all are busy."""
+    service = service_of(request)
+    _check_shown(service.settings.slots, "--slots")
+    lanes = await service.view.lanes()
+    if request.query_params.get("fail_on_no_slot") and all(lane.task for lane in lanes):
+        raise RequestError("no slot available: all lanes are busy", status=503, retry_after=1)
+    running = {generation.request.id: generation for generation in service.open}
+    return JsonReply([_slot(service, lane, running) for lane in lanes])
+
+
+def _slot(service: Service, lane: LaneState, running: Mapping[int, Generation]) -> Fields:
+    """Return a lane with llama-server's fields, and with ours. Of its last request an idle lane keeps little."""
+    task = lane.task
+    slot: Fields = {
+        "id": lane.id,
+        "n_ctx": service.intake.limit,
+        "speculative": service.intake.defaults.drafts and not service.intake.why_no_drafts,
+        "is_processing": task is not None,
+    }
+    if task is None:
+        told = {"id_task": lane.last, "n_prompt_tokens": lane.tokens, "next_token": [_next_token(0, -1)]}
+        return slot | (told if lane.last >= 0 else {}) | {"sequence": lane.sequence}
+    generation = running.get(task.id_task)
+    left = task.limit - task.generated_tokens
+    told = {
+        "n_prompt_tokens": task.prompt_tokens,
+        "n_prompt_tokens_processed": max(min(task.computed_tokens, task.prompt_tokens) - task.cached_tokens, 0),
+        "n_prompt_tokens_cache": task.cached_tokens,
+        "next_token": [_next_token(task.generated_tokens, left)],
+    }
+    return slot | told | asdict(task) | ({"params": _params(generation)} if generation else {})
+
+
+def _params(generation: Generation) -> Fields:
+    """Return the parameters of sampling without those that hold a client's texts."""
+    return {name: value for name, value in generation.sampling.shown().items() if name not in TEXTS}
+
+
+def _next_token(decoded: int, left: int) -> Fields:
+    return {"has_next_token": left > 0, "n_remain": left, "n_decoded": decoded}
+
+
+async def metrics(request: Request) -> Response:
+    host = request.app.state.host
+    _check_shown(host.settings.metrics, "--metrics")
+    headers = {"Process-Start-Time-Unix": str(host.started)}
+    return Response(await host.metrics(), media_type="text/plain; version=0.0.4", headers=headers)
+
+
+def _check_shown(shown: bool, flag: str) -> None:
+    """Raise RequestError for a route that a flag turned off."""
+    if not shown:
+        raise RequestError(f"this server was started without {flag}", status=501)

@@ -1,0 +1,660 @@
+"""Anthropic's messages: blocks in, blocks and events out, and the count of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec import field as struct_field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...ordering.document import Document, DocumentError
+from ...ordering.prompt import document_text
+from ..chat.body import ChatRequest, Count, Options, OutputConfig, Retrieval
+from ..chat.sampling_fields import JsonValue
+from ..config.settings import Attention
+from ..engine.generation import Delta, End, Generation, PromptProgress
+from ..engine.usage import Fields
+from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText
+from ..http.api_errors import RequestError
+from .reply import (
+    JsonReply,
+    ResponseMeta,
+    WholeAnswer,
+    accept,
+    beside_others,
+    count_prompt,
+    envelope,
+    read_body,
+    respond,
+    seal,
+    service_of,
+    sse_event,
+    unseal,
+    while_connected,
+)
+
+# ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
+
+ChatMessages = list[dict[str, JsonValue]]
+FAILED = "Error: "  # in front of the result of a tool that failed: no template has a place of its own for that
+
+
+class CacheControl(Struct, frozen=True):
+    """A point up to which a prompt may be cached. Here it only says that the request may be."""
+
+    type: Literal["ephemeral"]
+    ttl: str | None = None
+
+
+class ContentBlock(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """One block of a content."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(ContentBlock, frozen=True, kw_only=True, tag="text"):
+    text: str
+
+
+class ThinkingBlock(ContentBlock, frozen=True, kw_only=True, tag="thinking"):
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(ContentBlock, frozen=True, kw_only=True, tag="redacted_thinking"):
+    """Reasoning that only the server which wrote it can read; this server writes none."""
+
+    data: str = ""
+
+
+class ToolUseBlock(ContentBlock, frozen=True, kw_only=True, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, JsonValue]
+
+
+class PlainSource(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    data: str
+    media_type: Literal["text/plain"] = "text/plain"
+
+
+class BlocksSource(Struct, frozen=True, kw_only=True, tag_field="type", tag="content"):
+    content: str | list[TextBlock]
+
+
+class DocumentBlock(ContentBlock, frozen=True, kw_only=True, tag="document"):
+    """A document of plain text."""
+
+    source: PlainSource | BlocksSource
+    title: str | None = None
+    context: str | None = None
+
+    def document(self) -> dict[str, str]:
+        text = self.source.data if isinstance(self.source, PlainSource) else _joined(self.source.content)
+        return _document(text if self.context is None else f"{self.context}\n\n{text}", self.title)
+
+
+class SearchResultBlock(ContentBlock, frozen=True, kw_only=True, tag="search_result"):
+    """A document that a search of the client found."""
+
+    source: str
+    title: str
+    content: list[TextBlock]
+
+    def document(self) -> dict[str, str]:
+        return _document(_joined(self.content), self.title) | {"id": self.source}
+
+
+class ImageBlock(ContentBlock, frozen=True, kw_only=True, tag="image"):
+    """Refused, with a message that says so."""
+
+
+class ToolResultBlock(ContentBlock, frozen=True, kw_only=True, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock | DocumentBlock | SearchResultBlock | ImageBlock] = ""
+    is_error: bool = False
+
+
+BlocksContent = (
+    str
+    | list[
+        TextBlock
+        | ThinkingBlock
+        | RedactedThinkingBlock
+        | ToolUseBlock
+        | ToolResultBlock
+        | DocumentBlock
+        | SearchResultBlock
+        | ImageBlock
+    ]
+)
+
+
+class BlocksMessage(Struct, frozen=True):
+    """A message: of the user, with results of tools, or of the model. documents: as in a message of a chat."""
+
+    role: Literal["user", "assistant", "system"]
+    content: BlocksContent = ""
+    documents: list[JsonValue] | None = None
+
+
+def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMessages:
+    """Return the messages of a chat. orders_documents: blocks with documents become ordered documents.
+
+    Else they are texts in their place. Raises RequestError.
+    """
+    messages: ChatMessages = []
+    for at, message in enumerate(said):
+        where = f"messages[{at}]"
+        if isinstance(message.content, str):
+            made: ChatMessages = [{"role": message.role, "content": message.content}]
+        elif message.role == "assistant":
+            made = [_answer(message.content, where)]
+        else:
+            made = list(_request(message, orders_documents, where))
+        messages += made if message.documents is None else _with_documents(made, message, where)
+    return messages
+
+
+def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> ChatMessages:
+    """Return the messages made of one, with its field `documents`: at its last text, else at its last result of a tool.
+
+    Raises RequestError.
+    """
+    messages = messages or [{"role": said.role, "content": ""}]
+    holder = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
+    if said.documents and holder.get("documents"):
+        raise RequestError(f"{where}.documents: and blocks with documents: give one of them", param=f"{where}.documents")
+    holder["documents"] = said.documents or holder.get("documents", [])
+    return messages
+
+
+def system_text(system: str | list[TextBlock]) -> JsonValue:
+    """Return the content of the system's message."""
+    return system if isinstance(system, str) else _parts([block.text for block in system])
+
+
+def wants_cache(contents: Iterable[object]) -> bool:
+    """Return whether any block has `cache_control`."""
+    return any(_is_marked(block) for content in contents if isinstance(content, list) for block in content)
+
+
+def _is_marked(block: JsonValue) -> bool:
+    if isinstance(block, ToolResultBlock) and isinstance(block.content, list) and any(map(_is_marked, block.content)):
+        return True
+    return block.cache_control is not None
+
+
+def _answer(blocks: Sequence[ContentBlock], where: str) -> dict[str, JsonValue]:
+    """Return the message of the model. What another server has redacted is left out: nobody here can read it."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, JsonValue]] = []
+    for at, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ThinkingBlock():
+                thoughts.append(block.thinking or unseal(block.signature, f"{where}.content[{at}].signature"))
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case RedactedThinkingBlock():
+                pass
+            case _:
+                raise _misplaced(block, f"{where}.content[{at}]", "the user")
+    message: dict[str, JsonValue] = {"role": "assistant", "content": _parts(texts) if any(texts) or not calls else None}
+    if any(thoughts):
+        message["reasoning_content"] = "\n\n".join(filter(None, thoughts))
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _request(message: BlocksMessage, orders_documents: bool, where: str) -> Iterator[dict[str, JsonValue]]:
+    """Yield the messages of the user: a message for each result of a tool, and for the texts between them."""
+    texts: list[str] = []
+    documents: list[dict[str, str]] = []
+
+    def spoken() -> Iterator[dict[str, JsonValue]]:
+        if texts or documents:
+            said: dict[str, JsonValue] = {"role": message.role, "content": _parts(texts)}
+            yield said | ({"documents": documents.copy()} if documents else {})
+        texts.clear()
+        documents.clear()
+
+    for at, block in enumerate(message.content):
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case DocumentBlock() | SearchResultBlock() if orders_documents:
+                documents.append(block.document())
+            case DocumentBlock() | SearchResultBlock():
+                texts.append(_shown(block, f"{where}.content[{at}]"))
+            case ToolResultBlock():
+                yield from spoken()
+                result = _result(block, orders_documents, f"{where}.content[{at}]")
+                yield {"role": "tool", "tool_call_id": block.tool_use_id} | result
+            case ImageBlock():
+                raise _unseen(f"{where}.content[{at}]")
+            case _:
+                raise _misplaced(block, f"{where}.content[{at}]", "the model")
+    yield from spoken()
+
+
+def _result(block: ToolResultBlock, orders_documents: bool, where: str) -> dict[str, JsonValue]:
+    """Return the content of a tool's message, and its documents. Raises RequestError."""
+    content = [TextBlock(text=block.content)] if isinstance(block.content, str) else block.content
+    documents = [
+        one.document() for one in content if orders_documents and isinstance(one, DocumentBlock | SearchResultBlock)
+    ]
+    texts = [
+        _text(one, f"{where}.content[{at}]")
+        for at, one in enumerate(content)
+        if not (orders_documents and isinstance(one, DocumentBlock | SearchResultBlock))
+    ]
+    if block.is_error:
+        texts = [FAILED + (texts[0] if texts else ""), *texts[1:]]
+    return {"content": _parts(texts)} | ({"documents": documents} if documents else {})
+
+
+def _text(block: TextBlock | DocumentBlock | SearchResultBlock | ImageBlock, where: str) -> str:
+    if isinstance(block, ImageBlock):
+        raise _unseen(where)
+    return block.text if isinstance(block, TextBlock) else _shown(block, where)
+
+
+def _unseen(where: str) -> RequestError:
+    return RequestError(f"{where}.type is image: image input is not supported", param=f"{where}.type")
+
+
+def _shown(block: DocumentBlock | SearchResultBlock, where: str) -> str:
+    """Return a document as a text of its message, as documents stand in prompts. Raises RequestError."""
+    try:
+        return document_text(Document.parse(block.document(), where))
+    except DocumentError as error:
+        raise RequestError(str(error), param=error.where) from None
+
+
+def _parts(texts: Sequence[str]) -> JsonValue:
+    """Return texts as a content: one as it is, several as parts."""
+    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+
+
+def _joined(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _document(text: str, title: str | None) -> dict[str, str]:
+    return {"text": text, "title": title or ""}
+
+
+def _misplaced(block: object, where: str, author: str) -> RequestError:
+    kind = type(block).__struct_config__.tag if isinstance(block, Struct) else "a block"
+    return RequestError(f"{where}.type is {kind}: only {author} writes such blocks", param=f"{where}.type")
+
+
+TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class ThinkingConfig(Struct, frozen=True):
+    """Whether the model reasons before it answers. display: omitted leaves the text of its thoughts out."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ClientTool(Struct, frozen=True, kw_only=True):
+    """A tool that the client runs."""
+
+    name: str
+    input_schema: dict[str, JsonValue] | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+
+    def for_chat(self, where: str) -> dict[str, JsonValue]:
+        """Return the tool as a chat has it. Raises RequestError."""
+        if self.type not in (None, "custom"):
+            raise RequestError(f"{where}.type is {self.type[:80]!r}: expected custom, with a schema", param=f"{where}.type")
+        if self.input_schema is None:
+            raise RequestError(f"{where}.input_schema: expected a JSON schema", param=f"{where}.input_schema")
+        given = {"name": self.name, "description": self.description, "parameters": self.input_schema, "strict": self.strict}
+        return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
+
+
+class ToolChoice(Struct, frozen=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+    def for_chat(self) -> JsonValue:
+        """Return the choice as a chat has it. Raises RequestError."""
+        if self.type != "tool":
+            return TOOL_CHOICES[self.type]
+        if self.name is None:
+            raise RequestError("tool_choice.name: expected the name of a tool", param="tool_choice.name")
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class MessagesCountRequest(Options, frozen=True, kw_only=True):
+    """`POST /v1/messages/count_tokens`: the fields that make the prompt."""
+
+    messages: list[BlocksMessage]
+    system: str | list[TextBlock] = ""
+    tools: list[ClientTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    stop_sequences: list[str] | None = None
+    context_management: dict[str, JsonValue] | None = None
+    mcp_servers: list[JsonValue] | None = None
+    container: JsonValue = None
+    metadata: dict[str, JsonValue] | None = None
+    service_tier: str | None = None
+
+    documents: list[JsonValue] | None = None
+    documents_attention: Attention | None = None
+    link_tokens: Literal[0, 8, 16, 32] | None = None
+    retrieval: bool | Retrieval | None = None
+    tool_documents: Literal["auto", "off"] | None = None
+    chat_template_kwargs: dict[str, JsonValue] = struct_field(default_factory=dict)
+
+    def check(self) -> None:
+        super().check()
+        edits = (self.context_management or {}).get("edits") or []
+        for is_wrong, param, message in (
+            ((self.n or 1) > 1, "n", "there is one message an answer: leave n out"),
+            (self.logprobs or self.n_probs, "logprobs", "a message has no logprobs: leave them out"),
+            (self.mcp_servers, "mcp_servers", "mcp_servers are not supported: run the tools in the client"),
+            (self.container, "container", "containers are not supported: leave it out"),
+            (
+                any(not _is_about_thoughts(edit) for edit in edits),
+                "context_management",
+                "context_management: only edits of thoughts are supported, which stay as the chat template wants them",
+            ),
+        ):
+            if is_wrong:
+                raise RequestError(message, param=param)
+
+    def chat(self) -> ChatRequest:
+        """Return the chat. Raises RequestError."""
+        self.check()
+        shared = {name: getattr(self, name) for name in Options.__struct_fields__}
+        if shared["cache_prompt"] is None and self._wants_cache():
+            shared["cache_prompt"] = True
+        if self.stop_sequences:
+            shared["stop"] = [*self.stops(), *self.stop_sequences]
+        if self.output_config and self.output_config.format:
+            if self.response_format:
+                raise RequestError("output_config.format and response_format: send one of them", param="response_format")
+            schema = {"name": "answer", "schema": self.output_config.format.schema}
+            shared["response_format"] = {"type": "json_schema", "json_schema": schema}
+        system = [{"role": "system", "content": system_text(self.system)}] if self.system else []
+        messages = messages_of(self.messages, self._orders_documents)
+        if not messages:
+            raise RequestError("messages is empty: expected at least one", param="messages")
+        return ChatRequest(
+            **shared,
+            messages=[*system, *messages],
+            echo=False,
+            documents=self.documents,
+            documents_attention=self.documents_attention,
+            link_tokens=self.link_tokens,
+            retrieval=self.retrieval,
+            tool_documents=self.tool_documents,
+            tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools)] if self.tools else None,
+            tool_choice=self.tool_choice.for_chat() if self.tool_choice else None,
+            parallel_tool_calls=False if self.tool_choice and self.tool_choice.disable_parallel_tool_use else None,
+            reasoning_effort=self.output_config.effort if self.output_config else None,
+            thinking_budget_tokens=self.thinking.budget_tokens if self.thinks and self.thinking else None,
+            chat_template_kwargs={"enable_thinking": self.thinks} | self.chat_template_kwargs,
+        )
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may reason. As in Anthropic's API it is asked not to by default."""
+        return self.thinking is not None and self.thinking.type != "disabled"
+
+    @property
+    def shows_thoughts(self) -> bool:
+        return self.thinking is None or self.thinking.display != "omitted"
+
+    @property
+    def _orders_documents(self) -> bool:
+        """Whether blocks with documents become documents: for a field that texts would ignore."""
+        return self.document_order is not None or self.documents_attention == "separate" or self.link_tokens is not None
+
+    def _wants_cache(self) -> bool:
+        marked = self.cache_control or any(tool.cache_control for tool in self.tools or ())
+        return bool(marked) or wants_cache([self.system, *(message.content for message in self.messages)])
+
+
+class MessagesRequest(MessagesCountRequest, frozen=True, kw_only=True):
+    """`POST /v1/messages`, which demands `max_tokens`."""
+
+    def check(self) -> None:
+        super().check()
+        if self.max_tokens is None or self.max_tokens < 1:
+            raise RequestError("max_tokens: expected a number of tokens, 1 or more", param="max_tokens")
+
+
+def _is_about_thoughts(edit: JsonValue) -> bool:
+    return isinstance(edit, dict) and str(edit.get("type", "")).startswith("clear_thinking")
+
+
+async def count(request: Request) -> Response:
+    """Count the prompt of Anthropic's Messages."""
+    asked = await read_body(request, MessagesCountRequest)
+    return JsonReply(await count_prompt(request, await beside_others(request, asked.chat)))
+
+
+# ---- Anthropic's `message`, whole and as a stream of events. ------------------------------------------------------------
+
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+"""By the type of a block: the type of its deltas, and their field."""
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    """One block of the content. named: the id and the name of a call. sealed: its text stands in the signature only."""
+
+    type: str
+    named: Fields = field(default_factory=dict)
+    sealed: bool = False
+    texts: list[str] = field(default_factory=list)
+
+    def begun(self) -> Fields:
+        """Return the block without its text."""
+        return self._with({}, "", "")
+
+    def whole(self) -> Fields:
+        text = "".join(self.texts)
+        return self._with(_decoded(text) if self.type == "tool_use" else {}, "" if self.sealed else text, self.signature())
+
+    def signature(self) -> str:
+        return seal("".join(self.texts)) if self.sealed else ""
+
+    def _with(self, input: object, text: str, signature: str) -> Fields:
+        fields: dict[str, Fields] = {
+            "text": {"text": text},
+            "thinking": {"thinking": text, "signature": signature},
+            "tool_use": self.named | {"input": input},
+        }
+        return {"type": self.type} | fields[self.type]
+
+
+class MessagesReply:
+    """The dialect of `/v1/messages`. reader: of the answer. lengths: the prompt's tokens, and the cached ones of these.
+
+    shows_thoughts: false leaves their text out; sealed in the signature, it comes back with the history. caches: whether the
+    prompt is left in the cache.
+    """
+
+    def __init__(
+        self,
+        envelope: ResponseMeta,
+        reader: AnswerReader,
+        lengths: Callable[[], tuple[int, int]],
+        *,
+        shows_thoughts: bool,
+        caches: bool,
+    ) -> None:
+        self.envelope, self._reader, self._lengths = envelope, reader, lengths
+        self._shows_thoughts, self._caches = shows_thoughts, caches
+        self._blocks: list[_OpenBlock] = []
+        self._is_open = False  # the last block
+
+    def begin(self) -> list[bytes]:
+        message = self._message([]) | {"usage": self._usage(*self._lengths(), num_generated=0)}
+        return self._sent([{"type": "message_start", "message": message}, {"type": "ping"}])
+
+    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
+        return self._sent([{"type": "ping"}])
+
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
+        return self._read(self._reader.push(delta.text))
+
+    def end(self, index: int, end: End) -> list[bytes]:
+        rest = self._read(self._reader.finish())
+        first = [] if self._blocks else self._sent(self._begin(_OpenBlock("text")))
+        return [*rest, *first, *self._sent(self._end())]
+
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        (end,) = ends
+        changed: Fields = {"type": "message_delta", "delta": self._reason(end)}
+        return self._sent([changed | self._costs(end), {"type": "message_stop"}])
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return self._sent([error.message_body()])
+
+    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
+        (answer,) = answers
+        self.delta(0, Delta(answer.text))
+        self.end(0, answer.end)
+        message = self._message([block.whole() for block in self._blocks])
+        return message | self._reason(answer.end) | self._costs(answer.end)
+
+    # ---- blocks ------------------------------------------------------------------------------------------------------
+
+    def _read(self, fragments: Sequence[Fragment]) -> list[bytes]:
+        return self._sent(event for fragment in fragments for event in self._push(fragment))
+
+    def _push(self, fragment: Fragment) -> Iterator[Fields]:
+        match fragment:
+            case ContentText(text):
+                yield from self._write("text", text)
+            case ReasoningText(text):
+                yield from self._write("thinking", text)
+            case CallStart(_, id, name):
+                yield from self._begin(_OpenBlock("tool_use", {"id": id, "name": name}))
+            case CallArguments(_, text):
+                yield from self._write("tool_use", text)
+
+    def _write(self, type: str, text: str) -> Iterator[Fields]:
+        if not self._is_open or self._blocks[-1].type != type:
+            yield from self._begin(_OpenBlock(type, sealed=type == "thinking" and not self._shows_thoughts))
+        block = self._blocks[-1]
+        block.texts.append(text)
+        if not block.sealed:
+            kind, name = DELTAS[type]
+            yield self._change({"type": kind, name: text})
+
+    def _begin(self, block: _OpenBlock) -> Iterator[Fields]:
+        yield from self._end()
+        self._blocks.append(block)
+        self._is_open = True
+        yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block.begun()}
+
+    def _end(self) -> Iterator[Fields]:
+        if not self._is_open:
+            return
+        if self._blocks[-1].type == "thinking":
+            yield self._change({"type": "signature_delta", "signature": self._blocks[-1].signature()})
+        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+        self._is_open = False
+
+    def _change(self, delta: Fields) -> Fields:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    # ---- the message -------------------------------------------------------------------------------------------------
+
+    def _message(self, content: list[Fields]) -> Fields:
+        envelope = self.envelope
+        about: Fields = {"id": envelope.id, "type": "message", "role": "assistant", "model": envelope.model}
+        return about | {"content": content, "stop_reason": None, "stop_sequence": None} | envelope.notes()
+
+    def _reason(self, end: End) -> Fields:
+        if end.reason == "length":
+            is_full = end.report.num_generated < self.envelope.options.limit()
+            return {"stop_reason": "model_context_window_exceeded" if is_full else "max_tokens", "stop_sequence": None}
+        if end.report.stop is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": end.report.stop}
+        calls = any(block.type == "tool_use" for block in self._blocks)
+        return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
+
+    def _costs(self, end: End) -> Fields:
+        """Return the usage of the whole answer, and our own `slotcache` beside it."""
+        report = end.report
+        usage = self._usage(report.num_prompt, report.num_cached, num_generated=report.num_generated)
+        return {"usage": usage, "slotcache": report.slotcache()}
+
+    def _usage(self, num_prompt: int, num_cached: int, *, num_generated: int) -> Fields:
+        """Return the usage, in which the prompt's tokens are parted: read from the cache, left in it, and the others.
+
+        The last token of a prompt is always computed, so it counts as one of the others.
+        """
+        created = max(num_prompt - num_cached - 1, 0) if self._caches else 0
+        return {
+            "input_tokens": num_prompt - num_cached - created,
+            "cache_read_input_tokens": num_cached,
+            "cache_creation_input_tokens": created,
+            "output_tokens": num_generated,
+        }
+
+    def _sent(self, events: Iterator[Fields] | list[Fields]) -> list[bytes]:
+        return [sse_event(body, str(body["type"])) for body in events]
+
+
+def _decoded(arguments: str) -> object:
+    """Return the arguments of a call as an object; an empty one if they were cut off."""
+    try:
+        decoded = msgspec.json.decode(arguments.encode("utf-8", "surrogatepass"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+# ---- Anthropic's Messages. ----------------------------------------------------------------------------------------------
+
+
+async def create(request: Request) -> Response:
+    """Answer as Anthropic's Messages do."""
+    return await respond(request, *await _submit(request))
+
+
+async def _submit(request: Request) -> tuple[list[Generation], MessagesReply]:
+    service, asked = service_of(request), await read_body(request, MessagesRequest)
+    chat = await beside_others(request, asked.chat)
+    submission = await while_connected(request, accept(request, chat, kind="msg_"))
+    assert submission.turn is not None
+    generations = service.submit(submission)
+    answered = generations[0].request
+    dialect = MessagesReply(
+        envelope(request, submission, generations),
+        submission.turn.chat.shown_reader(),
+        lambda: (answered.num_prompt, answered.cached),
+        shows_thoughts=asked.shows_thoughts,
+        caches=service.intake.caches(chat),
+    )
+    return generations, dialect

@@ -1,0 +1,624 @@
+"""The core of all answers: accept, submit, collect or stream; usage, probabilities, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import math
+from binascii import Error
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain
+from time import time
+from typing import Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from ...models.sampling import Chances
+from ...retrieval.ranking import Hit
+from ..chat.body import ChatRequest, Options, check_scope
+from ..chat.decode import LARGE, R, decode_request
+from ..engine.generation import Delta, End, Event, Failure, Generation, PromptProgress, account
+from ..engine.usage import Fields, Report
+from ..http.api_errors import RequestError
+from ..search.retrieve import Ahead, Found, SearchReport, fitting, index_state, query_of, with_documents
+from ..search.vectors import Vectors
+from ..service.intake import Prepared
+from ..service.service import Service
+
+# ---- The tokens of an answer with their probabilities, as OpenAI and llama-server write them. ---------------------------
+
+Piece = Callable[[int], bytes]
+
+
+class Probabilities:
+    """Writes the tokens of one choice. The texts of its tokens joined are the answer.
+
+    piece: the bytes of a token. after: probabilities are as the samplers left them, and written as such, not as logarithms.
+    A token that ends within a character has no text; the one that completes the character has it whole. Of a token in which
+    a stop string begins, only what stands in front of that is told.
+    """
+
+    def __init__(self, piece: Piece, after: bool = False) -> None:
+        self._piece, self._after, self._offset = piece, after, 0
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def entries(self, delta: Delta) -> list[Fields]:
+        """Return the next tokens, an object each: OpenAI's fields for chats, and llama-server's `id`."""
+        last = len(delta.chances) - 1 if delta.is_last else -1
+        return [
+            self._entry(chances, final=at == last, kept=delta.kept if at == last else None)
+            for at, chances in enumerate(delta.chances)
+        ]
+
+    def _entry(self, chances: Chances, final: bool, kept: int | None) -> Fields:
+        piece = self._piece(chances.token)
+        if kept is not None:
+            piece = self._beginning(piece, kept)
+        text = self._decoder.decode(piece, final)[:kept]
+        best = zip(chances.tokens.tolist(), chances.logprobs.tolist(), strict=True)
+        top = [self._token(token, spelt(self._piece(token)), self._piece(token), logprob) for token, logprob in best]
+        told = self._token(chances.token, text, piece, chances.logprob)
+        return told | {"top_probs" if self._after else "top_logprobs": top}
+
+    def _beginning(self, piece: bytes, length: int) -> bytes:
+        """Return the fewest first bytes of a piece that bring `length` characters."""
+        before = self._decoder.getstate()
+        for size in range(len(piece)):
+            self._decoder.setstate(before)
+            if len(self._decoder.decode(piece[:size])) >= length:
+                piece = piece[:size]
+                break
+        self._decoder.setstate(before)
+        return piece
+
+    def _token(self, token: int, text: str, piece: bytes, logprob: float) -> Fields:
+        name, value = ("prob", math.exp(logprob)) if self._after else ("logprob", logprob)
+        return {"id": token, "token": text, "bytes": list(piece), name: value}
+
+    def of_text(self, delta: Delta) -> Fields:
+        """Return the next tokens as OpenAI's object for text completions, with llama-server's `content` in it."""
+        entries, chances = self.entries(delta), delta.chances
+        texts = [str(entry["token"]) for entry in entries]
+        offsets: list[int] = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [each.logprob for each in chances],
+            "top_logprobs": [self._top(each) for each in chances],
+            "text_offset": offsets,
+            "content": entries,
+        }
+
+    def _top(self, chances: Chances) -> Fields:
+        """Return the most probable tokens by their texts; of two with the same text, the more probable one."""
+        best = reversed(list(zip(chances.tokens.tolist(), chances.logprobs.tolist(), strict=True)))
+        return {spelt(self._piece(token)): logprob for token, logprob in best}
+
+
+def of_chat(entries: list[Fields]) -> Fields | None:
+    """Return `logprobs` of a chat's choice."""
+    return {"content": entries, "refusal": None} if entries else None
+
+
+def spelt(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")
+
+
+encode = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseMeta:
+    """The fields that every body of an answer carries. options: the request's, without its texts.
+
+    num_prompts: the answer has `options.n` choices of each. generations: of the choices, in order. verbose: the answer shows
+    its prompt and its options, as in llama-server. warnings: about the request's fields. piece: the bytes of a token.
+    """
+
+    id: str
+    model: str
+    fingerprint: str
+    options: Options
+    num_prompts: int = 1
+    generations: Sequence[Generation] = ()
+    verbose: bool = False
+    warnings: tuple[str, ...] = ()
+    piece: Piece = lambda token: b""
+    created: int = field(default_factory=lambda: int(time()))
+
+    @property
+    def num_each(self) -> int:
+        """The choices of each prompt."""
+        return self.options.n or 1
+
+    @property
+    def num_choices(self) -> int:
+        return self.num_prompts * self.num_each
+
+    def probabilities(self) -> list[Probabilities]:
+        """Return the writers of the choices' probabilities."""
+        return [Probabilities(self.piece, self.options.post_sampling_probs) for _ in range(self.num_choices)]
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk that has the usage."""
+        return self.options.stream_options is not None and self.options.stream_options.include_usage
+
+    def notes(self) -> Fields:
+        """Return the fields of a whole answer, or of a stream's last chunk, that only some requests have."""
+        return {"warnings": self.warnings} if self.warnings else {}
+
+    def head(self, kind: str) -> Fields:
+        """Return the fields that OpenAI's objects begin with. kind: of the object."""
+        made: Fields = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return made | {"system_fingerprint": self.fingerprint}
+
+    def progress(self, progress: PromptProgress) -> Fields:
+        """Return the fields of a progress."""
+        fields: Fields = {"prompt_progress": asdict(progress)}
+        return fields | {"timings": progress.timings()} if self.options.timings_per_token else fields
+
+    def times(self, index: int, delta: Delta) -> Fields:
+        """Return the times of an answer so far, if they are wanted with each piece of it."""
+        if not self.options.timings_per_token:
+            return {}
+        return {"timings": self.generations[index].timings(delta.num_generated)}
+
+    def usage(self, ends: Sequence[End]) -> Fields:
+        """Return OpenAI's `usage` over all choices; the choices of one prompt count it once."""
+        prompts, reports = ends[:: self.num_each], [end.report for end in ends]
+        num_prompt, num_generated = sum(end.report.num_prompt for end in prompts), sum(r.num_generated for r in reports)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+            "prompt_tokens_details": {"cached_tokens": sum(end.report.num_cached for end in prompts)},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """One choice of an answer that is sent whole. deltas: all of it, in the pieces in which it came."""
+
+    deltas: tuple[Delta, ...]
+    end: End
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(delta.tokens for delta in self.deltas))
+
+    @property
+    def chances(self) -> tuple[Chances, ...]:
+        return tuple(chain.from_iterable(delta.chances for delta in self.deltas))
+
+    def whole(self) -> Delta:
+        """Return it as one piece."""
+        return Delta(self.text, self.tokens, self.chances, is_last=True, kept=self.end.kept)
+
+
+class ReplyFormat(Protocol):
+    """One API's shape of an answer. Each method but `whole` returns the server-sent events for one event of a choice."""
+
+    envelope: ResponseMeta
+
+    def begin(self) -> list[bytes]:
+        """Called once, before the first text or the first end."""
+        ...
+
+    def progress(self, index: int, progress: PromptProgress) -> list[bytes]: ...
+
+    def delta(self, index: int, delta: Delta) -> list[bytes]: ...
+
+    def end(self, index: int, end: End) -> list[bytes]:
+        """The end of a choice. Its text and tokens have come as a delta before."""
+        ...
+
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        """Called once, after the last end, with all ends in order of the choices."""
+        ...
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        """The answer ends with an error; nothing follows."""
+        ...
+
+    def whole(self, answers: Sequence[WholeAnswer]) -> Fields | list[Fields]:
+        """Return the body of an answer that is not streamed."""
+        ...
+
+
+async def stream(dialect: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
+    """Yield the server-sent events of an answer. events: with the index of their choice, up to each choice's end."""
+    ends: dict[int, End] = {}
+    begun = False
+    async for index, event in events:
+        sent: list[bytes] = []
+        if not begun and isinstance(event, Delta | End):
+            begun, sent = True, dialect.begin()
+        match event:
+            case PromptProgress():
+                sent += dialect.progress(index, event)
+            case Delta():
+                sent += dialect.delta(index, event)
+            case End(text, tokens=tokens):
+                if text or tokens:
+                    sent += dialect.delta(index, event.delta())
+                sent += dialect.end(index, event)
+                ends[index] = event
+            case Failure(error):
+                sent += dialect.fail(error)
+        yield b"".join(sent)
+        if isinstance(event, Failure):
+            return
+    yield b"".join(dialect.close([ends[index] for index in sorted(ends)]))
+
+
+def accounts(report: Report) -> Fields:
+    """Return llama-server's `timings`, and our own `slotcache` beside them."""
+    fields: Fields = {"timings": report.timings(), "slotcache": report.slotcache()}
+    return fields if report.stop is None else fields | {"stopping_word": report.stop}
+
+
+def sse_event(body: Fields, name: str | None = None) -> bytes:
+    """Return a server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + encode(body) + b"\n\n"
+
+
+# ---- The routes' common parts: the service once it is loaded, bodies in and out, the shape of errors. -------------------
+
+logger = logging.getLogger("slotcache")
+
+
+class JsonReply(Response):
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        return content if isinstance(content, bytes) else encode(content)
+
+
+async def read_body(request: Request, kind: type[R]) -> R:
+    """Return the body as `kind`. A large one is decoded in a thread. Raises RequestError, ClientDisconnect.
+
+    `request.state` keeps its length as `num_bytes`, and a warning for each unknown field as `warnings`.
+    """
+    host = request.app.state.host
+    body = await host.bodies.read(request)
+    request.state.num_bytes = len(body)
+    arguments = (body, kind, host.settings.strict)
+    decoded, warnings = (
+        decode_request(*arguments) if len(body) < LARGE else await asyncio.to_thread(decode_request, *arguments)
+    )
+    request.state.warnings = warnings
+    if warnings:
+        about = {"request_id": request.state.request_id}
+        logger.warning("%s: %s", request.url.path, "; ".join(warnings), extra={"fields": about})
+    return decoded
+
+
+async def beside_others(request: Request, work: Callable[[], T]) -> T:
+    """Return what `work` on a body returns. For a large body it runs in a thread, beside other requests."""
+    return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
+
+
+def scope_of(request: Request) -> str:
+    """Return the scope in the address (`?scope=`), by default the common one. Raises RequestError."""
+    scope = request.query_params.get("scope", "")
+    check_scope(scope, "scope")
+    return scope
+
+
+def vectors_of(request: Request) -> Vectors:
+    """Return the models for vectors, which are there for every model. Raises RequestError 503 while the model loads."""
+    return request.app.state.host.loaded()
+
+
+def service_of(request: Request) -> Service:
+    """Return the service. Raises RequestError: 503 while the model loads, 501 for an encoder."""
+    return request.app.state.host.ready()
+
+
+# ---- Accepting ----------------------------------------------------------------------------------------------------------
+# Chats on their way into the service: documents are found for those that ask for it, and prompts are computed ahead.
+
+STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are computed ahead
+
+
+async def accept(request: Request, asked: ChatRequest, open_turn: bool = False, *, kind: str = "chatcmpl-") -> Prepared:
+    """Find the documents of a chat with `retrieval`, and accept it: see `Service.accept_chat`. Raises RequestError."""
+    service = service_of(request)
+    found: Found = None
+    if asked.retrieves:
+        asked, found = await _retrieve(request, asked)
+    return await service.accept_chat(asked, request.state.num_bytes, open_turn, kind=kind, found=found)
+
+
+async def read_ahead(service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool) -> bool:
+    """Compute the prompt of a chat in idle time. False: the server is not idle. Raises RequestError.
+
+    key, num_bytes, open_turn: as in `Service.submit_background` and `Service.accept_chat`.
+    """
+    if service.open:
+        return False
+    submission = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn)
+    return await start_ahead(service, key, submission)
+
+
+async def start_ahead(service: Service, key: Hashable, submission: Prepared) -> bool:
+    started = await asyncio.wrap_future(service.submit_background(key, submission))
+    if not started:
+        service.idle.resume()
+    return started
+
+
+async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, SearchReport]:
+    """Return the chat with the documents that were found for it, and these.
+
+    While a later stage of the search runs, the documents that lead so far are computed ahead.
+    """
+    service, library = service_of(request), request.app.state.host.library
+    if library is None:
+        raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
+    asked.check()
+    library.check_scope(asked.cache_scope, "cache_scope")
+    key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
+
+    async def prefill(hits: Sequence[Hit]) -> None:
+        await read_ahead(service, key, with_documents(asked, hits), num_bytes, open_turn=True)
+
+    query, index = query_of(asked, library), index_state(library)
+    if query is None:
+        return with_documents(asked, ()), SearchReport((), index)
+    ahead, hits = Ahead(prefill, delay=STAGE), ()
+    try:
+        async for stage in library.search().stages(query):
+            hits = stage.hits
+            if not stage.is_last:
+                ahead.show(hits)
+    except BaseException:
+        service.door.drop_background((asked.cache_scope, key))
+        raise
+    finally:
+        ahead.stop()
+    builder = service.builder
+    fit = partial(fitting, hits, library.room, partial(builder.length, asked.cache_scope))
+    found = SearchReport(await builder.threads.run(0, fit), index)
+    return with_documents(asked, found.hits), found
+
+
+# ---- Comments in a stream that is silent for long, so that no proxy on its way closes it. -------------------------------
+
+PING: Message = {"type": "http.response.body", "body": b":\n\n", "more_body": True}
+
+
+class SsePing:
+    """Passes a response's messages on, and sends a comment whenever `interval` seconds have passed without one.
+
+    One timer for the whole stream: a message costs no more than reading the clock. While a comment waits for a client that
+    reads nothing, no other one joins it.
+    """
+
+    def __init__(self, send: Send, interval: float) -> None:
+        self._send, self._interval = send, interval
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ping: asyncio.Future[None] | None = None
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on. Comments begin behind the first one and end in front of the last."""
+        self._last = self._loop.time()
+        if message["type"] == "http.response.start" and self._interval > 0:
+            self._timer = self._loop.call_at(self._last + self._interval, self._beat)
+        elif not message.get("more_body"):
+            self.stop()
+        await self._send(message)
+
+    def stop(self) -> None:
+        for waiting in (self._timer, self._ping):
+            if waiting is not None:
+                waiting.cancel()
+        self._timer = self._ping = None
+
+    def _beat(self) -> None:
+        now = self._loop.time()
+        if now >= self._last + self._interval:
+            self._last = now
+            if self._ping is None or self._ping.done():
+                self._ping = asyncio.ensure_future(self._send(PING))
+                self._ping.add_done_callback(_look_at)
+        self._timer = self._loop.call_at(self._last + self._interval, self._beat)
+
+
+def _look_at(ping: asyncio.Future[None]) -> None:
+    """Drop the error of a client that has gone: the stream finds out by itself."""
+    if not ping.cancelled():
+        ping.exception()
+
+
+# ---- The routes that generate: chats and texts, streamed or whole. ------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def envelope(request: Request, submission: Prepared, generations: Sequence[Generation]) -> ResponseMeta:
+    """Return the common fields of the answer to a request, whose body was submitted."""
+    service, options = service_of(request), submission.options.without_texts()
+    return ResponseMeta(
+        id=submission.id,
+        model=service.name,
+        options=options,
+        num_prompts=len(submission.prompts),
+        fingerprint=service.fingerprint,
+        generations=generations,
+        verbose=service.settings.verbose if options.verbose is None else options.verbose,
+        warnings=request.state.warnings,
+        piece=service.model.piece,
+    )
+
+
+async def respond(request: Request, generations: Sequence[Generation], dialect: ReplyFormat) -> Response:
+    """Return the answer of a request's generations, streamed or whole."""
+    service = service_of(request)
+    request.state.account = partial(account, generations)
+    if dialect.envelope.options.stream:
+        return EventStream(service, generations, dialect)
+    spell = _speller(service, dialect)
+    answers = await while_connected(request, collect(service, generations, spell))
+    if any(answer.chances for answer in answers):  # much larger than its text
+        return JsonReply(await asyncio.to_thread(lambda: encode(dialect.whole(answers))))
+    return JsonReply(dialect.whole(answers))
+
+
+class EventStream(StreamingResponse):
+    """Streams the events of generations. A client that disconnects cancels them, even before the first event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, service: Service, generations: Sequence[Generation], dialect: ReplyFormat) -> None:
+        events = _events(generations, _speller(service, dialect))
+        super().__init__(stream(dialect, events), headers={"Cache-Control": "no-store"})
+        self._service, self._generations = service, generations
+        asked = dialect.envelope.options.sse_ping_interval
+        self._ping_interval = service.settings.sse_ping_interval if asked is None else asked
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pulse = SsePing(send, self._ping_interval)
+        try:
+            await super().__call__(scope, receive, pulse.send)
+        finally:
+            pulse.stop()
+            for generation in self._generations:
+                self._service.abandon(generation)
+
+
+Spell = Callable[[Generation], Awaitable[str]]
+"""Returns the text of a prompt that was computed."""
+
+
+def _speller(service: Service, dialect: ReplyFormat) -> Spell | None:
+    """Return what spells the prompts, for an answer that shows them."""
+
+    async def spell(generation: Generation) -> str:
+        layout = generation.request.layout
+        assert layout is not None
+        return await asyncio.to_thread(service.model.detokenize, layout.ids, special=True)
+
+    return spell if dialect.envelope.verbose else None
+
+
+async def _events(generations: Sequence[Generation], spell: Spell | None) -> AsyncIterator[tuple[int, Event]]:
+    """Yield the events of all generations as they come, with the index of each one's choice."""
+    if len(generations) == 1:
+        async for event in _events_of(generations[0], spell):
+            yield 0, event
+        return
+    reading = {asyncio.ensure_future(_next(each, spell)): index for index, each in enumerate(generations)}
+    try:
+        while reading:
+            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for read in sorted(done, key=lambda read: reading[read]):
+                index, event = reading.pop(read), read.result()
+                if not isinstance(event, End | Failure):
+                    reading[asyncio.ensure_future(_next(generations[index], spell))] = index
+                yield index, event
+    finally:
+        for read in reading:
+            read.cancel()
+
+
+async def _events_of(generation: Generation, spell: Spell | None) -> AsyncIterator[Event]:
+    while True:
+        event = await _next(generation, spell)
+        yield event
+        if isinstance(event, End | Failure):
+            return
+
+
+async def _next(generation: Generation, spell: Spell | None) -> Event:
+    event = await generation.events.get()
+    return replace(event, prompt=await spell(generation)) if spell and isinstance(event, End) else event
+
+
+async def collect(service: Service, generations: Sequence[Generation], spell: Spell | None = None) -> list[WholeAnswer]:
+    """Return the whole answers, in order. Raises the RequestError of a failure."""
+    try:
+        return [await _collect(generation, spell) for generation in generations]
+    finally:
+        for generation in generations:
+            service.abandon(generation)
+
+
+async def _collect(generation: Generation, spell: Spell | None) -> WholeAnswer:
+    deltas: list[Delta] = []
+    async for event in _events_of(generation, spell):
+        match event:
+            case Failure(error):
+                raise error
+            case Delta():
+                deltas.append(event)
+            case End():
+                return WholeAnswer((*deltas, event.delta()), event)
+    raise AssertionError("a generation ends with an end")
+
+
+async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
+    """Return what `work` returns. Cancels it when the client leaves first, and raises RequestError 499 then."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return await working
+        raise RequestError("the client has gone", status=499)
+    finally:
+        watching.cancel()
+        working.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
+    """Count the tokens that the prompt would have now: a hint after its documents depends on their order."""
+    service = service_of(request)
+    submission = await while_connected(request, accept(request, asked))
+    predicted = await service.view.predict(submission.prompt, service.intake.scope(asked))
+    return {"input_tokens": len(predicted.layout.tokens)}
+
+
+# ---- Sealed -------------------------------------------------------------------------------------------------------------
+# Reasoning as a text that a client keeps for the server and hands back as it is. It is no secret: anyone can read it.
+
+MARK = "slotcache:"
+ENCODING = "utf-8", "surrogatepass"
+
+
+def seal(reasoning: str) -> str:
+    """Return the text to keep."""
+    return MARK + base64.b64encode(reasoning.encode(*ENCODING)).decode()
+
+
+def unseal(sealed: str, where: str) -> str:
+    """Return the reasoning; empty for a text of another server, which nobody here can read. Raises RequestError."""
+    if not sealed.startswith(MARK):
+        return ""
+    try:
+        return base64.b64decode(sealed.removeprefix(MARK), validate=True).decode(*ENCODING)
+    except (Error, ValueError):
+        raise RequestError(f"{where} is damaged: send it as it came", param=where) from None

@@ -1,0 +1,751 @@
+"""OpenAI's responses: items in, output items and events out."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Literal
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec import field as struct_field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..chat.body import ConversationReference, Count, Options, ResponseChat, Retrieval, TextConfig, TextFormat
+from ..chat.sampling_fields import JsonValue
+from ..config.settings import Attention
+from ..engine.generation import Delta, End, Generation, PromptProgress
+from ..engine.usage import Fields
+from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText
+from ..http.api_errors import RequestError
+from .reply import (
+    JsonReply,
+    ResponseMeta,
+    WholeAnswer,
+    accept,
+    accounts,
+    beside_others,
+    count_prompt,
+    encode,
+    envelope,
+    read_body,
+    respond,
+    scope_of,
+    seal,
+    service_of,
+    sse_event,
+    unseal,
+    while_connected,
+)
+
+# ---- Items of OpenAI's Responses as messages of a chat, and back. -------------------------------------------------------
+#
+# Reasoning, an answer and its calls are items of their own there, and one message here: the one that the model wrote.
+
+ROLES = ("user", "assistant", "system", "developer")
+TEXTS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "refusal": "refusal",
+}  # kinds of parts: their field
+
+Item = Mapping[str, JsonValue]
+ChatMessages = list[dict[str, JsonValue]]
+
+
+def messages_of(items: Sequence[Item]) -> ChatMessages:
+    """Return the messages that items make. Raises RequestError."""
+    messages: ChatMessages = []
+    for at, item in enumerate(items):
+        where = f"input[{at}]"
+        kind = item.get("type", "message")
+        take = _TAKE.get(kind) if isinstance(kind, str) else None
+        if take is None:
+            expected = ", ".join(_TAKE)
+            raise RequestError(f"{where}.type is {reprlib.repr(kind)}: expected one of {expected}", param=f"{where}.type")
+        take(messages, item, where)
+    return messages
+
+
+def items_of(messages: Sequence[Item], suffix: str) -> list[dict[str, JsonValue]]:
+    """Return the items that messages are made of. suffix: of their ids, with their number behind it."""
+    items: list[dict[str, JsonValue]] = []
+    for message in messages:
+        for item in _items(message):
+            prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(item["type"], "fco")
+            items.append({"id": f"{prefix}_{suffix}_{len(items)}", "status": "completed"} | item)
+    return items
+
+
+# ---- items to messages -------------------------------------------------------------------------------------------------
+
+
+def _take_message(messages: ChatMessages, item: Item, where: str) -> None:
+    role = item.get("role")
+    if role not in ROLES:
+        expected = ", ".join(ROLES)
+        raise RequestError(f"{where}.role is {reprlib.repr(role)}: expected one of {expected}", param=f"{where}.role")
+    content = _content(item.get("content"), f"{where}.content")
+    if role == "assistant":
+        _answer(messages, "content", "tool_calls")["content"] = content
+        return
+    message: dict[str, JsonValue] = {"role": role, "content": content}
+    if "documents" in item:
+        message["documents"] = item["documents"]
+    messages.append(message)
+
+
+def _take_reasoning(messages: ChatMessages, item: Item, where: str) -> None:
+    """Take reasoning: as it is, as a summary, or sealed by this server. What another server has sealed cannot be read."""
+    for name in ("content", "summary"):
+        parts = item.get(name) or []
+        if not isinstance(parts, list):
+            raise RequestError(f"{where}.{name}: expected a list of parts", param=f"{where}.{name}")
+        if parts:
+            text = "\n".join(_text(part, "text", f"{where}.{name}[{at}]") for at, part in enumerate(parts))
+            break
+    else:
+        sealed = item.get("encrypted_content")
+        text = unseal(sealed, f"{where}.encrypted_content") if isinstance(sealed, str) else ""
+    if text:
+        _answer(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
+
+
+def _take_call(messages: ChatMessages, item: Item, where: str) -> None:
+    id, name, arguments = (_text(item, field, where) for field in ("call_id", "name", "arguments"))
+    message = _answer(messages)
+    message["content"] = message["content"] or None
+    calls = message.setdefault("tool_calls", [])
+    calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+
+def _take_output(messages: ChatMessages, item: Item, where: str) -> None:
+    content = _content(item.get("output"), f"{where}.output")
+    message: dict[str, JsonValue] = {"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content}
+    if "documents" in item:
+        message["documents"] = item["documents"]
+    messages.append(message)
+
+
+_TAKE: dict[str, Callable[[ChatMessages, Item, str], None]] = {
+    "message": _take_message,
+    "reasoning": _take_reasoning,
+    "function_call": _take_call,
+    "function_call_output": _take_output,
+}
+
+
+def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
+    """Return the message of the model that an item belongs to: the last one, or a new one if that has one of `taken`."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or any(last.get(name) for name in taken):
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _content(content: JsonValue, where: str) -> str | list[dict[str, JsonValue]]:
+    """Return a content as a text, or as several text parts. Raises RequestError."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{where}: expected a text or a list of parts", param=where)
+    texts = [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def _part(part: JsonValue, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in TEXTS:
+        problem = "image input is not supported: " if kind == "input_image" else ""
+        raise RequestError(
+            f"{where}.type is {reprlib.repr(kind)}: {problem}expected one of {', '.join(TEXTS)}", param=f"{where}.type"
+        )
+    return _text(part, TEXTS[kind], where)
+
+
+def _text(item: JsonValue, field: str, where: str) -> str:
+    text = item.get(field) if isinstance(item, dict) else None
+    if not isinstance(text, str):
+        raise RequestError(f"{where}.{field}: expected a text", param=f"{where}.{field}")
+    return text
+
+
+# ---- messages to items -------------------------------------------------------------------------------------------------
+
+
+def _items(message: Item) -> list[dict[str, JsonValue]]:
+    role, content = message.get("role"), message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}] if content else []
+    texts = [part.get("text", "") for part in parts]
+    if role in ("tool", "function"):
+        output = texts[0] if len(texts) == 1 else [{"type": "input_text", "text": text} for text in texts]
+        return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": output}]
+    if role != "assistant":
+        return [{"type": "message", "role": role, "content": [{"type": "input_text", "text": text} for text in texts]}]
+    items: list[dict[str, JsonValue]] = []
+    if thought := message.get("reasoning_content"):
+        items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought}]})
+    if texts:
+        shown = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
+        items.append({"type": "message", "role": "assistant", "content": shown})
+    for call in message.get("tool_calls") or []:
+        function = call["function"]
+        named = {"call_id": call.get("id", ""), "name": function["name"], "arguments": function["arguments"]}
+        items.append({"type": "function_call"} | named)
+    return items
+
+
+INCLUDABLE = {
+    "reasoning.encrypted_content",
+    # The results of tools that this server does not have, so nothing is left out:
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+}
+
+
+class ReasoningConfig(Struct, frozen=True):
+    """effort: for the chat template. summary: send the thought as a summary; without it, as `reasoning_text`."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its former name
+
+
+class ResponseRequest(Options, frozen=True, kw_only=True):
+    """`POST /v1/responses`: OpenAI's fields of it, beside those of all completions and our own ones of a chat."""
+
+    input: str | list[dict[str, JsonValue]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationReference | None = None
+    store: bool | None = None
+    max_output_tokens: Count | None = None
+    max_tool_calls: Count | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    tools: list[dict[str, JsonValue]] | None = None
+    tool_choice: str | dict[str, JsonValue] | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    background: bool | None = None
+    prompt: dict[str, JsonValue] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+
+    documents: list[JsonValue] | None = None
+    documents_attention: Attention | None = None
+    link_tokens: Literal[0, 8, 16, 32] | None = None
+    retrieval: bool | Retrieval | None = None
+    tool_documents: Literal["auto", "off"] | None = None
+    chat_template_kwargs: dict[str, JsonValue] = struct_field(default_factory=dict)
+
+    def check(self) -> None:
+        super().check()
+        unknown = next((name for name in self.include or () if name not in INCLUDABLE), None)
+        for is_wrong, param, message in (
+            (self.background, "background", "background is not supported: leave it out, and stream"),
+            (
+                self.truncation == "auto",
+                "truncation",
+                "truncation is auto: nothing is left out of a prompt here",
+            ),
+            (self.prompt, "prompt", "prompt names a template that this server does not have: send input and instructions"),
+            (self.logprobs or self.n_probs, "logprobs", "a response has no logprobs: leave them out"),
+            ((self.n or 1) > 1, "n", "a response is one answer: leave n out"),
+            (unknown, "include", f"include names {reprlib.repr(unknown)}: expected some of {', '.join(sorted(INCLUDABLE))}"),
+            (
+                self.text and self.text.verbosity in ("low", "high"),
+                "text.verbosity",
+                "text.verbosity is not supported: say in the instructions how long the answer shall be",
+            ),
+        ):
+            if is_wrong:
+                raise RequestError(message, param=param)
+
+    @property
+    def summarises(self) -> bool:
+        """Whether thoughts are sent as summaries."""
+        return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
+
+    @property
+    def seals(self) -> bool:
+        """Whether thoughts are sent as `encrypted_content`, too."""
+        return "reasoning.encrypted_content" in (self.include or ())
+
+    def chat(self) -> ResponseChat:
+        """Return the chat. Raises RequestError."""
+        self.check()
+        shared = {name: getattr(self, name) for name in Options.__struct_fields__}
+        if self.max_output_tokens is not None:
+            shared["max_tokens"] = self.max_output_tokens
+        if self.text and self.text.format:
+            if self.response_format:
+                raise RequestError("text.format and response_format: send one of them", param="response_format")
+            shared["response_format"] = self.text.format.for_chat()
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        return ResponseChat(
+            **shared,
+            messages=messages_of(items),
+            instructions=self.instructions,
+            documents=self.documents,
+            documents_attention=self.documents_attention,
+            link_tokens=self.link_tokens,
+            retrieval=self.retrieval,
+            tool_documents=self.tool_documents,
+            previous_response_id=self.previous_response_id,
+            conversation=self._conversation(),
+            store=self.store is not False,
+            tools=_tools(self.tools),
+            tool_choice=_tool_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+    def echo(self) -> dict[str, Raw]:
+        """Return the fields that a response repeats, as JSON."""
+        format = self.text.format if self.text and self.text.format else TextFormat("text")
+        repeated: dict[str, JsonValue] = {
+            "background": False,
+            "conversation": {"id": named.id} if (named := self._conversation()) else None,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": self.previous_response_id,
+            "prompt_cache_key": self.prompt_cache_key,
+            "reasoning": {
+                "effort": self.reasoning.effort if self.reasoning else None,
+                "summary": (self.reasoning.summary or self.reasoning.generate_summary) if self.reasoning else None,
+            },
+            "safety_identifier": self.safety_identifier,
+            "service_tier": "default",
+            "store": self.store is not False,
+            "temperature": self.temperature,
+            "text": {"format": {name: value for name, value in msgspec.to_builtins(format).items() if value is not None}},
+            "tool_choice": self.tool_choice or "auto",
+            "tools": self.tools or [],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": self.top_p,
+            "truncation": "disabled",
+            "user": self.user,
+        }
+        return {name: Raw(msgspec.json.encode(value)) for name, value in repeated.items()}
+
+    def _conversation(self) -> ConversationReference | None:
+        """Return the conversation, whose new messages are the input."""
+        if self.conversation is None:
+            return None
+        named = self.conversation
+        return ConversationReference(named if isinstance(named, str) else named.id, "new")
+
+
+class ResponseCountRequest(ResponseRequest, frozen=True, kw_only=True):
+    """`POST /v1/responses/input_tokens`."""
+
+    input: str | list[dict[str, JsonValue]] = struct_field(default_factory=list)
+
+
+def _tools(tools: list[dict[str, JsonValue]] | None) -> list[dict[str, JsonValue]] | None:
+    """Return function tools as a chat has them. Raises RequestError."""
+    if tools is None:
+        return None
+    return [_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
+
+
+def _tool(tool: dict[str, JsonValue], where: str) -> dict[str, JsonValue]:
+    if tool.get("type") != "function":
+        kind = reprlib.repr(tool.get("type"))
+        raise RequestError(f"{where}.type is {kind}: expected function, tools that the client runs", param=f"{where}.type")
+    if not isinstance(tool.get("name"), str):
+        raise RequestError(f"{where}.name: expected a text", param=f"{where}.name")
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _tool_choice(choice: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
+    """Return the choice as a chat has it: what these APIs name at the top, it names one level down."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or kind not in ("function", "allowed_tools") or kind in choice:
+        return choice
+    return {"type": kind, kind: {name: value for name, value in choice.items() if name != "type"}}
+
+
+async def count(request: Request) -> Response:
+    """Count the prompt of a response."""
+    asked = await read_body(request, ResponseCountRequest)
+    return JsonReply(
+        {"object": "response.input_tokens", **await count_prompt(request, await beside_others(request, asked.chat))}
+    )
+
+
+# ---- The output items of a response, as fragments come, with the events of each. ----------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of item. prefix: of its ids. text: the name of the events with its text. field: where the item has the text.
+
+    part, parts: the type of the part that holds the text, and the name of its events; empty where there is no part. index:
+    the field with the number of the part.
+    """
+
+    name: str
+    prefix: str
+    text: str
+    field: str
+    part: str = ""
+    parts: str = ""
+    index: str = ""
+
+
+MESSAGE = Kind(
+    name="message",
+    prefix="msg",
+    text="response.output_text",
+    field="content",
+    part="output_text",
+    parts="response.content_part",
+    index="content_index",
+)
+THOUGHT = Kind(
+    name="reasoning",
+    prefix="rs",
+    text="response.reasoning_text",
+    field="content",
+    part="reasoning_text",
+    parts="response.content_part",
+    index="content_index",
+)
+SUMMARY = Kind(
+    name="reasoning",
+    prefix="rs",
+    text="response.reasoning_summary_text",
+    field="summary",
+    part="summary_text",
+    parts="response.reasoning_summary_part",
+    index="summary_index",
+)
+CALL = Kind(name="function_call", prefix="fc", text="response.function_call_arguments", field="arguments")
+
+
+@dataclass(slots=True)
+class _Item:
+    """One item. named: of a call, its fields beside the arguments. seals: reasoning is sealed in it, too."""
+
+    kind: Kind
+    id: str
+    named: Fields
+    seals: bool
+    texts: list[str] = field(default_factory=list)
+
+    def begin(self) -> Iterator[Fields]:
+        yield {"type": "response.output_item.added", "item": self.shown("in_progress", parts=[])}
+        if self.kind.part:
+            yield self._event(f"{self.kind.parts}.added") | {"part": self._part("")}
+
+    def add(self, text: str) -> Iterator[Fields]:
+        self.texts.append(text)
+        yield self._event(f"{self.kind.text}.delta") | {"delta": text} | self._logprobs()
+
+    def end(self, status: str) -> Iterator[Fields]:
+        text = "".join(self.texts)
+        done = {"text": text} if self.kind.part else {"arguments": text, "name": self.named["name"]}
+        yield self._event(f"{self.kind.text}.done") | done | self._logprobs()
+        if self.kind.part:
+            yield self._event(f"{self.kind.parts}.done") | {"part": self._part(text)}
+        yield {"type": "response.output_item.done", "item": self.shown(status, parts=[self._part(text)])}
+
+    def shown(self, status: str, parts: list[Fields]) -> Fields:
+        """Return the item itself. parts: with its text; none while it begins."""
+        item: Fields = {"type": self.kind.name, "id": self.id, "status": status}
+        if self.kind is MESSAGE:
+            return item | {"role": "assistant", "content": parts}
+        if self.kind is CALL:
+            return item | self.named | {"arguments": "".join(self.texts)}
+        sealed = {"encrypted_content": seal("".join(self.texts))} if self.seals and parts else {}
+        return item | {"summary": [], "content": []} | {self.kind.field: parts} | sealed
+
+    def _part(self, text: str) -> Fields:
+        part: Fields = {"type": self.kind.part, "text": text}
+        return part | {"annotations": [], "logprobs": []} if self.kind is MESSAGE else part
+
+    def _event(self, name: str) -> Fields:
+        event: Fields = {"type": name, "item_id": self.id}
+        return event | {self.kind.index: 0} if self.kind.index else event
+
+    def _logprobs(self) -> Fields:
+        return {"logprobs": []} if self.kind is MESSAGE else {}
+
+
+class Output:
+    """The items of one response. suffix: of their ids. summarises: thoughts are summaries. seals: as in `_Item`."""
+
+    def __init__(self, suffix: str, *, summarises: bool, seals: bool) -> None:
+        self.items: list[Fields] = []
+        self._suffix, self._seals = suffix, seals
+        self._thought = SUMMARY if summarises else THOUGHT
+        self._open: _Item | None = None
+
+    def push(self, fragment: Fragment) -> Iterator[Fields]:
+        """Yield the events of a fragment."""
+        match fragment:
+            case ContentText(text):
+                yield from self._write(MESSAGE, text)
+            case ReasoningText(text):
+                yield from self._write(self._thought, text)
+            case CallStart(_, id, name):
+                yield from self._begin(CALL, {"call_id": id, "name": name})
+            case CallArguments(_, text):
+                yield from self._write(CALL, text)
+
+    def finish(self, status: str) -> Iterator[Fields]:
+        """Yield the events of the end. A response without any item gets an empty message. status: of its last item."""
+        if self._open is None and not self.items:
+            yield from self._begin(MESSAGE)
+        yield from self._end(status)
+
+    def _write(self, kind: Kind, text: str) -> Iterator[Fields]:
+        if self._open is None or self._open.kind is not kind:
+            yield from self._begin(kind)
+        assert self._open is not None
+        yield from self._numbered(self._open.add(text))
+
+    def _begin(self, kind: Kind, named: Fields | None = None) -> Iterator[Fields]:
+        yield from self._end("completed")
+        self._open = _Item(kind, f"{kind.prefix}_{self._suffix}_{len(self.items)}", named or {}, self._seals)
+        yield from self._numbered(self._open.begin())
+
+    def _end(self, status: str) -> Iterator[Fields]:
+        if self._open is None:
+            return
+        for event in self._numbered(self._open.end(status)):
+            yield event
+        self.items.append(event["item"])  # pyright: ignore
+        self._open = None
+
+    def _numbered(self, events: Iterator[Fields]) -> Iterator[Fields]:
+        for event in events:
+            yield event | {"output_index": len(self.items)}
+
+
+# ---- OpenAI's `response`, whole and as a stream of events. --------------------------------------------------------------
+
+Keep = Callable[[bytes], None]
+"""Stores a finished response, as JSON."""
+
+
+class ResponsesReply:
+    """The dialect of `/v1/responses`. reader: of the answer. echo: fields of the request that a response repeats."""
+
+    def __init__(
+        self,
+        envelope: ResponseMeta,
+        reader: AnswerReader,
+        echo: Mapping[str, Raw],
+        *,
+        output: Output,
+        keep: Keep,
+        caches: bool,
+    ) -> None:
+        self.envelope, self._reader, self._echo = envelope, reader, echo
+        self._output, self._keep, self._caches = output, keep, caches
+        self._num_events = self._length = self._thought = 0  # events so far; characters so far, and those of reasoning
+
+    def begin(self) -> list[bytes]:
+        if self._num_events:
+            return []
+        return [self._event({"type": f"response.{what}"} | self._now("in_progress")) for what in ("created", "in_progress")]
+
+    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
+        begun = self.begin()
+        told = {"type": "response.in_progress"} | self._now("in_progress") | self.envelope.progress(progress)
+        return [*begun, self._event(told)]
+
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
+        self._length += len(delta.text)
+        events = self._read(self._reader.push(delta.text))
+        if events:
+            events[-1] |= self.envelope.times(index, delta)
+        return self._events(events)
+
+    def end(self, index: int, end: End) -> list[bytes]:
+        return self._events([*self._read(self._reader.finish()), *self._output.finish(_status(end))])
+
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        (end,) = ends
+        response, status = self._finished(end), _status(end)
+        self._keep(encode(response))
+        return [self._event({"type": f"response.{status}", "response": response, "timings": response["timings"]})]
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        told = {"code": error.type, "message": error.message}
+        failed = self._response("failed") | {"error": told}
+        return [*self.begin(), self._event({"type": "response.failed", "response": failed})]
+
+    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
+        (answer,) = answers
+        for delta in answer.deltas:
+            self.delta(0, delta)
+        self.end(0, answer.end)
+        response = self._finished(answer.end)
+        self._keep(encode(response))
+        return response
+
+    def _read(self, fragments: Sequence[Fragment]) -> list[Fields]:
+        self._thought += sum(len(fragment.text) for fragment in fragments if isinstance(fragment, ReasoningText))
+        return [event for fragment in fragments for event in self._output.push(fragment)]
+
+    def _finished(self, end: End) -> Fields:
+        report, status = end.report, _status(end)
+        usage = {
+            "input_tokens": report.num_prompt,
+            "input_tokens_details": {
+                "cached_tokens": report.num_cached,
+                "cache_write_tokens": (report.num_prompt - report.num_cached) * self._caches,
+            },
+            "output_tokens": report.num_generated,
+            # By its share of the text: which token wrote which part is not known.
+            "output_tokens_details": {"reasoning_tokens": report.num_generated * self._thought // max(self._length, 1)},
+            "total_tokens": report.num_prompt + report.num_generated,
+        }
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        done = {"completed_at": int(time()) if status == "completed" else None, "incomplete_details": details}
+        return self._response(status) | done | {"usage": usage} | accounts(report) | self.envelope.notes()
+
+    def _now(self, status: str) -> Fields:
+        return {"response": self._response(status)}
+
+    def _response(self, status: str) -> Fields:
+        envelope = self.envelope
+        return {
+            "id": envelope.id,
+            "object": "response",
+            "created_at": envelope.created,
+            "completed_at": None,
+            "model": envelope.model,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": self._output.items,
+            "usage": None,
+            **self._echo,
+        }
+
+    def _events(self, events: Iterable[Fields]) -> list[bytes]:
+        return [self._event(body) for body in events]
+
+    def _event(self, body: Fields) -> bytes:
+        self._num_events += 1
+        return sse_event(body | {"sequence_number": self._num_events - 1}, str(body["type"]))
+
+
+def _status(end: End) -> str:
+    return "incomplete" if end.reason == "length" else "completed"
+
+
+# ---- OpenAI's Responses: made, shown again and deleted. -----------------------------------------------------------------
+
+MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of input items
+ORDERS = ("asc", "desc")
+
+
+async def create(request: Request) -> Response:
+    """Answer as OpenAI's Responses do. The answer is stored unless `store` is false."""
+    return await respond(request, *await _submit(request))
+
+
+async def _submit(request: Request) -> tuple[list[Generation], ResponsesReply]:
+    service, asked = service_of(request), await read_body(request, ResponseRequest)
+    chat, echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
+    submission = await while_connected(request, accept(request, chat, kind="resp_"))
+    turn, scope = submission.turn, chat.cache_scope
+    assert turn is not None and turn.origin is not None
+    id, suffix = submission.id, submission.id.removeprefix("resp_")
+    generations = service.submit(submission)
+    dialect = ResponsesReply(
+        envelope(request, submission, generations),
+        turn.chat.shown_reader(),
+        echo,
+        output=Output(suffix, summarises=asked.summarises, seals=asked.seals),
+        keep=lambda response: service.conversations.attach(scope, id, response),
+        caches=service.intake.caches(chat),
+    )
+    return generations, dialect
+
+
+async def show(request: Request) -> Response:
+    """Show a stored response (`?scope=`)."""
+    id, scope = request.path_params["id"], scope_of(request)
+    conversation = service_of(request).conversations.find_answer(scope, id)
+    if conversation is None or id not in conversation.records:
+        raise _unknown(id)
+    return JsonReply(conversation.records[id])
+
+
+async def forget(request: Request) -> Response:
+    """Delete a stored response; later ones keep what they have of it in their history."""
+    id, scope = request.path_params["id"], scope_of(request)
+    conversations = service_of(request).conversations
+    if not conversations.forget_answer(scope, id):
+        raise _unknown(id)
+    await asyncio.to_thread(conversations.settle)
+    return JsonReply({"id": id, "object": "response", "deleted": True})
+
+
+async def cancel(request: Request) -> Response:
+    """Refuse: only responses in the background can be cancelled. Any other ends when its client closes the connection."""
+    raise RequestError("this response is not in the background: close its connection to cancel it", param="id")
+
+
+async def input_items(request: Request) -> Response:
+    """List the items that a stored response answered, those of earlier turns included."""
+    id, scope = request.path_params["id"], scope_of(request)
+    conversation = service_of(request).conversations.find_answer(scope, id)
+    if conversation is None:
+        raise _unknown(id)
+    *before, _ = conversation.answers[id]
+    messages = [entry.message for entry in before if not entry.one_turn]
+    items = items_of(messages, id.removeprefix("resp_"))
+    return JsonReply(_page(items, request))
+
+
+def _page(items: list[Fields], request: Request) -> Fields:
+    """Return one page of a list, as OpenAI's API parts it. Raises RequestError."""
+    limit, order, after = (request.query_params.get(name) for name in ("limit", "order", "after"))
+    if order not in (None, *ORDERS):
+        raise RequestError(f"order: expected one of {', '.join(ORDERS)}", param="order")
+    if limit is not None and not (re.fullmatch("[0-9]{1,3}", limit) and 1 <= int(limit) <= MOST_ITEMS):
+        raise RequestError(f"limit: expected a number from 1 to {MOST_ITEMS}", param="limit")
+    if order != "asc":
+        items = items[::-1]
+    if after is not None:
+        at = next((at for at, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise RequestError(f"after: no item {after[:80]!r} in this list", param="after")
+        items = items[at + 1 :]
+    page = items[: int(limit or USUAL_ITEMS)]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return {"object": "list", "data": page, "has_more": len(items) > len(page), "first_id": first, "last_id": last}
+
+
+def _unknown(id: str) -> RequestError:
+    return RequestError(
+        f"no response {id[:80]!r} is stored in this scope: expected the id of a stored one, and ?scope= as its cache_scope",
+        status=404,
+        param="id",
+        code="response_not_found",
+    )

@@ -1,0 +1,138 @@
+"""Search, and the documents of the folder with their files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ...retrieval.ranking import Hit, Stage
+from ..chat.body import ChatRequest, ConversationReference, check_scope
+from ..engine.usage import Fields
+from ..http.api_errors import RequestError
+from ..search import retrieve
+from ..search.folder import FolderIndex
+from ..search.retrieve import Ahead, ChatToCome, SearchRequest, index_state, query_of_search, results, with_documents
+from ..service.service import Service
+from .reply import DONE, JsonReply, read_ahead, read_body, scope_of, service_of, sse_event, while_connected
+
+# ---- The routes over the server's documents: their files, one document, a new look at the folders. ----------------------
+
+MOST_FILES = 1000  # of an answer
+
+
+class RefreshRequest(msgspec.Struct, frozen=True):
+    """`POST /v1/sources/refresh`."""
+
+    cache_scope: str = ""
+
+
+async def list_sources(request: Request) -> Response:
+    """List the folders and their files (`?scope=`, `?after=`, `?limit=`)."""
+    library = library_of(request, scope_of(request), "scope")
+    limit = request.query_params.get("limit", str(MOST_FILES))
+    if not (limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= MOST_FILES):
+        raise RequestError(f"limit is {limit[:80]!r}: expected 1 to {MOST_FILES}", param="limit")
+    after = request.query_params.get("after", "")
+    return JsonReply(await asyncio.to_thread(retrieve.collections, library, after, int(limit)))
+
+
+async def document(request: Request) -> Response:
+    """Show a document with its neighbours in the file (`?scope=`)."""
+    library = library_of(request, scope_of(request), "scope")
+    return JsonReply(await asyncio.to_thread(retrieve.document, library, request.path_params["id"]))
+
+
+async def refresh_sources(request: Request) -> Response:
+    """Look for changes below the folders. The answer does not wait for them."""
+    asked = await read_body(request, RefreshRequest)
+    check_scope(asked.cache_scope, "cache_scope")
+    library_of(request, asked.cache_scope, "cache_scope").keeper.refresh()
+    return JsonReply({"object": "sources.refresh", "state": "started"})
+
+
+def library_of(request: Request, scope: str, where: str) -> FolderIndex:
+    """Return the documents for a request of a scope. where: the scope's field.
+
+    Raises RequestError: 503 while the model loads, 501 without --docs, 403 for another scope.
+    """
+    host = request.app.state.host
+    host.loaded()
+    if host.library is None:
+        raise RequestError("this server was started without documents: start it with --docs PATH", status=501)
+    host.library.check_scope(scope, where)
+    return host.library
+
+
+async def search(request: Request) -> Response:
+    """Search the server's documents."""
+    asked = await read_body(request, SearchRequest)
+    asked.check()
+    library = library_of(request, asked.cache_scope, "cache_scope")
+    stages, index = _stages(request, asked, library), index_state(library)
+    if asked.stream:
+        return StreamingResponse(
+            _events(stages, index), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+    return JsonReply({"object": "search"} | _shown(await while_connected(request, _last(stages)), index))
+
+
+async def _stages(request: Request, asked: SearchRequest, library: FolderIndex) -> AsyncIterator[Stage]:
+    """Yield the stages of a search. The documents that lead are computed ahead, if the request names a turn for it."""
+    query = query_of_search(asked, library)
+    ahead = _ahead(request, asked)
+    try:
+        async for stage in library.search().stages(query):
+            yield stage
+            if ahead:
+                ahead.show(stage.hits)
+        if ahead:
+            await ahead.settled()
+    finally:
+        if ahead:
+            ahead.stop()
+
+
+def _ahead(request: Request, asked: SearchRequest) -> Ahead | None:
+    name = asked.speculate
+    if name is None:
+        return None
+    service, num_bytes = service_of(request), request.state.num_bytes
+    turn = _turn_to_come(service, asked, name)
+
+    async def prefill(hits: Sequence[Hit]) -> None:
+        await read_ahead(service, ("speculation", name), with_documents(turn, hits), num_bytes, open_turn=True)
+
+    return Ahead(prefill)
+
+
+def _turn_to_come(service: Service, asked: SearchRequest, name: str) -> ChatRequest:
+    """Return the chat whose last question is the query."""
+    scope = asked.cache_scope
+    chat = asked.chat or ChatToCome()
+    if asked.chat is None and service.conversations.find(scope, name):
+        chat = replace(chat, conversation=ConversationReference(name, history="new"))
+    question = {"role": "user", "content": asked.query}
+    return replace(chat, messages=[*chat.messages, question], cache_scope=scope, retrieval=True)
+
+
+async def _last(stages: AsyncIterator[Stage]) -> Stage:
+    found = [stage async for stage in stages]
+    return found[-1]
+
+
+async def _events(stages: AsyncIterator[Stage], index: Fields) -> AsyncIterator[bytes]:
+    try:
+        async for stage in stages:
+            yield sse_event(_shown(stage, index))
+    except RequestError as error:
+        yield sse_event(error.body())
+    yield DONE
+
+
+def _shown(stage: Stage, index: Fields) -> Fields:
+    return {"stage": stage.name, "results": results(stage.hits, with_text=True), **index}

@@ -1,0 +1,439 @@
+"""The bodies of chats and texts: messages, tools, documents, grammar, retrieval."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Annotated, Literal, Self
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ...models.json_schema import GrammarSource, Kind
+from ...slots.scope import MAX_NAME, SEPARATOR
+from ..config.settings import ORDERS, Attention, Draft, ReasoningFormat
+from ..formats.answer import GrammarSpec
+from ..http.api_errors import RequestError
+from .sampling_fields import JsonValue, SamplingOptions, Window
+
+# ---- The LoRA adapters that a request asks for. -------------------------------------------------------------------------
+
+MOST_ADAPTERS, MOST_SCALE = 64, 1e4  # adapters of a request, the scale of one
+
+Scale = Annotated[float, Meta(ge=-MOST_SCALE, le=MOST_SCALE)]
+
+
+class AdapterScale(Struct, frozen=True):
+    """A LoRA adapter by its number, and its scale."""
+
+    id: Annotated[int, Meta(ge=0)]
+    scale: Scale
+
+
+AdapterList = Annotated[list[AdapterScale], Meta(max_length=MOST_ADAPTERS)]
+
+
+class AdapterScales(Struct, frozen=True):
+    """`POST /lora-adapters`: a list of these alone, as llama-server has it, or in this field. Others get a scale of 0."""
+
+    adapters: AdapterList
+
+
+# ---- The fields of a request that say what its answer must be. ----------------------------------------------------------
+
+TEXT_KINDS: dict[str, Kind] = {"grammar": "gbnf", "lark_grammar": "lark", "regex": "regex"}
+"""The fields that hold a grammar as text, and its language."""
+
+
+class GrammarOptions(SamplingOptions, Struct, frozen=True):
+    """How tokens are sampled, and what they must make: at most one of these fields, in OpenAI's and llama-server's names."""
+
+    response_format: dict[str, JsonValue] | None = None
+    json_schema: dict[str, JsonValue] | bool | None = None
+    grammar: str | None = None
+    lark_grammar: str | None = None
+    regex: str | None = None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the answer has to fit anything."""
+        return bool(self._given())
+
+    def wanted(self) -> GrammarSpec | None:
+        """Return the grammar that the answer must fit. It may write a large schema as text. Raises RequestError."""
+        given = self._given()
+        if not given:
+            return None
+        if len(given) > 1:
+            raise RequestError(f"{given[0]} and {given[1]} both say what the answer must be: send one", param=given[1])
+        (field,) = given
+        if field in TEXT_KINDS:
+            return GrammarSpec(field, GrammarSource(TEXT_KINDS[field], getattr(self, field)))
+        if field == "json_schema":
+            return GrammarSpec(field, _schema_source(self.json_schema))
+        return self._response_format(self.response_format or {})
+
+    def _given(self) -> list[str]:
+        names = ("json_schema", *TEXT_KINDS)
+        given = [name for name in names if getattr(self, name) not in (None, "")]
+        form = self.response_format or {"type": "text"}
+        return given if form.get("type") == "text" and not _has_schema(form) else ["response_format", *given]
+
+    def _response_format(self, given: dict[str, JsonValue]) -> GrammarSpec:
+        """Return the grammar of a response_format: its schema, or as in OpenAI's API the one in its json_schema."""
+        field, kind = "response_format", given.get("type")
+        if kind == "text":
+            raise RequestError(
+                "response_format.type is 'text', and it has a schema: expected json_schema", param=f"{field}.type"
+            )
+        if kind not in ("json_object", "json_schema"):
+            wrong = f"response_format.type is {reprlib.repr(kind)}: expected text, json_object or json_schema"
+            raise RequestError(wrong, param="response_format.type")
+        if kind == "json_schema" and "json_schema" in given:
+            field, given = "response_format.json_schema", given["json_schema"]
+            if not isinstance(given, dict):
+                raise RequestError(f"{field}: expected an object", param=field)
+        schema = given.get("schema")
+        if schema is None and kind == "json_schema":
+            raise RequestError(f"{field}.schema is missing", param=f"{field}.schema")
+        return GrammarSpec(f"{field}.schema", _schema_source({"type": "object"} if schema in (None, {}) else schema))
+
+
+def _has_schema(form: dict[str, JsonValue]) -> bool:
+    return any(form.get(name) is not None for name in ("schema", "json_schema"))
+
+
+def _schema_source(schema: JsonValue) -> GrammarSource:
+    return GrammarSource("json_schema", msgspec.json.encode(schema).decode())
+
+
+# ---- The fields of a search in the server's documents. ------------------------------------------------------------------
+
+MAX_TOP_K = 100
+MAX_PATHS, MAX_PATH = 100, 4096
+
+TopK = Annotated[int, Meta(ge=1, le=MAX_TOP_K)]
+Paths = Annotated[list[Annotated[str, Meta(max_length=MAX_PATH)]], Meta(max_length=MAX_PATHS)]
+
+
+class Retrieval(Struct, frozen=True, kw_only=True):
+    """How a chat's documents are searched. query: in place of the last question. paths: of files and folders to look in."""
+
+    top_k: TopK | None = None
+    query: str | None = None
+    paths: Paths = []
+    min_score: float | None = None
+
+
+HistoryKind = Literal["auto", "whole", "new"]
+Effort = Annotated[str, Meta(max_length=32)]
+Count = Annotated[int, Meta(ge=0)]
+MAX_MESSAGE = 4096  # characters of a text that ends a thought
+Choices = Annotated[int, Meta(ge=1, le=128)]
+MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
+
+MAX_OPERATIONS = 256  # `response_fields`: each is looked up in the body of each choice
+LEAST_PING = 1.0  # seconds between two comments of a stream
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool = False
+
+
+class Options(GrammarOptions, Struct, frozen=True):
+    """The common fields of chat and text completions: OpenAI's, then llama-server's, then our own."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    n: Choices | None = None
+    prompt_cache_key: str | None = None
+
+    n_predict: int | None = None
+    n_cmpl: Choices | None = None
+    t_max_predict_ms: Window = -1
+    return_progress: bool = False
+    timings_per_token: bool = False
+    return_tokens: bool = False
+    verbose: bool | None = None
+    sse_ping_interval: Annotated[float, Meta(ge=-1.0)] | None = None
+    response_fields: Annotated[list[str], Meta(max_length=MAX_OPERATIONS)] = []
+    cache_prompt: bool | None = None
+    id_slot: Annotated[int, Meta(ge=-1)] = -1
+    lora: AdapterList | None = None
+
+    cache_scope: str = ""
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    document_order: str | None = None
+    dedup: Literal["auto", "off"] | None = None
+    order_hint: bool | None = None
+    keep_first: Annotated[int, Meta(ge=0)] = 0
+    keep_last: Annotated[int, Meta(ge=0)] = 0
+    report_segments: bool = False
+    draft: Draft | None = None
+
+    def __post_init__(self) -> None:
+        """Take llama-server's name of `n`."""
+        if self.n is None and self.n_cmpl is not None:
+            msgspec.structs.force_setattr(self, "n", self.n_cmpl)
+
+    def check(self) -> None:
+        """Refuse options that the server would ignore although they change the answer. Raises RequestError."""
+        if self.document_order is not None and self.document_order not in ORDERS:
+            order, known = reprlib.repr(self.document_order), ", ".join(ORDERS)
+            raise RequestError(f"document_order is {order}: expected one of {known}", param="document_order")
+        stops = self.stops()
+        if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops):
+            raise RequestError(f"stop: expected at most {MAX_STOPS} texts of at most {MAX_STOP:,} characters", param="stop")
+        if self.sse_ping_interval is not None and 0 < self.sse_ping_interval < LEAST_PING:
+            wrong = f"sse_ping_interval is {self.sse_ping_interval:g}: expected {LEAST_PING:g} s or more, or -1 for none"
+            raise RequestError(wrong, param="sse_ping_interval")
+        check_scope(self.cache_scope, "cache_scope")
+        self.check_sampling()
+
+    @property
+    def opts_in(self) -> bool:
+        """Whether the request asks for the cache in another way than by `cache_prompt`."""
+        return bool(self.prompt_cache_key)
+
+    def without_texts(self) -> Self:
+        """Return the options without the texts that they belong to, which may take much memory."""
+        return self
+
+    def limit(self, default: int = -1) -> int:
+        """Return the most tokens to generate: the default, if the request sets no limit; -1: no limit."""
+        for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+            if (value := getattr(self, name)) is not None:
+                if value < -1:
+                    raise RequestError(
+                        f"{name} is {reprlib.repr(value)}: expected 0 or more, or -1 for no limit", param=name
+                    )
+                return default if value == -1 else value
+        return default
+
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class ReasoningField(Struct, frozen=True):
+    """OpenAI's `reasoning` of a response."""
+
+    effort: Effort | None = None
+
+
+class ConversationReference(Struct, frozen=True):
+    """A conversation by its id. history: whether `messages` are all of it or only the new ones; auto: by their roles."""
+
+    id: str
+    history: HistoryKind = "auto"
+
+
+class ChatRequest(Options, frozen=True, kw_only=True):
+    """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
+
+    documents_attention: whether documents see each other. link_tokens: of those that do not, the first ones that do.
+    retrieval: whether the server's documents are searched for the last question, and how.
+    conversation, previous_response_id: the history that the messages continue. store: store this answer, as in OpenAI's API.
+    """
+
+    messages: list[dict[str, JsonValue]]
+    documents: list[JsonValue] | None = None
+    documents_attention: Attention | None = None
+    link_tokens: Literal[0, 8, 16, 32] | None = None
+    retrieval: bool | Retrieval | None = None
+    conversation: str | ConversationReference | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    tools: list[dict[str, JsonValue]] | None = None
+    tool_documents: Literal["auto", "off"] | None = None
+    tool_choice: str | dict[str, JsonValue] | None = None
+    parallel_tool_calls: bool | None = None
+    parse_tool_calls: bool | None = None
+    reasoning_format: ReasoningFormat | None = None
+    reasoning_effort: Effort | None = None
+    reasoning_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    thinking_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    reasoning_budget_message: Annotated[str, Meta(max_length=MAX_MESSAGE)] | None = None
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    reasoning: ReasoningField | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
+    echo: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt: an answer either goes on or begins",
+                param="add_generation_prompt",
+            )
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether the server's documents are searched for it."""
+        return self.retrieval not in (None, False)
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model shall reason: `none`, `low`, ...; None: as the chat template has it."""
+        return self.reasoning_effort or (self.reasoning and self.reasoning.effort) or None
+
+    @property
+    def shows_begun(self) -> bool:
+        """Whether the answer has the text of the message that it continues: as in llama-server, unless `echo` says."""
+        return not (self.stream and self.continue_final_message) if self.echo is None else self.echo
+
+    def for_next_turn(self) -> Self:
+        """Return the request without its messages, and without what it says of them."""
+        return msgspec.structs.replace(
+            self, messages=[], documents=None, add_generation_prompt=None, continue_final_message=None
+        )
+
+    @property
+    def opts_in(self) -> bool:
+        continues = self.conversation is not None or self.previous_response_id is not None
+        return super().opts_in or continues or self.retrieves
+
+    def prefill_only(self) -> Self:
+        """Return a request that caches the prompt and generates nothing."""
+        return msgspec.structs.replace(
+            self, cache_prompt=True, n=None, max_tokens=0, max_completion_tokens=None, n_predict=None
+        )
+
+    def without_texts(self) -> Self:
+        return msgspec.structs.replace(self, messages=[], documents=None, tools=None)
+
+
+class WarmRequest(ChatRequest, frozen=True, kw_only=True):
+    """`POST /v1/cache/warm`. pin: keep the prompt; false: unpin it. ttl: seconds; without it, until the server stops."""
+
+    pin: bool | None = None
+    ttl: Annotated[float, Meta(gt=0.0)] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.ttl is not None and not self.pin:
+            raise RequestError("ttl says how long a prompt stays pinned: send pin: true with it", param="ttl")
+
+
+class DocumentsOrderRequest(ChatRequest, frozen=True, kw_only=True):
+    """`POST /v1/documents/order`. Without messages, the documents are ordered for a first question."""
+
+    messages: list[dict[str, JsonValue]] = []
+
+
+class SpeculateRequest(ChatRequest, frozen=True, kw_only=True):
+    """`POST /v1/speculate`. id: a name for the turn; documents: the search results so far, if any."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "default"
+
+
+class CompletionRequest(Options, frozen=True, kw_only=True):
+    """llama-server's `POST /completion`. prompt: a text or token ids."""
+
+    prompt: str | list[JsonValue] | dict[str, JsonValue]
+
+    def without_texts(self) -> Self:
+        return msgspec.structs.replace(self, prompt="")
+
+
+class TextRequest(CompletionRequest, frozen=True, kw_only=True):
+    """`POST /v1/completions`. echo: the answer begins with the prompt. suffix: the text behind the answer."""
+
+    echo: bool = False
+    suffix: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.echo and (self.suffix is not None or self.logprobs is not None):
+            other = "logprobs" if self.suffix is None else "suffix"
+            raise RequestError(f"echo and {other}: this server takes only one of the two", param="echo")
+
+    def without_texts(self) -> Self:
+        return msgspec.structs.replace(self, prompt="", suffix=None)
+
+
+def check_scope(scope: str, where: str) -> None:
+    """Raise RequestError for a scope that is too long."""
+    if SEPARATOR in scope:
+        raise RequestError(f"{where} has a NUL: expected a name", param=where)
+    if len(scope) > MAX_NAME:
+        raise RequestError(f"{where} has {len(scope):,} characters: expected at most {MAX_NAME}", param=where)
+
+
+# ---- The body of `POST /infill`. ----------------------------------------------------------------------------------------
+
+
+class OtherFile(Struct, frozen=True):
+    """Another text of the same project."""
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillRequest(Options, frozen=True, kw_only=True):
+    """`POST /infill`: the text in front of a gap and behind it. prompt: the start of what fills it.
+
+    Each is a text; the two around the gap may also be token ids, or both mixed. input_extra: other files of the project.
+    """
+
+    input_prefix: str | list[JsonValue]
+    input_suffix: str | list[JsonValue]
+    prompt: str = ""
+    input_extra: tuple[OtherFile, ...] = ()
+
+    @classmethod
+    def between(cls, prompt: JsonValue, request: TextRequest) -> Self:
+        """Return the request to fill the gap between a prompt and the suffix of its completion."""
+        suffix, scope = request.suffix or "", request.cache_scope
+        return cls(input_prefix=prompt, input_suffix=suffix, max_tokens=request.limit(), cache_scope=scope)
+
+    def without_texts(self) -> Self:
+        """Return the options without the texts that they belong to, which may take much memory."""
+        return msgspec.structs.replace(self, input_prefix="", input_suffix="", prompt="", input_extra=())
+
+
+class OutputFormat(Struct, frozen=True):
+    type: Literal["json_schema"]
+    schema: dict[str, JsonValue]
+
+
+class OutputConfig(Struct, frozen=True):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class TextFormat(Struct, frozen=True):
+    """The form of the answer. name, description, strict, schema: of a json_schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema: dict[str, JsonValue] | None = None
+
+    def for_chat(self) -> dict[str, JsonValue]:
+        """Return it as the `response_format` of a chat. Raises RequestError."""
+        if self.type != "json_schema":
+            return {"type": self.type, "schema": self.schema}
+        if self.schema is None:
+            raise RequestError("text.format.schema: expected a JSON schema", param="text.format.schema")
+        named = {"name": self.name, "description": self.description, "strict": self.strict}
+        given = {name: value for name, value in named.items() if value is not None}
+        return {"type": "json_schema", "json_schema": given | {"schema": self.schema}}
+
+
+class TextConfig(Struct, frozen=True):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponseChat(ChatRequest, frozen=True, kw_only=True):
+    """The chat that a response asks for: its messages are the new ones. instructions: of this turn only."""
+
+    instructions: str | None = None
+
+    def without_texts(self) -> Self:
+        return msgspec.structs.replace(super().without_texts(), instructions=None)

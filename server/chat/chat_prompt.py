@@ -1,0 +1,445 @@
+"""A prompt in parts: fixed text, documents, messages, with cached token counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+
+from ...ordering.arrangement import Arrangement, arrange
+from ...ordering.document import Document
+from ...ordering.policy import Step, cached_ranks, walk
+from ...ordering.prompt import rank_hint
+from ...slots.radix import NO_TOKENS, Node, PromptTree
+from ...slots.request import Layout, PlacedDocument, Prompt
+from ...slots.reuse import MovedDocument, mark
+from ...slots.scope import Scope
+
+Tokenize = Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fixed:
+    """Tokens (int32) in a fixed place. label: their origin, in words. ends: whether a node of the prefix tree ends here.
+
+    repeated: names of earlier texts to which these refer, instead of showing them again.
+    """
+
+    tokens: np.ndarray
+    label: str
+    ends: bool = True
+    repeated: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DocumentSet:
+    """The documents of one turn in retrieval rank. tokens: of each. hint: tokenises an order hint; None for no hints.
+
+    repeated: ids of documents that an earlier turn holds and that are left out here; location: tokens that say so.
+    ranking: the ids of all documents, repeated ones included, in rank; empty where none is repeated.
+    order: the ranks in the order of an earlier prompt, which stays; None: the order is not chosen yet.
+    """
+
+    documents: tuple[Document, ...]
+    tokens: tuple[np.ndarray, ...]
+    policy: str
+    hint: Tokenize | None
+    repeated: tuple[str, ...] = ()
+    ranking: tuple[str, ...] = ()
+    location: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    order: tuple[int, ...] | None = None
+    keep_first: int = 0  # documents that keep their rank, at either end
+    keep_last: int = 0
+    longest_hint: int = -1  # tokens; -1: count them
+    keys: tuple[str, ...] = field(init=False)  # of the documents, in rank
+    key_set: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", tuple(document.key for document in self.documents))
+        object.__setattr__(self, "key_set", frozenset(self.keys))
+        if self.longest_hint < 0:
+            object.__setattr__(self, "longest_hint", self._longest_hint())
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens that it can take; the exact number once its order is chosen."""
+        hints = self.longest_hint + len(self.location) if self.order is None else len(self.hint_tokens(self.order))
+        return sum(map(len, self.tokens)) + hints
+
+    def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
+        """Return the tokens behind documents in this order: int32, empty if nothing moved and nothing is repeated.
+
+        A hint ranks the repeated documents, too: "most relevant" is not the best of the new ones alone.
+
+        A hint of more than `longest_hint` tokens is left out, because the prompt has no room for it: in an odd vocabulary
+        a hint may name fewer documents in more tokens.
+        """
+        if self.hint is None or list(order) == list(range(len(order))):
+            return self.location
+        hint = self.hint(self._ranked(order))
+        return np.concatenate([self.location, hint]) if len(hint) <= self.longest_hint else self.location
+
+    def without_hint(self) -> DocumentSet:
+        """Return the set without a hint of the ranking; unchanged if its order is chosen already."""
+        return self if self.order is not None else replace(self, hint=None, longest_hint=0)
+
+    def _longest_hint(self) -> int:
+        """Count the tokens of the hint of the reversed ranking, which names the most documents: all, or all but one."""
+        if self.hint is None or self.policy == "retrieval" or len(self.documents) < 2:
+            return 0
+        return len(self.hint(self._ranked(range(len(self.documents))[::-1])))
+
+    def _ranked(self, order: Sequence[int]) -> str:
+        """Return the hint of documents in this order."""
+        ids = [document.id for document in self.documents]
+        return rank_hint([ids[at] for at in order], self.ranking or ids)
+
+
+Part = Fixed | DocumentSet
+
+
+# ---- The cached part of a prompt whose sets of documents have no order yet. ---------------------------------------------
+#
+# The order of one set decides how far the rest of the prompt is cached, the next sets included. So the sets are
+# searched
+# twice: forwards for the nodes that each may follow, then backwards for the tokens that are cached behind each. Both
+# take
+# time in proportion to the prompt and to the cached paths of its documents, for any number of sets.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachedPlace:
+    """The end of placed documents of a set: `node` ends the one of this rank, and the places before it lead there.
+
+    gap: the last tokens before it that a prompt reuses only if it is cached further; 0 if a prompt may continue here.
+    """
+
+    node: Node
+    rank: int = -1
+    before: CachedPlace | None = None
+    gap: int = 0
+
+    def order(self) -> list[int]:
+        """Return the ranks of the documents that lead here, in order."""
+        ranks: list[int] = []
+        place: CachedPlace = self
+        while place.before is not None:
+            ranks.append(place.rank)
+            place = place.before
+        return ranks[::-1]
+
+
+class CachedPrompt:
+    """One prompt's parts against the tree. Valid for as long as the tree does not change: one arrangement."""
+
+    def __init__(self, tree: PromptTree, parts: Sequence[Part]) -> None:
+        self.tree, self._parts = tree, parts
+        self.restore_share = tree.costs.restore_share
+        sets = [at for at, part in enumerate(parts) if isinstance(part, DocumentSet)]
+        self._next_set = dict(pairwise([*sets, None]))  # by the index of a set
+        self._found: dict[tuple[int, Node], Arrangement] = {}  # by the index of a set and the node that it follows
+        self._worth: dict[tuple[int, Node], int] = {}  # likewise: tokens cached behind that node
+        self._ends: dict[tuple[int, Node], tuple[Node | None, int]] = {}  # by the index of a set and its last node
+        self._texts: dict[int, np.ndarray] = {}  # by the index of a set: the fixed text behind it
+
+    def order(self, index: int, node: Node | None, waiting: Sequence[AbstractSet[str]]) -> Sequence[int]:
+        """Return the best order of the set at `index` behind `node`: ranks.
+
+        node: None if nothing is cached that far. waiting: keys of the documents of requests that would share this order.
+        """
+        part = self._set(index)
+        if node is not None and (index, node) not in self._found:
+            self._survey(index, node)
+        found = None if node is None else self._found[index, node]
+        if found is not None and (not waiting or found.reused_documents == len(part.keys)):
+            return found.order
+        return self._arrange(index, node, waiting).order
+
+    def beyond(self, index: int, place: CachedPlace) -> int:
+        """Count the reusable tokens behind a set which is placed as a whole, with its gap; its hint is the first of them."""
+        (node, length), following = self._end(index, place), self._next_set[index]
+        worth = 0 if node is None or following is None else self._worth.get((following, node), 0)
+        if node is not None and worth:
+            return place.gap + node.end - place.node.end + worth
+        return place.gap + length if length else 0
+
+    def end(self, index: int, node: Node, order: Sequence[int]) -> tuple[Node | None, int]:
+        """Return the node in front of the next set, None if that is not cached, and the reusable tokens behind `node`.
+
+        They belong to the hint of the set at `index`, which is placed as a whole and ends with `node`, and to the text
+        behind the set.
+        """
+        if (end := self._ends.get((index, node))) is None:
+            run = np.concatenate([self._set(index).hint_tokens(order), self._text(index)])
+            match = self.tree.match_from(node, run)
+            end = self._ends[index, node] = (match.exact_end, self.tree.continued(node, match))
+        return end
+
+    def _end(self, index: int, place: CachedPlace) -> tuple[Node | None, int]:
+        return self._ends.get((index, place.node)) or self.end(index, place.node, place.order())
+
+    def _survey(self, index: int, node: Node) -> None:
+        """Fill the tables for the set at `index` behind `node`, and for all sets that follow."""
+        levels: list[tuple[int, Collection[Node]]] = [(index, {node: None})]
+        while levels[-1][1] and (following := self._next_set[index]) is not None:
+            places = (place for origin in levels[-1][1] for place in self._placed(index, origin))
+            ends = (self._end(index, place)[0] for place in places)
+            levels.append((following, dict.fromkeys(end for end in ends if end is not None)))
+            index = following
+        for index, origins in reversed(levels):
+            for origin in origins:
+                self._settle(index, origin)
+
+    def _settle(self, index: int, origin: Node) -> None:
+        """Choose the order of a set behind `origin`, now that all sets behind it are settled."""
+        part = self._set(index)
+        found = self._found[index, origin] = self._arrange(index, origin, ())
+        worth = found.reused_tokens
+        if found.reused_documents == len(part.keys):
+            end = walk(CachedDocuments(self, index, origin), CachedPlace(origin), [part.keys[at] for at in found.order]).end
+            assert end is not None
+            worth += self.beyond(index, end)
+        self._worth[index, origin] = worth
+
+    def _arrange(self, index: int, node: Node | None, waiting: Sequence[AbstractSet[str]]) -> Arrangement:
+        part = self._set(index)
+        cached = CachedDocuments(self, index, node)
+        if part.order is not None:
+            reused = walk(cached, cached.start(), [part.keys[at] for at in part.order])
+            return Arrangement(tuple(part.order), reused.documents, reused.tokens)
+        names = [document.id for document in part.documents]
+        return arrange(
+            part.keys,
+            cached,
+            part.policy,
+            keep_first=part.keep_first,
+            keep_last=part.keep_last,
+            names=names,
+            waiting=waiting,
+        )
+
+    def _placed(self, index: int, origin: Node) -> Iterator[CachedPlace]:
+        """Yield the end of every cached path behind `origin` that holds the whole set at `index`."""
+        part = self._set(index)
+        cached, ranks = CachedDocuments(self, index, origin), {key: rank for rank, key in enumerate(part.keys)}
+        stack = [(CachedPlace(origin), 0)]
+        while stack:
+            place, count = stack.pop()
+            if count < len(part.keys):
+                steps = (cached.follow(place, part.keys[rank]) for rank in cached_ranks(cached, place, ranks))
+                stack += [(step.position, count + 1) for step in steps if step is not None]
+            elif len(set(place.order())) == count:
+                yield place
+
+    def _text(self, index: int) -> np.ndarray:
+        if (text := self._texts.get(index)) is None:
+            fixed = [part.tokens for part in self._parts[index + 1 : self._next_set[index]] if isinstance(part, Fixed)]
+            text = self._texts[index] = np.concatenate([NO_TOKENS, *fixed])
+        return text
+
+    def _set(self, index: int) -> DocumentSet:
+        part = self._parts[index]
+        assert isinstance(part, DocumentSet)
+        return part
+
+
+class CachedDocuments:
+    """One set of documents behind a node: an `ordering.Index` whose positions are places.
+
+    A document counts as cached where a running request is about to compute it, too: the later request waits and shares.
+    """
+
+    def __init__(self, prompt: CachedPrompt, index: int, origin: Node | None) -> None:
+        self._prompt, self._index, self._origin = prompt, index, origin
+        self._ranks = {key: rank for rank, key in enumerate(prompt._set(index).keys)}
+
+    def start(self) -> CachedPlace | None:
+        return None if self._origin is None else CachedPlace(self._origin)
+
+    def behind(self, position: CachedPlace) -> Collection[str]:
+        return position.node.documents
+
+    def follow(self, position: CachedPlace, key: str) -> Step[CachedPlace] | None:
+        end = position.node.documents.get(key)
+        if end is None:
+            return None
+        tokens, gap = position.gap + end.end - position.node.end, 0
+        if not self._prompt.tree.may_continue(end):
+            tokens, gap = 0, tokens
+        in_host_memory_only = end.blob is not None and not end.ready
+        saved = tokens * (1 - self._prompt.restore_share) if in_host_memory_only else float(tokens)
+        return Step(CachedPlace(end, self._ranks[key], position, gap), tokens, saved, ahead=inf if end.children else 0.0)
+
+    def beyond(self, position: CachedPlace) -> float:
+        return float(self._prompt.beyond(self._index, position))
+
+
+# ---- A prompt as parts, and its layout once its documents have an order. ------------------------------------------------
+#
+# The order is chosen at admission, by the prefix tree as it is then, over the whole conversation. Documents of an
+# earlier turn
+# keep their order, because the rest of the conversation is cached behind that order only.
+
+
+class ChatPrompt:
+    """The parts of a prompt, in order. Satisfies `slots.request.Prompt`."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        self.num_tokens = sum(part.num_tokens for part in parts)
+        self._first_set = next((at for at, part in enumerate(parts) if isinstance(part, DocumentSet)), len(parts))
+
+    def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+        """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
+        layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
+        node = tree.roots.get(scope)
+        before: list[np.ndarray] = []  # tokens in front of the first set
+        previous: int | None = None  # the set before
+        order: Sequence[int] = ()
+        for index, part in enumerate(self.parts):
+            if isinstance(part, Fixed):
+                layout.add(part.tokens, part.label, part.ends)
+                layout.repeat(part.repeated)
+                before.append(part.tokens)
+                continue
+            if node and previous is not None:
+                node, _ = cached.end(previous, node, order)
+            elif node:
+                node = _follow(tree, node, before)
+            order = cached.order(index, node, self._sharing(waiting, index)) if part.order is None else part.order
+            for at in order:
+                layout.add_document(part.documents[at], part.tokens[at])
+                node = node and node.documents.get(part.keys[at])
+            hint = part.hint_tokens(order)
+            layout.add(hint, "the hints", ends=False)
+            layout.repeat(part.repeated)
+            previous = index
+        return layout.build()
+
+    def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
+        """Return the keys of other prompts' documents in place of part `index`, for prompts that are equal up to it.
+
+        Only a prompt's first set qualifies: the tokens in front of a later set depend on the order of the earlier ones.
+        """
+        if index != self._first_set:
+            return []
+        alike = (prompt for prompt in waiting if isinstance(prompt, ChatPrompt) and prompt._first_set == index)
+        longer = (other for other in alike if index < len(other.parts))
+        same = (other.parts[index] for other in longer if all(map(_is_same_text, self.parts[:index], other.parts[:index])))
+        return [part.key_set for part in same if isinstance(part, DocumentSet)]
+
+
+class SeparatePrompt(ChatPrompt):
+    """A prompt whose documents are read separately, each behind the text in front of the first of them.
+
+    They stand in retrieval rank, or as an earlier turn has shown them: their order does not decide what is reused.
+    num_links: how many of a document's first tokens are computed in place.
+    """
+
+    def __init__(self, parts: Sequence[Part], num_links: int) -> None:
+        super().__init__([_in_rank(part) if isinstance(part, DocumentSet) else part for part in parts])
+        self._layout = self._lay_out(num_links)
+
+    def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+        """Return its one layout."""
+        return self._layout
+
+    def _lay_out(self, num_links: int) -> Layout:
+        layout = _LayoutBuilder(num_links)
+        for part in self.parts:
+            if isinstance(part, Fixed):
+                layout.add(part.tokens, part.label, part.ends)
+            else:
+                for at in part.order or ():
+                    layout.add_separate(part.documents[at], part.tokens[at])
+                layout.add(part.hint_tokens(part.order or ()), "the hints", ends=False)
+            layout.repeat(part.repeated)
+        return layout.build()
+
+
+def _in_rank(documents: DocumentSet) -> DocumentSet:
+    """Return documents in retrieval rank, unless they have an order."""
+    return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
+
+
+def _follow(tree: PromptTree, node: Node, runs: Sequence[np.ndarray]) -> Node | None:
+    """Return the node that ends exactly where `runs` end behind `node`, if one does."""
+    if not runs:
+        return node
+    return tree.match_from(node, np.concatenate(runs)).exact_end
+
+
+def _is_same_text(one: Part, other: Part) -> bool:
+    return isinstance(one, Fixed) and isinstance(other, Fixed) and np.array_equal(one.tokens, other.tokens)
+
+
+class _LayoutBuilder:
+    """Joins parts and counts their positions."""
+
+    def __init__(self, num_links: int = 0) -> None:
+        self._tokens: list[np.ndarray] = []
+        self._stops: list[int] = []
+        self._documents: list[PlacedDocument] = []
+        self._segments: list[tuple[int, str]] = []
+        self._repeated: list[str] = []
+        self._length = 0
+        self._num_links = num_links
+        self._front: np.ndarray | None = None  # in front of documents that are read separately
+        self._moved: list[MovedDocument] = []
+
+    def add(self, tokens: np.ndarray, label: str, ends: bool) -> None:
+        if not len(tokens):
+            return
+        self._tokens.append(tokens)
+        self._length += len(tokens)
+        self._segments.append((self._length, label))
+        if ends:
+            self._stops.append(self._length)
+
+    def add_document(self, document: Document, tokens: np.ndarray) -> None:
+        start = self._length
+        self.add(tokens, f"document {document.id}", ends=True)
+        self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
+
+    def add_separate(self, document: Document, tokens: np.ndarray) -> None:
+        """Add a document that is read separately."""
+        if self._front is None:
+            self._front = np.concatenate([NO_TOKENS, *self._tokens])
+            self._stops.append(self._length)
+        start, front = self._length, len(self._front)
+        self.add(mark(tokens, self._num_links), f"document {document.id}", ends=True)
+        self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
+        moves_from = 0 if start == front else start + self._num_links
+        if moves_from < self._length:
+            place = (document.id, document.key, start, self._length)
+            self._moved.append(MovedDocument(*place, beginning=self._front, tokens=tokens, moves_from=moves_from))
+
+    def repeat(self, ids: Sequence[str]) -> None:
+        self._repeated += ids
+
+    def build(self) -> Layout:
+        if self._moved and self._moved[-1].stop == self._length:
+            self._end_in_text()
+        return Layout(
+            np.concatenate([NO_TOKENS, *self._tokens]),
+            stops=tuple(self._stops),
+            documents=tuple(self._documents),
+            segments=tuple(self._segments),
+            repeated=tuple(self._repeated),
+            moved=tuple(self._moved),
+        )
+
+    def _end_in_text(self) -> None:
+        """Count the last token as text behind the last document: a prompt ends in a token that is computed."""
+        last = self._moved.pop()
+        self._tokens[-1] = np.concatenate((self._tokens[-1][:-1], last.tokens[-1:]))
+        if last.moves_from < last.stop - 1:
+            self._moved.append(replace(last, stop=last.stop - 1, tokens=last.tokens[:-1]))

@@ -1,0 +1,271 @@
+"""Decodes JSON into structs; errors name the field.
+
+A field of a body is a field of its struct; this table begins where the structs end. A field that would change the answer is
+refused, unless its value asks for nothing. Harmless ones are accepted. All others are unknown: each is a warning in the
+answer, with the name that it resembles.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import cache, lru_cache
+from reprlib import Repr
+from threading import Lock
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.inspect import Field, FloatType, StructType, Type, UnionType, type_info
+
+from ..http.api_errors import RequestError
+from ..http.bodies import check_elements
+from .body import ChatRequest, ConversationReference, OutputConfig, Retrieval, StreamOptions, TextConfig, TextRequest
+from .sampling_fields import JsonValue
+
+MAX_WARNINGS = 8  # of a request; more unknown fields are counted
+MAX_FIELDS = 512  # of a body: each unknown one takes a few microseconds
+MAX_NEUTRAL = 64  # bytes of a value that may ask for nothing; a longer one asks for something
+MAX_COMPARED = 40  # characters of a name that is compared with all known ones
+
+HARMLESS = frozenset({
+    # OpenAI's: for its bills, its caches and its watch over abuse
+    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction",
+    # llama-server's: what it computes faster with, or keeps when it shifts a full context, which is never shifted here
+    "backend_sampling", "n_cache_reuse", "n_keep", "n_discard", "speculative.n_max", "speculative.n_min",
+    "speculative.p_min", "speculative.type", "speculative.ngram_size_n", "speculative.ngram_size_m",
+    "speculative.ngram_min_hits",
+    "stream_options.include_obfuscation",
+})  # fmt: skip
+
+TEXT_ONLY = "this server reads and writes text only"
+OLD_TOOLS = "this form of tools is outdated: send `tools` and `tool_choice`"
+SCHEMA_FIELDS = "send a schema as `response_format` or `json_schema`, a grammar as `grammar`, `lark_grammar` or `regex`"
+BY_TEMPLATE = "the chat template decides it, and no field of a request"
+REFUSED: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
+    "audio": ((), TEXT_ONLY),
+    "modalities": ((["text"],), TEXT_ONLY),
+    "multimodal_data": (([],), TEXT_ONLY),
+    "image_data": (([],), TEXT_ONLY),
+    "functions": (([],), OLD_TOOLS),
+    "function_call": (("none", "auto"), OLD_TOOLS),
+    "web_search_options": ((), "this server searches no web: `retrieval` searches its own documents"),
+    "verbosity": (("medium",), "say in the messages how long the answer shall be"),
+    "reasoning_control": ((False,), "`reasoning_budget_tokens` bounds a thought"),
+    "chat_template": (("",), "--chat-template-file sets one for all requests"),
+    "best_of": ((1,), "send `n`, and choose among the choices"),
+    "reasoning_in_content": ((False,), "`reasoning_format` says where reasoning stands"),
+    "chat_format": ((), BY_TEMPLATE),
+    "chat_parser": ((), BY_TEMPLATE),
+    "generation_prompt": ((), BY_TEMPLATE),
+    "preserved_tokens": (([],), BY_TEMPLATE),
+    "n_indent": ((0,), "a `grammar` can ask for an indentation"),
+    "grammar_lazy": ((False,), "a `lark_grammar` can let free text stand in front"),
+    "grammar_triggers": (([],), "a `lark_grammar` can let free text stand in front"),
+    "guided_json": ((), "send it as `json_schema`"),
+    "guided_regex": (("",), "send it as `regex`"),
+    "guided_choice": (([],), "send a `json_schema` with an `enum`, or a `regex`"),
+    "guided_grammar": (("",), "send it as `grammar` or `lark_grammar`"),
+    "ebnf": (("",), "send it as `grammar`"),
+    "structured_outputs": ((), SCHEMA_FIELDS),
+    "structural_tag": (("",), SCHEMA_FIELDS),
+    "format": (("",), SCHEMA_FIELDS),
+    "output_format": ((), SCHEMA_FIELDS),
+    "tfs_z": ((1,), "this sampler is outdated, and llama-server has it no more"),
+    "penalize_nl": ((False,), "this sampler is outdated, and llama-server has it no more"),
+}
+"""Fields that would change the answer: the values that ask for nothing, and what to do instead."""
+
+NESTED: Mapping[str, type[Struct]] = {
+    "stream_options": StreamOptions,
+    "conversation": ConversationReference,
+    "retrieval": Retrieval,
+    "text": TextConfig,
+    "output_config": OutputConfig,
+}
+"""Fields that are objects of their own."""
+
+ELSEWHERE = frozenset({*ChatRequest.__struct_encode_fields__, *TextRequest.__struct_encode_fields__})
+"""Fields of the routes that most clients use."""
+
+_shown = Repr()
+_shown.maxstring = MAX_COMPARED
+
+
+def has_nested(body: Struct) -> bool:
+    """Return whether a body has a field with fields of its own."""
+    return any(isinstance(getattr(body, name, None), nested) for name, nested in NESTED.items())
+
+
+def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[str, ...]:
+    """Return a warning for each field that the server does not know. strict: refuse it instead.
+
+    Raises RequestError for a field that would change the answer and cannot.
+    """
+    if len(body) > MAX_FIELDS:
+        raise RequestError(f"the body has {len(body):,} fields: expected at most {MAX_FIELDS}")
+    unknown = list(_unread(body, kind))
+    if unknown and strict:
+        raise RequestError(f"{_warning(unknown[0], kind)}; --strict refuses it", param=unknown[0][:MAX_COMPARED])
+    warnings = [f"{_warning(name, kind)}; it has no effect" for name in unknown[:MAX_WARNINGS]]
+    if len(unknown) > MAX_WARNINGS:
+        warnings.append(f"{len(unknown) - MAX_WARNINGS:,} more fields are not known")
+    return tuple(warnings)
+
+
+def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> Iterator[str]:
+    """Yield the names of unknown fields, those of nested objects behind a dot. Raises RequestError."""
+    known = _names(kind)
+    for name, value in body.items():
+        path = within + name
+        if name not in known and path not in HARMLESS and not _asks_for_nothing(path, value):
+            yield path
+        elif name in known and name in NESTED and bytes(memoryview(value)[:1]) == b"{":
+            yield from _unread(msgspec.json.decode(value, type=dict[str, Raw]), NESTED[name], f"{name}.")
+
+
+def _asks_for_nothing(name: str, value: Raw) -> bool:
+    """Return whether a field that is refused has a value that asks for nothing. Raises RequestError if it asks."""
+    if name not in REFUSED:
+        return False
+    neutral, instead = REFUSED[name]
+    if len(value) > MAX_NEUTRAL or msgspec.json.decode(value) not in (None, *neutral):
+        raise RequestError(f"{name} is not supported: {instead}", param=name)
+    return True
+
+
+def _warning(name: str, kind: type[Struct]) -> str:
+    if name in ELSEWHERE:
+        return f"{name} is no field of this route"
+    near = _nearest(name, kind) if len(name) <= MAX_COMPARED else None
+    return f"{_shown.repr(name)} is not known" + (f": is {near} meant?" if near else "")
+
+
+@cache
+def _names(kind: type[Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_encode_fields__)
+
+
+@lru_cache(maxsize=256)
+def _nearest(name: str, kind: type[Struct]) -> str | None:
+    """Return the known field that a name resembles most, if any does."""
+    parts = {f"{outer}.{inner}" for outer, inners in NESTED.items() for inner in inners.__struct_encode_fields__}
+    found = get_close_matches(name, [*kind.__struct_encode_fields__, *parts, *REFUSED, *HARMLESS], n=1, cutoff=0.75)
+    return found[0] if found else None
+
+
+# ---- Decodes bodies with their types checked. A wrong type is a 400 that names the field. -------------------------------
+
+LARGE = 64 << 10  # bytes of a body that takes long to decode: not in the event loop
+COLLECTOR = Lock()  # held while the garbage collector is off: two decoders must not turn it on for each other
+MAX_COLONS = 1 << 17  # in a body whose fields are looked at one by one: this many take 0.1 s
+UNCHECKED = "the body is too large to look for unknown fields in it"
+LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes where msgspec does not
+R = TypeVar("R", bound=Struct)
+T = TypeVar("T")
+A = TypeVar("A", bound=Type)
+
+
+def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R, tuple[str, ...]]:
+    """Decode a client's body; return it, and a warning for each field that is not known. strict: as in `unread`.
+
+    Raises RequestError.
+    """
+    check_elements(body)
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Most bodies are as they should be, and need no second look.
+        decoded: R = _decode(body, _exact(kind))  # type: ignore[assignment]
+        if not has_nested(decoded):
+            return decoded, ()
+    decoded = decode(body, kind)
+    if body.count(b":") > MAX_COLONS:
+        return decoded, (UNCHECKED,)
+    return decoded, unread(_decode(body, dict[str, Raw]), kind, strict)
+
+
+@cache
+def _exact(kind: type[Struct]) -> type[Struct]:
+    """Return a kind of body that has no other fields than this one."""
+    return msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
+
+
+def decode(body: bytes, kind: type[R]) -> R:
+    """Decode a body. Raises RequestError that names the wrong field and the expected type."""
+    check_elements(body)
+    try:
+        try:
+            return _decode(body, kind)
+        except msgspec.ValidationError as error:
+            if LOOSE.search(str(error)) is None:
+                raise
+            return msgspec.convert(tightened(_decode(body, dict[str, JsonValue]), kind), kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        where = path.rstrip("`").lstrip(".") or _field_named(message)
+        raise RequestError(f"{where or 'the body'}: {message}", param=where or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not JSON: {error}", code="malformed_json") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply: expected fewer levels", code="malformed_json") from None
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    """Decode with the garbage collector off: it would scan all objects each time that their number grows by a quarter."""
+    with COLLECTOR:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return msgspec.json.decode(body, type=kind)
+        finally:
+            if enabled:
+                gc.enable()
+
+
+def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
+    """Return the fields of a body as msgspec takes them, where llama-server takes more.
+
+    null is a field that is not set, and 4.0 is the integer 4. So it is in the body itself and in its objects of known
+    fields; lists are left as they are.
+    """
+    for name, field in _fields_of(kind).items():
+        value = values.get(name)
+        if value is None and not field.required:
+            values.pop(name, None)
+        elif isinstance(value, float) and value.is_integer() and not _takes(field.type, FloatType):
+            values[name] = int(value)
+        elif isinstance(value, dict) and (inner := _takes(field.type, StructType)):
+            values[name] = tightened(value, inner.cls)
+    return values
+
+
+@cache
+def _fields_of(kind: type) -> dict[str, Field]:
+    about = type_info(kind)
+    assert isinstance(about, StructType)
+    return {field.encode_name: field for field in about.fields}
+
+
+def _takes(about: Type, wanted: type[A]) -> A | None:
+    """Return the type among those of a field that is of the wanted kind, if any."""
+    if isinstance(about, UnionType):
+        return next((each for each in about.types if isinstance(each, wanted)), None)
+    return about if isinstance(about, wanted) else None
+
+
+def _field_named(message: str) -> str:
+    found = re.search(r"field `(\w+)`", message)
+    return found[1] if found else ""
+
+
+MAX_TEXTS = 2048  # of a request, as in OpenAI's API
+
+
+def check_number(num_texts: int, name: str) -> None:
+    """Raise RequestError for no text, or for more than a request may have. name: of the field that holds them."""
+    if not num_texts:
+        raise RequestError(f"{name} is empty: expected at least one text", param=name)
+    if num_texts > MAX_TEXTS:
+        raise RequestError(f"{name} has {num_texts:,} texts: expected at most {MAX_TEXTS:,}", param=name)

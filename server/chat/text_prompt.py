@@ -1,0 +1,160 @@
+"""The prompts of the completion APIs: texts, tokens, infill."""
+
+from __future__ import annotations
+
+import itertools
+import reprlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ...models.model import InfillTokens, Model
+from ...models.tokenizer import Tokenizer
+from ...slots.radix import NO_TOKENS
+from ..http.api_errors import RequestError
+from .body import InfillRequest, OtherFile
+from .chat_prompt import Fixed, Tokenize
+
+
+def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, object]]:
+    """Yield each single prompt of a request with its path: a list without a number in it is a list of prompts.
+
+    Raises RequestError for an empty list.
+    """
+    if not isinstance(given, list) or any(_is_number(part) for part in given):
+        yield where, given
+        return
+    if not given:
+        raise RequestError(f"{where} is an empty list: expected at least one prompt", param=where)
+    for at, prompt in enumerate(given):
+        yield f"{where}[{at}]", prompt
+
+
+class TextTokens:
+    """Turns a text, token ids or a list of both into tokens. Safe from several threads."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def tokens(self, given: object, where: str, *, special: bool = True, begin: bool = True) -> np.ndarray:
+        """Return the ids, int32. Raises RequestError that names the wrong part.
+
+        special: control tokens count in texts. begin: add BOS in front of a text if the model wants it; in front of ids
+        it is never added.
+        """
+        runs, at = [NO_TOKENS], 0
+        for is_text, group in itertools.groupby(_parts(given, where), lambda part: isinstance(part, str)):
+            run = list(group)
+            runs += self._texts(run, special, begin and at == 0) if is_text else [self._ids(run, where, at)]
+            at += len(run)
+        return np.concatenate(runs)
+
+    def _texts(self, texts: list[object], special: bool, begin: bool) -> Iterator[np.ndarray]:
+        for at, text in enumerate(texts):
+            yield self._model.tokenize(str(text), special=special, begin=begin and at == 0)
+
+    def _ids(self, ids: list[object], where: str, start: int) -> np.ndarray:
+        most = self._model.num_vocab - 1
+        for at, token in enumerate(ids, start):
+            if type(token) is not int or not 0 <= token <= most:
+                raise RequestError(
+                    f"{where}[{at}] is {reprlib.repr(token)}: expected a text or a token id from 0 to {most}",
+                    param=f"{where}[{at}]",
+                )
+        return np.array(ids, np.int32)
+
+
+def texts_of(given: object, where: str) -> Iterator[str]:
+    """Yield the texts of a prompt. Raises RequestError."""
+    return (part for part in _parts(given, where) if isinstance(part, str))
+
+
+def _parts(given: object, where: str) -> list[object]:
+    """Return the texts and ids of a single prompt; `{"prompt_string": text}` is a prompt, too."""
+    if isinstance(given, dict):
+        if "multimodal_data" in given:
+            raise RequestError(f"{where}.multimodal_data: this server reads no images", param=f"{where}.multimodal_data")
+        given, where = given.get("prompt_string"), f"{where}.prompt_string"
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list):
+        raise RequestError(
+            f"{where} is {reprlib.repr(given)}: expected a text, a list of token ids, or both mixed", param=where
+        )
+    return given
+
+
+def _is_number(part: object) -> bool:
+    return isinstance(part, int | float) and not isinstance(part, bool)
+
+
+# ---- Infill -------------------------------------------------------------------------------------------------------------
+# The prompt that fills a gap in a text, with other files of its project in front (Hui et al. 2024, section 3.2.2).
+#
+# The other files stand first and as a whole, so that their KV is reused while the text around the gap changes.
+
+WINDOW = 2048  # tokens around the gap, as llama-server's default: three quarters in front of it
+REPOSITORY, FILE = "myproject\n", "filename\n"  # requests name neither their project nor their file
+SNIPPET = "\n\n--- snippet ---\n\n"  # in front of a file, in a vocabulary without a token for that
+
+
+class Infill:
+    """Makes the prompts of one model. Safe from several threads.
+
+    limit: tokens that a prompt and its answer may have. suffix_first: the order that some models were trained with.
+    """
+
+    def __init__(
+        self, special: InfillTokens, tokenizer: Tokenizer, texts: TextTokens, *, limit: int, suffix_first: bool
+    ) -> None:
+        self._special, self._texts, self._suffix_first = special, texts, suffix_first
+        self._begin, self._longest = tokenizer.begin, tokenizer.longest
+        self._limit, self._window = limit, min(WINDOW, limit // 2)
+
+    def parts(self, request: InfillRequest, tokenize: Tokenize) -> list[Fixed]:
+        """Return the parts of a prompt. tokenize: a text in which control tokens are only text. Raises RequestError."""
+        around = self._around(request, tokenize(request.prompt))
+        room = self._limit - self._window - 2 * max(request.limit(), 0)
+        begin = Fixed(self._begin, "the start", ends=False)
+        return [begin, *self._project(request.input_extra, tokenize, room), *around]
+
+    def _around(self, request: InfillRequest, start: np.ndarray) -> list[Fixed]:
+        """Return the text around the gap, cut to the window: the end of what is in front, the start of what is behind."""
+        most = self._window * self._longest  # characters that can count
+        before = self._tokens(request.input_prefix, "input_prefix", slice(-most, None))
+        behind = self._tokens(request.input_suffix, "input_suffix", slice(most))
+        before = before[max(len(before) - self._window * 3 // 4, 0) :]
+        behind = behind[: max(self._window // 4 - 2 - len(start), 0)]
+        prefix = Fixed(_after(self._special.prefix, before, start), "the text in front of the gap")
+        suffix = Fixed(_after(self._special.suffix, behind), "the text behind the gap")
+        middle = Fixed(_after(self._special.middle), "the gap", ends=False)
+        return [suffix, prefix, middle] if self._suffix_first else [prefix, suffix, middle]
+
+    def _tokens(self, given: str | list[object], where: str, counts: slice) -> np.ndarray:
+        part = given[counts] if isinstance(given, str) else given
+        return self._texts.tokens(part, where, special=False, begin=False)
+
+    def _project(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
+        """Yield the project, as many of its last files as have room, and the name of the one with the gap."""
+        if self._special.repository >= 0:
+            yield Fixed(_after(self._special.repository, tokenize(REPOSITORY)), "the project", ends=False)
+        yield from reversed(list(self._last_files(files, tokenize, room)))
+        if self._special.file >= 0:
+            yield Fixed(_after(self._special.file, tokenize(FILE)), "the file's name", ends=False)
+
+    def _last_files(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
+        """Yield the last file first. Whole files only: a cut one would be another prefix for each request."""
+        for file in reversed(files):
+            if len(file.text) > room * self._longest or (part := self._file(file, tokenize)).num_tokens > room:
+                return
+            room -= part.num_tokens
+            yield part
+
+    def _file(self, file: OtherFile, tokenize: Tokenize) -> Fixed:
+        named = self._special.file >= 0
+        head = _after(self._special.file, tokenize(f"{file.filename}\n")) if named else tokenize(SNIPPET)
+        return Fixed(np.concatenate([head, tokenize(file.text)]), f"the file {file.filename}")
+
+
+def _after(token: int, *runs: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.array([token], np.int32), *runs])

@@ -1,0 +1,163 @@
+"""Tool results as documents, on request: lists of documents are ordered, and text that stands above is not shown again.
+
+A result depends on the messages before it and on nothing else, so a conversation's prompts have common prefixes as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from zlib import crc32
+
+from ...models.template import Message
+from ...ordering.document import TOOLS, beside_documents, documents_in
+
+LEAST = 200  # characters of a repetition: a reference takes 30 tokens
+EVERY, LONGEST = 4, 64  # lines of a block: about the mean where no line is blank, and at most
+QUOTE = 40  # characters of a line that a reference quotes
+VALUE = 100  # characters of a line that is a name and a value, at most
+
+
+def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple[str, ...]]]:
+    """Return the messages as a prompt shows them, and for each shortened one the results that it refers to."""
+    shown, referred = list(messages), dict[int, tuple[str, ...]]()
+    texts = ResultTexts()
+    for at, message in enumerate(messages):
+        if message["role"] not in TOOLS:
+            continue
+        texts.number += 1
+        if found := documents_in(message, f"messages[{at}]"):
+            shown[at] = {**message, "content": beside_documents(message) or _place_of(len(found))}
+        elif len(text := _text_of(message.get("content"))) >= LEAST:
+            written = texts.show(text)
+            shown[at] = {**message, "content": written.text}
+            if written.results:
+                referred[at] = written.results
+    return shown, referred
+
+
+def make_places(messages: Sequence[Message], documents: Mapping[int, int]) -> list[Message]:
+    """Return the messages with a content where a tool's message has only documents: templates leave out an empty one.
+
+    documents: their number, by index of the message.
+    """
+    shown = list(messages)
+    for at, number in documents.items():
+        if number and messages[at]["role"] in TOOLS and not messages[at].get("content"):
+            shown[at] = {**messages[at], "content": _place_of(number)}
+    return shown
+
+
+def _place_of(number: int) -> str:
+    return f"{number} documents" if number != 1 else "1 document"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenResult:
+    """A text as a prompt shows it. results: the names of those that it refers to."""
+
+    text: str
+    results: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedLines:
+    """Lines [start, stop) of result `number`, which stand there first."""
+
+    number: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class ResultTexts:
+    """The text of a conversation's tool results so far, in blocks of lines. number: of the newest result, from 1."""
+
+    number: int = 0
+    _seen: dict[str, RepeatedLines] = field(default_factory=dict)
+
+    def show(self, text: str) -> WrittenResult:
+        """Return a result's text with a reference for each run of lines that an earlier result has shown."""
+        pieces, results, new = [f"[result {self.number}]\n"], dict[str, None](), list[tuple[str, int]]()
+        for source, blocks in self._runs(text):
+            block = "".join(written for written, _ in blocks)
+            if source is None or len(block) < LEAST:
+                pieces.append(block)
+                new += blocks
+                continue
+            results[f"result {source.number}"] = None
+            pieces.append(_reference(source, block))
+        for block, start in new:
+            self._seen.setdefault(block, RepeatedLines(self.number, start, start + block.count("\n") + (block[-1:] != "\n")))
+        return WrittenResult("".join(pieces), tuple(results))
+
+    def _runs(self, text: str) -> Iterator[tuple[RepeatedLines | None, list[tuple[str, int]]]]:
+        """Yield the blocks of a text with their first lines, in runs that an earlier result has in the same order.
+
+        Lists of values count as new, unless all of the text stands above: a model that looks for a value of this file finds
+        it best in this file, and they are short.
+        """
+        blocks = list(blocks_of(text))
+        is_known = all(block in self._seen for block, _ in blocks)
+        source: RepeatedLines | None = None
+        run: list[tuple[str, int]] = []
+        for block, start in blocks:
+            found = self._seen.get(block) if is_known or not lists_values(block) else None
+            if found and source and (found.number, found.start) == (source.number, source.stop):
+                source = replace(source, stop=found.stop)
+            else:
+                if run:
+                    yield source, run
+                source, run = found, []
+            run.append((block, start))
+        if run:
+            yield source, run
+
+
+def blocks_of(text: str) -> Iterator[tuple[str, int]]:
+    """Yield a text in blocks of lines, each with the number of its first line, from 0.
+
+    A block is a paragraph with the blank line behind it. A long paragraph is cut behind lines whose checksum says so: by
+    their content and not by their place, so equal passages of two texts fall into equal blocks.
+    """
+    lines: list[str] = []
+    start = filled = 0  # filled: lines of the block that are not blank
+    for at, line in enumerate(text.splitlines(keepends=True)):
+        lines.append(line)
+        filled += bool(line.strip())
+        ends = filled and not line.strip()
+        if not ends and filled >= EVERY:
+            ends = crc32(line.encode("utf-8", "replace")) % EVERY == 0
+        if ends or len(lines) == LONGEST:
+            yield "".join(lines), start
+            lines, start, filled = [], at + 1, 0
+    if lines:
+        yield "".join(lines), start
+
+
+def lists_values(block: str) -> bool:
+    """Whether at least half of a block's lines are a name and a value, such as `Availability: 99.9 %`."""
+    lines = [line for line in block.splitlines() if line.strip()]
+    return 2 * sum(map(_has_value, lines)) >= len(lines) > 0
+
+
+def _has_value(line: str) -> bool:
+    name, _, value = line.partition(": ")
+    return bool(name.strip() and value.strip()) and len(line) <= VALUE
+
+
+def _reference(source: RepeatedLines, text: str) -> str:
+    lines = [line for line in text.split("\n") if line.strip()] or [text]
+    first, last = lines[0].strip()[:QUOTE], lines[-1].strip()[-QUOTE:]
+    size = source.stop - source.start
+    count = f"{size} lines" if size > 1 else "a line"
+    return f'[{count} as in result {source.number}, from "{first}" to "{last}"]\n'
+
+
+def _text_of(content: object) -> str:
+    """Return a content that is a text or a list of text parts; empty for another one."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    return "\n".join(map(str, texts)) if len(texts) == len(parts) else ""

@@ -1,0 +1,365 @@
+"""Flags from settings: argparse, the environment, llama-server's flags."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .settings import SETTINGS, Setting, Settings, Value, written
+
+# ---- Llama --------------------------------------------------------------------------------------------------------------
+# llama-server's flags that no setting stands for, as tables: its command lines start this server, too.
+#
+# A flag that changes nothing a client sees is accepted, with a line in the log if it asks for more than it gets. A flag
+# that
+# would change answers, or the machine that computes them, is refused with a line that says what to do instead.
+
+Row = tuple[str, int, str]
+"""The names of a flag, the number of words that follow it, and its variable in the environment after LLAMA_ARG_, if any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaFlag:
+    """A flag of llama-server. says: why it has no effect, or is refused; empty: what it asks for is so here."""
+
+    flags: tuple[str, ...]
+    num_values: int
+    variable: str
+    says: str = ""
+    refused: bool = False
+
+
+SO_HERE: tuple[Row, ...] = (
+    ("--jinja --no-jinja", 0, "JINJA"),
+    ("-cb --cont-batching", 0, "CONT_BATCHING"),
+    ("-kvo --kv-offload", 0, "KV_OFFLOAD"),
+    ("--op-offload", 0, ""),
+    ("--warmup", 0, ""),
+    ("--mmap", 0, "MMAP"),
+    ("--swa-full", 0, "SWA_FULL"),
+    ("--cache-idle-slots", 0, "CACHE_IDLE_SLOTS"),
+    ("--no-context-shift", 0, ""),
+    ("--no-mmproj --no-mmproj-auto --mmproj-auto", 0, "MMPROJ_AUTO"),
+    ("--models-autoload --no-models-autoload", 0, "MODELS_AUTOLOAD"),
+    ("--no-ui-mcp-proxy --no-webui-mcp-proxy", 0, ""),
+    ("-no-ag --no-agent", 0, ""),
+    ("-e --escape --no-escape", 0, ""),
+    ("--perf --no-perf", 0, "PERF"),
+    ("--log-prefix --no-log-prefix", 0, "LOG_PREFIX"),
+    ("--log-timestamps --no-log-timestamps", 0, "LOG_TIMESTAMPS"),
+    ("--log-colors", 1, "LOG_COLORS"),
+    ("-dt --defrag-thold", 1, "DEFRAG_THOLD"),
+    ("-sps --slot-prompt-similarity", 1, ""),
+    ("--cors-credentials", 0, "CORS_CREDENTIALS"),
+)
+
+WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
+    "the weights are mapped from the file, and the system keeps them in memory": (
+        ("--mlock", 0, "MLOCK"),
+        ("--no-mmap", 0, "NO_MMAP"),
+        ("-lm --load-mode", 1, "LOAD_MODE"),
+        ("-lzm --lazy-mode", 1, "LAZY_MODE"),
+        ("--check-tensors", 0, ""),
+        ("--no-host", 0, "NO_HOST"),
+    ),
+    "--threads sets the threads, and the system places them": (
+        ("-tb --threads-batch", 1, ""),
+        ("-C --cpu-mask", 1, ""),
+        ("-Cr --cpu-range", 1, ""),
+        ("--cpu-strict", 1, ""),
+        ("--prio", 1, ""),
+        ("--poll", 1, ""),
+        ("-Cb --cpu-mask-batch", 1, ""),
+        ("-Crb --cpu-range-batch", 1, ""),
+        ("--cpu-strict-batch", 1, ""),
+        ("--prio-batch", 1, ""),
+        ("--poll-batch", 1, ""),
+        ("--numa", 1, "NUMA"),
+    ),
+    "one thread serves all connections, each with limits of its own": (
+        ("--threads-http", 1, "THREADS_HTTP"),
+        ("-to --timeout", 1, "TIMEOUT"),
+        ("--reuse-port", 0, "REUSE_PORT"),
+    ),
+    "lanes share one pool of cells, and all requests of a step are one batch": (
+        ("-nocb --no-cont-batching", 0, ""),
+        ("--no-cache-idle-slots", 0, ""),
+        ("--no-warmup", 0, ""),
+        ("-nkvo --no-kv-offload", 0, ""),
+        ("--no-op-offload", 0, ""),
+    ),
+    "reuse here is that of equal prefixes, and exact": (
+        ("--cache-reuse", 1, "CACHE_REUSE"),
+        ("-ctxcp --ctx-checkpoints --swa-checkpoints", 1, "CTX_CHECKPOINTS"),
+        ("-cms --checkpoint-min-step", 1, "CHECKPOINT_MIN_SPACING_NT"),
+    ),
+    "no draft model runs here, and answers are the same without one; --draft lookup drafts from the prompt": (
+        ("--spec-type", 1, "SPEC_TYPE"),
+        ("-md --model-draft --spec-draft-model", 1, ""),
+        ("-hfd -hfrd --hf-repo-draft --spec-draft-hf", 1, "SPEC_DRAFT_HF_REPO"),
+        ("-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", 1, "N_GPU_LAYERS_DRAFT"),
+        ("-devd --device-draft --spec-draft-device", 1, ""),
+        ("-ctkd --cache-type-k-draft --spec-draft-type-k", 1, "SPEC_DRAFT_CACHE_TYPE_K"),
+        ("-ctvd --cache-type-v-draft --spec-draft-type-v", 1, "SPEC_DRAFT_CACHE_TYPE_V"),
+        ("-td --threads-draft --spec-draft-threads", 1, ""),
+        ("-tbd --threads-batch-draft --spec-draft-threads-batch", 1, ""),
+        ("--draft-n --draft-max --spec-draft-n-max", 1, "DRAFT_MAX"),
+        ("--draft-min --draft-n-min --spec-draft-n-min", 1, "DRAFT_MIN"),
+        ("--draft-p-min --spec-draft-p-min", 1, "SPEC_DRAFT_P_MIN"),
+        ("--draft-p-split --spec-draft-p-split", 1, "SPEC_DRAFT_P_SPLIT"),
+        ("-lcs --lookup-cache-static", 1, ""),
+        ("-lcd --lookup-cache-dynamic", 1, ""),
+    ),
+    "sampling runs on the CPU": (("-bs --backend-sampling --no-backend-sampling", 0, "BACKEND_SAMPLING"),),
+    "--verbose logs more": (("-lv --verbosity --log-verbosity", 1, "LOG_VERBOSITY"), ("--log-disable", 0, "")),
+}
+
+REFUSED: Mapping[str, tuple[Row, ...]] = {
+    "a full context ends an answer with finish_reason `length`; -c makes it larger": (
+        ("--context-shift --ctx-shift", 0, "CONTEXT_SHIFT"),
+        ("--keep", 1, ""),
+        ("--kv-unified-per-slot", 1, "KV_UNIFIED_PER_SLOT"),
+    ),
+    "the model's own metadata says how positions are encoded": (
+        ("--rope-scaling", 1, "ROPE_SCALING_TYPE"),
+        ("--rope-scale", 1, "ROPE_SCALE"),
+        ("--rope-freq-base", 1, "ROPE_FREQ_BASE"),
+        ("--rope-freq-scale", 1, "ROPE_FREQ_SCALE"),
+        ("--yarn-orig-ctx", 1, "YARN_ORIG_CTX"),
+        ("--yarn-ext-factor", 1, "YARN_EXT_FACTOR"),
+        ("--yarn-attn-factor", 1, "YARN_ATTN_FACTOR"),
+        ("--yarn-beta-slow", 1, "YARN_BETA_SLOW"),
+        ("--yarn-beta-fast", 1, "YARN_BETA_FAST"),
+    ),
+    "change the file itself: its metadata holds for every program that reads it": (("--override-kv", 1, ""),),
+    "CUDA_VISIBLE_DEVICES chooses among GPUs, and -ngl says how many layers they hold": (
+        ("-dev --device", 1, "DEVICE"),
+        ("-ncffn --n-cpu-ffn", 1, "N_CPU_FFN"),
+        ("-sm --split-mode", 1, "SPLIT_MODE"),
+        ("-ts --tensor-split", 1, "TENSOR_SPLIT"),
+        ("-mg --main-gpu", 1, "MAIN_GPU"),
+        ("--rpc", 1, "RPC"),
+    ),
+    "`slotcache doctor` lists devices": (("--list-devices", 0, ""),),
+    "control vectors change every answer, and there are none here": (
+        ("--control-vector", 1, ""),
+        ("--control-vector-scaled", 1, ""),
+        ("--control-vector-layer-range", 2, ""),
+    ),
+    "download the file and name it with -m, or a repository with -hf": (
+        ("-mu --model-url", 1, "MODEL_URL"),
+        ("-dr --docker-repo", 1, "DOCKER_REPO"),
+        ("-cl --cache-list", 0, ""),
+        ("--fim-qwen-1.5b-default --embd-gemma-default", 0, ""),
+    ),
+    "the variable HF_TOKEN holds the token; other users can read a command line": (("-hft --hf-token", 1, ""),),
+    "images, sound and video are not supported": (
+        ("-mm --mmproj", 1, "MMPROJ"),
+        ("-mmu --mmproj-url", 1, "MMPROJ_URL"),
+        ("--media-path", 1, "MEDIA_PATH"),
+        ("--image-min-tokens", 1, "IMAGE_MIN_TOKENS"),
+        ("--image-max-tokens", 1, "IMAGE_MAX_TOKENS"),
+    ),
+    "this server runs no tools: an agent beside it does, with the calls of its answers": (
+        ("--tools", 1, "TOOLS"),
+        ("--tools-runtime", 1, "TOOLS_RUNTIME"),
+        ("--mcp-servers-config", 1, "MCP_SERVERS_CONFIG"),
+        ("--mcp-servers-json", 1, "MCP_SERVERS_JSON"),
+        ("--ui-mcp-proxy --webui-mcp-proxy", 0, "UI_MCP_PROXY"),
+        ("-ag --agent", 0, "AGENT"),
+    ),
+    "a reverse proxy does it better; --allowed-hosts names it": (
+        ("--ssl-key-file", 1, "SSL_KEY_FILE"),
+        ("--ssl-cert-file", 1, "SSL_CERT_FILE"),
+        ("--api-prefix", 1, "API_PREFIX"),
+        ("--path", 1, "STATIC_PATH"),
+        ("--ui-config --webui-config", 1, "UI_CONFIG"),
+        ("--ui-config-file --webui-config-file", 1, "UI_CONFIG_FILE"),
+    ),
+    "--cors-origins names the pages that may ask; they may send any header, and use any method of a route": (
+        ("--cors-methods", 1, "CORS_METHODS"),
+        ("--cors-headers", 1, "CORS_HEADERS"),
+        ("--no-cors-credentials", 0, ""),
+    ),
+    "one process serves one model; start a second server on another port": (
+        ("--models-dir", 1, "MODELS_DIR"),
+        ("--models-preset", 1, "MODELS_PRESET"),
+        ("--models-max", 1, "MODELS_MAX"),
+    ),
+    "send it with each request: `stop`": (("-r --reverse-prompt", 1, ""),),
+    "send it with each request: `grammar` or `json_schema`": (
+        ("--grammar", 1, ""),
+        ("--grammar-file", 1, ""),
+        ("-j --json-schema", 1, ""),
+        ("-jf --json-schema-file", 1, ""),
+    ),
+    "special tokens never become text here": (("-sp --special", 0, ""),),
+    "prompts are never logged": (("--log-prompts-dir", 1, ""),),
+}
+
+
+def _foreign() -> Iterator[LlamaFlag]:
+    for refused, groups in ((False, {"": SO_HERE}), (False, WITHOUT_EFFECT), (True, REFUSED)):
+        for says, rows in groups.items():
+            for names, num_values, variable in rows:
+                yield LlamaFlag(
+                    flags=tuple(names.split()),
+                    num_values=num_values,
+                    variable=variable and f"LLAMA_ARG_{variable}",
+                    says=says,
+                    refused=refused,
+                )
+
+
+FOREIGN = tuple(_foreign())
+
+
+def as_markdown() -> str:
+    """Return the tables for the documentation."""
+    lines = ["| llama-server's flag | here |", "|---|---|"]
+    for effect, groups in (("no effect: ", WITHOUT_EFFECT), ("refused: ", REFUSED)):
+        for says, rows in groups.items():
+            flags = ", ".join(f"`{name}`" for names, _, _ in rows for name in names.split())
+            lines.append(f"| {flags} | {effect}{says} |")
+    accepted = ", ".join(f"`{name}`" for names, _, _ in SO_HERE for name in names.split())
+    return "\n".join([*lines, f"| {accepted} | accepted: it is so here, or nothing depends on it |"])
+
+
+PREFIX = "LLAMA_ARG_"  # of llama-server's variables
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the flags of all settings, and llama-server's others, which it refuses or notes."""
+    parser.set_defaults(notes=[], given=frozenset())
+    add_settings(parser, SETTINGS)
+    for foreign in FOREIGN:
+        parser.add_argument(*foreign.flags, action=_Foreign, nargs=foreign.num_values, foreign=foreign)
+
+
+def add_settings(parser: argparse.ArgumentParser, settings: Sequence[Setting]) -> None:
+    """Give a parser the flags of some settings.
+
+    Switches take an optional on/off: `--cache-prompt`, `--cache-prompt off`. Each has a flag `--no-...` as well.
+    """
+    for setting in settings:
+        parser.add_argument(
+            *setting.flags,
+            dest=setting.name,
+            default=from_environment(setting),
+            help=f"{setting.help} (default: {written(setting.default)})".replace("%", "%%"),
+            type=_argument_type(setting),
+            metavar="on|off" if setting.is_switch else "|".join(setting.choices) or type(setting.default).__name__,
+            nargs="?" if setting.may_be_bare else None,
+            const=setting.parse("on") if setting.may_be_bare else None,
+            action=_Store,
+            separator=setting.separator,
+        )
+        for flag, text in setting.fixed.items():
+            value = setting.parse(text)
+            parser.add_argument(flag, dest=setting.name, action=_Store, nargs=0, const=value, help=argparse.SUPPRESS)
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Return the settings among parsed arguments."""
+    values = {setting.name: getattr(arguments, setting.name) for setting in SETTINGS}
+    return Settings(**values, given=given_among(arguments, SETTINGS))
+
+
+def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> frozenset[str]:
+    """Return the names of the settings that a flag or a variable has, an empty one too."""
+    flags: frozenset[str] = getattr(arguments, "given", frozenset())
+    return flags.union(setting.name for setting in settings if variable_of(setting))
+
+
+def notes_of(arguments: argparse.Namespace) -> list[str]:
+    """Return a line for each flag and each variable of llama-server that was given and has no effect here."""
+    known = {variable for setting in SETTINGS for variable in setting.variables}
+    heeded = {foreign.variable for foreign in FOREIGN if not foreign.says}
+    told = {foreign.variable: foreign.says for foreign in FOREIGN}
+    unheeded = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known | heeded)
+    return [*arguments.notes, *(f"{name} has no effect: {told.get(name, 'it is not known here')}" for name in unheeded)]
+
+
+def with_dashes(arguments: Sequence[str]) -> list[str]:
+    """Write the names of long flags with dashes, as llama-server does: `--ctx_size` is `--ctx-size`."""
+    return [_with_dashes(argument) if argument.startswith("--") else argument for argument in arguments]
+
+
+def _with_dashes(argument: str) -> str:
+    name, separator, value = argument.partition("=")
+    return name.replace("_", "-") + separator + value
+
+
+class _Store(argparse.Action):
+    """A flag of a setting. separator: between its values, when it is given several times; "": the last one counts.
+
+    The settings whose flags are given are named in the namespace's `given`.
+    """
+
+    def __init__(self, *, dest: str, separator: str = "", **options: object) -> None:
+        super().__init__(dest=dest, **options)  # type: ignore[arg-type]
+        self._separator = separator
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        given: frozenset[str] = getattr(namespace, "given", frozenset())
+        value = self.const if self.nargs == 0 else values
+        if self._separator and self.dest in given:
+            value = f"{getattr(namespace, self.dest)}{self._separator}{value}"
+        setattr(namespace, self.dest, value)
+        namespace.given = given | {self.dest}
+
+
+class _Foreign(argparse.Action):
+    """A flag of llama-server that no setting stands for."""
+
+    def __init__(self, *, foreign: LlamaFlag, dest: str, **options: object) -> None:
+        super().__init__(dest=argparse.SUPPRESS, help=argparse.SUPPRESS, **options)  # type: ignore[arg-type]
+        self._foreign = foreign
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        foreign = self._foreign
+        if foreign.refused:
+            parser.exit(2, f"slotcache: {option_string} is not supported: {foreign.says}\n")
+        if foreign.says:
+            namespace.notes = [*namespace.notes, f"{option_string} has no effect: {foreign.says}"]
+
+
+def _argument_type(setting: Setting) -> Callable[[str], Value]:
+    """Return a parser that raises argparse's error, which names the flag."""
+
+    def parse(text: str) -> Value:
+        try:
+            return setting.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+    return parse
+
+
+def variable_of(setting: Setting) -> str | None:
+    """Return the variable of the environment that a setting's value comes from."""
+    return next((name for name in setting.variables if name in os.environ), None)
+
+
+def from_environment(setting: Setting) -> Value:
+    variable = variable_of(setting)
+    if variable is None:
+        return setting.default
+    try:
+        return setting.parse(os.environ[variable])
+    except ValueError as error:
+        raise SystemExit(f"slotcache: {variable}={os.environ[variable]!r}: {error}") from None

@@ -1,0 +1,342 @@
+"""All settings, frozen: each field has its flag, variable, default and help."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
+
+from ...models.sampling_params import NUMBER, NUMBERS, ORDER, SAMPLERS, Numbers
+from ...ordering.prompt import ASK_FOR_IDS
+from ...slots.eviction import POLICIES
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+# ---- Setting ------------------------------------------------------------------------------------------------------------
+# A row of a table of settings: from the field of a dataclass to flags, variables, help and documentation.
+
+Value = str | int | float | bool
+T = TypeVar("T")
+OF_LLAMA = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+"""The parameters of sampling that llama-server reads from its variables, too."""
+
+
+class SettingsError(Exception):
+    """Settings that no server can be started with."""
+
+
+def row(
+    default: T,
+    flags: tuple[str, ...],
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    least: int = 0,
+    most: int = 1 << 31,
+    words: Mapping[str, int] | None = None,
+    fixed: Mapping[str, str] | None = None,
+    separator: str = "",
+    llama: str = "",
+) -> T:
+    """Declare a field of `Settings`.
+
+    choices: where its type has none. least, most: of a number. words: texts for some numbers. fixed: flags without a value,
+    and the value of each. separator: between the values of a flag given several times. llama: llama-server's variable.
+    """
+    about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
+    about |= {"words": words or {}, "fixed": fixed or {}, "separator": separator, "llama": llama}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. The environment may hold a flag's value, as SLOTCACHE_<NAME>; the command line wins.
+
+    words, fixed, separator, llama: as in `row`; fixed holds the flags that turn a switch off, too. clamps: a number outside
+    the range becomes the nearest one in it.
+    """
+
+    name: str
+    default: Value
+    flags: tuple[str, ...]
+    help: str
+    choices: tuple[str, ...]
+    least: int | float
+    most: int | float
+    clamps: bool
+    words: Mapping[str, int]
+    fixed: Mapping[str, str]
+    separator: str
+    llama: str
+
+    @property
+    def is_switch(self) -> bool:
+        return isinstance(self.default, bool)
+
+    @property
+    def may_be_bare(self) -> bool:
+        """Whether the flag alone means on."""
+        return self.is_switch or {"on", "off"} <= {*self.choices}
+
+    @property
+    def variable(self) -> str:
+        return f"SLOTCACHE_{self.name.upper()}"
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables of the environment that may hold its value; an earlier one wins."""
+        return (self.variable, *filter(None, [self.llama]))
+
+    def parse(self, text: str) -> Value:
+        """Return the value that a text stands for. Raises ValueError."""
+        if self.is_switch:
+            return parse_switch(text)
+        if self.choices:
+            return self._choose(text)
+        if isinstance(self.default, str):
+            return text
+        number = self.words[text] if text in self.words else _parse_number(text, type(self.default))
+        nearest = min(max(number, self.least), self.most)
+        if not isfinite(number) or (nearest != number and not self.clamps):
+            raise ValueError(f"expected {self.least} to {self.most}")
+        return nearest
+
+    def _choose(self, text: str) -> str:
+        if self.may_be_bare:
+            with contextlib.suppress(ValueError):
+                return written(parse_switch(text))
+        found = next((choice for choice in self.choices if choice.lower() == text.lower()), None)
+        if found is None:
+            raise ValueError(f"expected one of {', '.join(self.choices)}")
+        return found
+
+
+def listed(text: str) -> frozenset[str]:
+    """Split a setting that holds several values, separated by commas."""
+    return frozenset(filter(None, map(str.strip, text.split(","))))
+
+
+def parse_switch(text: str) -> bool:
+    """Parse on/off, true/false, yes/no or 1/0. Raises ValueError."""
+    if text.lower() in ("on", "true", "1", "yes", "enabled"):
+        return True
+    if text.lower() in ("off", "false", "0", "no", "disabled"):
+        return False
+    raise ValueError("expected on or off")
+
+
+def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
+    """Parse a number. Raises ValueError."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError("expected a whole number" if kind is int else "expected a number") from None
+
+
+def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
+    """Return the flags that turn a switch off: `--no-` in front of each long one."""
+    return {f"--no-{flag[2:]}": "off" for flag in flags if flag.startswith("--")} if isinstance(default, bool) else {}
+
+
+def table_of(unset: DataclassInstance) -> tuple[Setting, ...]:
+    """Return the settings that the fields of a dataclass declare. unset: an object with the defaults."""
+    kinds = get_type_hints(type(unset))
+    declared = [one for one in fields(unset) if one.metadata]
+    rows = [_setting(one, getattr(unset, one.name), kinds[one.name]) for one in declared]
+    return tuple(sorted(rows, key=lambda setting: setting.name in NUMBERS))
+
+
+def _setting(declared: Field[Value], default: Value, kind: type) -> Setting:
+    about = _about_number(declared.name) if NUMBER in declared.metadata else dict(declared.metadata)
+    about["choices"] = about["choices"] or get_args(kind)
+    about["fixed"] = about["fixed"] | _negations(default, about["flags"])
+    return Setting(name=declared.name, default=default, **about)
+
+
+def _about_number(name: str) -> dict[str, Any]:
+    """Return the row of a parameter of sampling."""
+    number = NUMBERS[name]
+    return {
+        "flags": number.flags,
+        "help": f"default of a request's `{name}`: {number.help}",
+        "choices": (),
+        "least": number.least,
+        "most": number.most,
+        "clamps": not number.is_strict,
+        "words": {},
+        "fixed": {},
+        "separator": "",
+        "llama": f"LLAMA_ARG_{name.upper()}" if name in OF_LLAMA else "",
+    }
+
+
+def as_markdown(settings: Sequence[Setting]) -> str:
+    """Return a table of settings for the documentation."""
+    rows = [
+        f"| {_code(setting.flags)} | {_code(setting.variables)} | {written(setting.default) or '-'} | {setting.help} |"
+        for setting in settings
+    ]
+    return "\n".join(["| flag | environment | default | what it does |", "|---|---|---|---|", *rows])
+
+
+def _code(names: Sequence[str]) -> str:
+    return f"`{'`, `'.join(names)}`"
+
+
+def written(value: Value) -> str:
+    """Return a value as one writes it on the command line."""
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+Order = Literal["auto", "retrieval", "sorted", "greedy"]  # the other policies are for benches, and some cost too much
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+FlashAttention = Literal["on", "off", "auto"]
+Dedup = Literal["auto", "off"]
+Attention = Literal["joint", "separate"]
+Draft = Literal["off", "lookup"]
+Switch = Literal["on", "off", "auto"]
+LogFormat = Literal["text", "json"]
+Pooling = Literal["", "none", "mean", "cls", "last", "rank"]
+ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Numbers):
+    """The settings of a server. A `Literal` lists the values that a setting may have. The base's are defaults of requests."""
+
+    model: str = row("", ("-m", "--model"), "the GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a small built-in model", llama="LLAMA_ARG_MODEL")
+    hf_repo: str = row("", ("-hf", "-hfr", "--hf-repo"), "a Hugging Face repository, user/repo[:quant], to fetch the model from", llama="LLAMA_ARG_HF_REPO")
+    hf_file: str = row("", ("-hff", "--hf-file"), "with -hf, the file of the repository to fetch", llama="LLAMA_ARG_HF_FILE")
+    offline: bool = row(False, ("--offline",), "with -hf, use only what is in the local cache", llama="LLAMA_ARG_OFFLINE")
+    alias: str = row("", ("-a", "--alias"), "the model's name in answers, or several, separated by commas: the first of the alphabet is the name, as in llama-server; without one, the file's name", llama="LLAMA_ARG_ALIAS")
+    tags: str = row("", ("--tags",), "words about the model, separated by commas, which `GET /v1/models` shows", llama="LLAMA_ARG_TAGS")
+    host: str = row("127.0.0.1", ("--host",), "address to listen on, or several, separated by commas", llama="LLAMA_ARG_HOST")
+    port: int = row(8080, ("--port",), "port to listen on", most=65535, llama="LLAMA_ARG_PORT")
+    api_key: str = row("", ("--api-key",), "if set, requests must carry it, as `Authorization: Bearer ...` or `X-Api-Key: ...`; several keys are separated by commas", llama="LLAMA_API_KEY")
+    api_key_file: str = row("", ("--api-key-file",), "a file with more such keys, one a line; # begins a comment", llama="LLAMA_ARG_API_KEY_FILE")
+    allowed_hosts: str = row("", ("--allowed-hosts",), "host names of this server beside loopback's and --host, separated by commas; *: any")
+    cors_origins: str = row("", ("--cors-origins",), "origins whose web pages may send requests, such as http://localhost:3000, separated by commas; localhost: of this machine, at any port; *: any", llama="LLAMA_ARG_CORS_ORIGINS")
+    ctx_size: int = row(0, ("-c", "--ctx-size"), "KV cells in the pool that all requests share; 0: the length that the model was trained for, at most 16384", most=(1 << 31) - 1, llama="LLAMA_ARG_CTX_SIZE")
+    kv_unified: bool = row(True, ("-kvu", "--kv-unified"), "a request may fill the whole pool; off: at most an equal share of it for each lane, as in llama-server with -np", fixed={"-no-kvu": "off"}, llama="LLAMA_ARG_KV_UNIFIED")
+    parallel: int = row(4, ("-np", "--parallel"), "lanes: requests that run at the same time", least=1, most=127, words={"-1": 4}, llama="LLAMA_ARG_N_PARALLEL")
+    batch_size: int = row(512, ("-b", "--batch-size"), "most tokens a step computes", least=1, llama="LLAMA_ARG_BATCH")
+    ubatch_size: int = row(512, ("-ub", "--ubatch-size"), "most tokens a kernel computes", least=1, llama="LLAMA_ARG_UBATCH")
+    prefill_budget: int = row(512, ("--prefill-budget",), "most prompt tokens a step computes while other requests generate", least=1)
+    max_stall: int = row(200, ("--max-stall",), "ms that the prompt tokens of such a step may take: running streams wait so long, or for one chunk of 64 tokens where that takes longer; 0: no limit", least=0)
+    hang_after: int = row(300, ("--hang-after",), "seconds that a step may take, and one more for each of its tokens, until `/health` answers 503 and the log tells of a hang; 0: never", least=0)
+    draft: Draft = row("off", ("--draft",), "default of a request's `draft`; lookup: where the last tokens of an answer stand in its prompt or further up in the answer, those that follow there are checked in the same step, if that is likely to save time")
+    cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out", words={"-1": 1 << 31}, llama="LLAMA_ARG_CACHE_RAM")
+    cache_dir: str = row("", ("--cache-dir",), "folder where idle KV and stored conversations are kept for the next start of the server; it reveals prompts and can change answers, so only its owner may read it, and the server refuses a folder that other users may write to")
+    cache_disk: int = row(8192, ("--cache-disk",), "size limit of the KV in --cache-dir, MiB, all models and settings together; the least recently used runs leave first", least=0)
+    slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`, which only its owner may write to; without one they are refused")
+    eviction: str = row("pgdsf", ("--eviction",), "which idle KV leaves first when a tier is full: pgdsf counts use, cost and age", choices=tuple(POLICIES))
+    idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; the rest moves to host memory, from a GPU if that saves time")
+    window: int = row(8, ("--window",), "how many later requests of its priority may overtake a waiting one, since more of their prompt is cached or they are shorter; while the lane that it asked for is busy, any number")
+    max_queue: int = row(256, ("--max-queue",), "most requests that wait; one more is answered 429")
+    threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each fast core that this process may use", words={"-1": 0}, llama="LLAMA_ARG_THREADS")
+    gpu_layers: int = row(-1, ("-ngl", "--gpu-layers", "--n-gpu-layers"), "layers on the GPU, the last ones of the model first; -1 or auto: as many as --fit chooses, else all; -2 or all: all", least=-2, words={"auto": -1, "all": -2}, llama="LLAMA_ARG_N_GPU_LAYERS")
+    n_cpu_moe: int = row(0, ("-ncmoe", "--n-cpu-moe"), "keep the experts of this many layers, from the first on, in host memory", llama="LLAMA_ARG_N_CPU_MOE")
+    cpu_moe: bool = row(False, ("-cmoe", "--cpu-moe"), "keep the experts of all layers in host memory", llama="LLAMA_ARG_CPU_MOE")
+    override_tensor: str = row("", ("-ot", "--override-tensor"), "where tensors stand whose names match: PATTERN=BUFFER, such as `ffn_down=CPU`, or several, separated by commas", separator=",", llama="LLAMA_ARG_OVERRIDE_TENSOR")
+    fit: bool = row(True, ("-fit", "--fit"), "fit these to the memory that is free, unless a flag gives them: cells (-c), lanes (-np), the experts of a mixture (-ncmoe), layers on the GPU (-ngl); off: refuse to start where the model does not fit", llama="LLAMA_ARG_FIT")
+    fit_target: int = row(1024, ("-fitt", "--fit-target"), "MiB that --fit leaves free on each device", llama="LLAMA_ARG_FIT_TARGET")
+    fit_ctx: int = row(4096, ("-fitc", "--fit-ctx"), "cells below which --fit does not go", least=1, llama="LLAMA_ARG_FIT_CTX")
+    device_memory: int = row(0, ("--device-memory",), "MiB that weights, KV and buffers may take on each GPU, or in host memory without a GPU; 0: all that is free")
+    flash_attn: FlashAttention = row("auto", ("-fa", "--flash-attn"), "flash attention: much faster; without it, reuse on the CPU is exact to the bit for one request at a time", llama="LLAMA_ARG_FLASH_ATTN")
+    cache_type_k: KvType = row("f16", ("-ctk", "--cache-type-k"), "data type of keys; on a CPU only f16 and f32 are fast", llama="LLAMA_ARG_CACHE_TYPE_K")
+    cache_type_v: KvType = row("f16", ("-ctv", "--cache-type-v"), "data type of values, likewise (quantised: flash attention only)", llama="LLAMA_ARG_CACHE_TYPE_V")
+    repack: Switch = row("auto", ("--repack",), "let the CPU use weights in another layout (AMX and the like), which is not exact to the bit; auto: with flash attention and without a GPU, if it is faster, which the first start of a model measures", fixed={"-nr": "off", "--no-repack": "off"}, llama="LLAMA_ARG_REPACK")
+    cache_prompt: bool = row(False, ("--cache-prompt",), "default of a request's `cache_prompt`", llama="LLAMA_ARG_CACHE_PROMPT")
+    predict: int = row(-1, ("-n", "--predict", "--n-predict"), "default of a request's `max_tokens`; -1: no limit", least=-1, llama="LLAMA_ARG_N_PREDICT")
+    samplers: str = row(";".join(ORDER), ("--samplers",), "default of a request's `samplers`: names, separated by semicolons")
+    sampling_seq: str = row("", ("--sampling-seq", "--sampler-seq"), f"the same in letters: {', '.join(f'{letter} {name}' for name, letter in SAMPLERS.items())}")
+    dry_sequence_breaker: str = row("", ("--dry-sequence-breaker",), "a text that ends a repeated sequence for --dry-multiplier, in place of the four that llama-server has; may be given several times; none: no text does", separator="\n")
+    ignore_eos: bool = row(False, ("--ignore-eos",), "default of a request's `ignore_eos`")
+    logit_bias: str = row("", ("-l", "--logit-bias"), "default of a request's `logit_bias`: a token's id and its bias, such as 15043+1 or 15043-inf; may be given several times", separator=",")
+    document_order: Order = row("auto", ("--document-order",), "default of a request's `document_order`")
+    documents_attention: Attention = row("joint", ("--documents-attention",), "default of a request's `documents_attention`: joint: a document sees those in front of it; separate: it sees none, and what was read of it serves at any place of a prompt, at some cost in quality")
+    dedup: Dedup = row("auto", ("--dedup",), "default of a request's `dedup`; auto: a document that an earlier turn of the conversation holds is not shown again but referred to")
+    tool_documents: Dedup = row("off", ("--tool-documents",), "default of a request's `tool_documents`; auto: lists of documents in tool results are ordered, and lines that an earlier result shows are not shown again")
+    order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the retrieval ranking after reordered documents")
+    conversations: int = row(1000, ("--conversations",), "conversations that are stored; the least recently used leaves first; 0: none")
+    conversation_ram: int = row(256, ("--conversation-ram",), "MiB that stored conversations may take")
+    conversation_ttl: int = row(86400, ("--conversation-ttl",), "seconds after its last use that a conversation stays stored; 0: no limit")
+    idle_prefill: bool = row(True, ("--idle-prefill",), "while the server is idle, prefill the start of each conversation's next turn")
+    idle_sets: int = row(0, ("--idle-sets",), "after a chat's first answer, while the server is idle, prefill this many sets of its documents at the front of a prompt, where other chats can reuse them: each document alone, then pairs, and so on")
+    chat_template: str = row("", ("--chat-template",), "a chat template to use instead of the model's: a name, such as chatml or llama3, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
+    chat_template_file: str = row("", ("--chat-template-file",), "a Jinja chat template to use instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
+    sse_ping_interval: int = row(30, ("--sse-ping-interval",), "seconds of silence in a stream after which it gets a comment, so that no proxy closes it; -1: none", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
+    spm_infill: bool = row(False, ("--spm-infill",), "`/infill` shows the text behind the gap first, as some models were trained")
+    lora: str = row("", ("--lora",), "a GGUF file with a LoRA adapter of the model; may be given several times, or several separated by commas", separator=",")
+    lora_scaled: str = row("", ("--lora-scaled",), "likewise with a scale: FILE:SCALE", separator=",")
+    lora_init_without_apply: bool = row(False, ("--lora-init-without-apply",), "begin with a scale of 0 for all adapters")
+    embedding_model: str = row("", ("--embedding-model",), "a GGUF file beside -m whose vectors `POST /v1/embeddings` answers with")
+    embedding_query_prefix: str = row("auto", ("--embedding-query-prefix",), "the text that the embedder sees in front of a question to --docs; auto: the one that its model was trained with, by the name in its file; empty: none")
+    embedding_document_prefix: str = row("auto", ("--embedding-document-prefix",), "likewise in front of a document of --docs")
+    rerank_model: str = row("", ("--rerank-model",), "a GGUF file beside -m, a reranker, for `POST /v1/rerank`")
+    embeddings: bool = row(False, ("--embeddings", "--embedding"), "answer `POST /v1/embeddings` with vectors of -m itself, which may be an encoder: such a model generates no text", llama="LLAMA_ARG_EMBEDDINGS")
+    reranking: bool = row(False, ("--reranking", "--rerank"), "answer `POST /v1/rerank` with scores of -m itself", llama="LLAMA_ARG_RERANKING")
+    pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one, for embeddings; without it, as the model's file says; rank: the same as --reranking", llama="LLAMA_ARG_POOLING")
+    embd_normalize: int = row(2, ("--embd-normalize",), "the norm that embeddings are divided by: 0: of the largest number, to 32,760; 1: taxicab; 2: Euclidean; n: the n-norm; -1: none", least=-1, most=100)
+    docs: str = row("", ("--docs",), "a folder of documents, or a file, for questions with `retrieval`; may be given several times", separator="\n")
+    docs_watch: bool = row(True, ("--docs-watch",), "notice changes below --docs; off: look for them at the start and at `POST /v1/sources/refresh`")
+    docs_db: str = row("", ("--docs-db",), "folder for the index of --docs, which holds their text; the server refuses one that other users may write to; without one, in the user's cache directory")
+    docs_scope: str = row("", ("--docs-scope",), "the `cache_scope` whose requests may search --docs; without one, the common scope")
+    docs_top_k: int = row(5, ("--docs-top-k",), "default of `retrieval.top_k`: most documents that a search adds to a question", least=1, most=100)
+    chunk_tokens: int = row(300, ("--chunk-tokens",), "about how many tokens a document of --docs has: long files are cut at headings and paragraphs", least=32, most=4096)
+    read_ahead: int = row(0, ("--read-ahead",), "MiB of KV: while the server is idle, prefill the documents of --docs that questions are likely to find, each at the front of a prompt, up to this much; 0: none", most=1 << 20)
+    retrieval_prompt: str = row(ASK_FOR_IDS, ("--retrieval-prompt",), "what the model is told in a chat with `retrieval`, at the end of the system message; empty: nothing")
+    reasoning_format: ReasoningFormat = row("auto", ("--reasoning-format",), "thoughts of a model: none leaves them in the content, all others put them into `reasoning_content`", llama="LLAMA_ARG_THINK")
+    reasoning_budget: int = row(-1, ("--reasoning-budget",), "the most tokens of an answer's thoughts: then they are ended; 0: at once; -1: no limit", least=-1, llama="LLAMA_ARG_THINK_BUDGET")
+    reasoning_budget_message: str = row("", ("--reasoning-budget-message",), "a text in front of the tag that ends a thought which reached its limit", llama="LLAMA_ARG_THINK_BUDGET_MESSAGE")
+    chat_template_kwargs: str = row("", ("--chat-template-kwargs",), "variables of the chat template, as JSON: the defaults of a request's `chat_template_kwargs`", llama="LLAMA_ARG_CHAT_TEMPLATE_KWARGS")
+    reasoning: Switch = row("auto", ("-rea", "--reasoning"), "default of the template's `enable_thinking`; auto: on, if the template is one of a model that reasons", llama="LLAMA_ARG_REASONING")
+    reasoning_effort: str = row("", ("--reasoning-effort",), "default of a request's `reasoning_effort`: low, medium, high, ...; default: the template's own", llama="LLAMA_ARG_REASONING_EFFORT")
+    reasoning_preserve: bool = row(True, ("--reasoning-preserve",), "reasoning of earlier answers stays in the prompt, where the template lets it", llama="LLAMA_ARG_REASONING_PRESERVE")
+    prefill_assistant: bool = row(True, ("--prefill-assistant",), "go on with an assistant's message at the end of a chat, instead of answering it", llama="LLAMA_ARG_PREFILL_ASSISTANT")
+    max_body: int = row(32, ("--max-body",), "largest request body, MiB")
+    strict: bool = row(False, ("--strict",), "refuse requests with a field that this server does not know; off: such a field becomes a warning in the answer and in the log")
+    ui: bool = row(True, ("--ui", "--webui"), "show a page for browsers at `/`", llama="LLAMA_ARG_UI")
+    metrics: bool = row(True, ("--metrics",), "show `GET /metrics`", llama="LLAMA_ARG_ENDPOINT_METRICS")
+    slots: bool = row(True, ("--slots",), "show `GET /slots`", llama="LLAMA_ARG_ENDPOINT_SLOTS")
+    props: bool = row(False, ("--props",), "accept `POST /props`, which changes nothing, as in llama-server", llama="LLAMA_ARG_ENDPOINT_PROPS")
+    log_format: LogFormat = row("text", ("--log-format",), "a line of text or an object of JSON for each line of the log", fixed={"--log-jsonl": "json", "--no-log-jsonl": "text"})
+    log_file: str = row("", ("--log-file",), "a file that the log is written to, instead of stderr", llama="LLAMA_ARG_LOG_FILE")
+    sleep_idle_seconds: int = row(-1, ("--sleep-idle-seconds",), "after this many seconds without a request the model leaves memory until the next one; -1: never", least=-1)
+    check: bool = row(False, ("--check",), "check the cache's invariants whenever the server is idle")
+    verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
+    # fmt: on
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # settings that a flag or a variable has
+
+    @property
+    def hosts(self) -> list[str]:
+        """The addresses to listen on."""
+        return [host.strip() for host in self.host.split(",")]
+
+    @property
+    def sleep_after(self) -> int:
+        """Seconds without a request until sleep; 0: never."""
+        return max(self.sleep_idle_seconds, 0)
+
+    def is_given(self, name: str) -> bool:
+        """Whether a setting is given, or differs from its default."""
+        return name in self.given or getattr(self, name) != getattr(UNSET, name)
+
+    def names(self, model: Path) -> tuple[str, ...]:
+        """Return the model's names, in the order of the alphabet as llama-server has them; without --alias, its file's."""
+        return tuple(sorted(listed(self.alias))) or (model.stem,)
+
+    def shown(self) -> dict[str, Value]:
+        """Return all settings but the secret one, the API keys."""
+        return {setting.name: getattr(self, setting.name) for setting in SETTINGS if setting.name != "api_key"}
+
+
+UNSET = Settings()
+SETTINGS = table_of(UNSET)

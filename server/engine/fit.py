@@ -1,0 +1,488 @@
+"""How much fits: measures, and decides context and layers; the doctor."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, isinf
+from pathlib import Path
+
+from ...models.context import Context, ContextSettings, Use, breakdown, num_sequences
+from ...models.errors import ModelError, NotCounted
+from ...models.hardware import HOST, devices, fast_cores, free_memory
+from ...models.model import EXPERTS, Model, Override, experts_on_host, parse_overrides
+from ...models.timing import is_faster_repacked
+from ..config.settings import Settings
+
+# ---- How much of a model goes where, and the search for the most that fits. ---------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlacement:
+    """The quantities that memory may limit.
+
+    gpu_layers: with the output as one of them; gpu_experts: of these layers, those whose experts may be on a GPU. Both are
+    counted from the last layer, and mean nothing without a GPU.
+    """
+
+    cells: int
+    lanes: int
+    gpu_layers: int = 0
+    gpu_experts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Concession:
+    """A quantity that may be lowered. name: a field of Placement. step: between its values, counted from the least."""
+
+    name: str
+    least: int
+    step: int = 1
+
+
+Excess = Callable[[MemoryPlacement], float]
+"""Bytes that a placement takes beyond what it may, on the device that lacks most; at most 0: it fits."""
+
+
+def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: Excess) -> MemoryPlacement | None:
+    """Return the placement nearest to the wanted one that fits; None: not even the least does.
+
+    Quantities are lowered in the order of the concessions, each wholly, until all fits. Then they are raised again in the
+    opposite order, each as far as it fits.
+    """
+    found, lowered = wanted, []
+    for concession in concessions:
+        if excess(found) <= 0:
+            break
+        found = replace(found, **{concession.name: min(concession.least, getattr(wanted, concession.name))})
+        lowered.append(concession)
+    if excess(found) > 0:
+        return None
+    for concession in reversed(lowered):
+        found = _raised(found, concession, getattr(wanted, concession.name), excess)
+    return found
+
+
+def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: Excess) -> MemoryPlacement:
+    """Return a placement that fits with one quantity raised as far as it still fits.
+
+    Memory grows evenly with most quantities, so the first tries lie on a line: each may load a model anew. Tries that bring
+    little are followed by a halving.
+    """
+
+    def at(step: int) -> MemoryPlacement:
+        return replace(found, **{concession.name: min(concession.least + step * concession.step, most)})
+
+    low, high = 0, max(-(-(most - concession.least) // concession.step), 0)
+    if (over := excess(at(high))) <= 0:
+        return at(high)
+    halves = False
+    while high - low > 1:
+        room, width = -excess(at(low)), high - low
+        share = 0.5 if halves or isinf(over) else room / (room + over)
+        tried = min(max(low + int(width * share), low + 1), high - 1)
+        if (beyond := excess(at(tried))) <= 0:
+            low = tried
+        else:
+            high, over = tried, beyond
+        halves = high - low > width // 2
+    return at(low)
+
+
+# ---- From settings to the context of a model. ---------------------------------------------------------------------------
+
+DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
+
+
+def num_cells(settings: Settings, model: Model) -> int:
+    """Return the cells that a server wants."""
+    return settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+
+
+def context_settings(settings: Settings, model: Model) -> ContextSettings:
+    return ContextSettings(
+        num_cells=num_cells(settings, model),
+        batch=max(settings.batch_size, settings.parallel),
+        micro_batch=settings.ubatch_size,
+        flash_attention=settings.flash_attn,
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        threads=settings.threads or fast_cores(),
+        num_sequences=num_sequences(model, settings.parallel, moves_idle=settings.cache_ram > 0),
+    )
+
+
+# ---- The memory that the served model may take on each device. ----------------------------------------------------------
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Of one device, in bytes. free: infinite where the device does not tell it. cap: --device-memory; 0: none.
+
+    counts_weights: False for host memory behind a GPU: weights there are mapped from the file, and the system may drop and
+    read them again.
+    """
+
+    free: float
+    cap: int
+    counts_weights: bool
+
+    def most(self, margin: int) -> float:
+        """Return the bytes that may be taken. margin: those that stay free where the cap does not hold."""
+        return min(max(self.free - margin, 0), self.cap or math.inf)
+
+    def excess(self, use: Use, margin: int) -> float:
+        """Return the bytes by which a use is too large; at most 0 if it fits."""
+        return use.total - (0 if self.counts_weights else use.weights) - self.most(margin)
+
+    def why(self, margin: int) -> str:
+        """Say where the most comes from."""
+        if self.cap and self.most(margin) == self.cap:
+            return "--device-memory"
+        return "memory unknown" if math.isinf(self.free) else f"{mib(self.free)} free, {mib(margin)} stay so"
+
+
+def limits(settings: Settings) -> dict[str, Limit]:
+    """Return the limit of each GPU and of host memory, by ggml's name.
+
+    --device-memory holds for GPUs, or for host memory where there is none.
+    """
+    gpus = [device for device in devices() if device.is_gpu]
+    cap, others = settings.device_memory * MIB, beside(settings)
+    found = {gpu.name: Limit((gpu.free - others) if gpu.total else math.inf, cap, True) for gpu in gpus}
+    return found | {HOST: Limit(free_memory() - others, 0 if gpus else cap, not gpus)}
+
+
+def beside(settings: Settings) -> int:
+    """Return the bytes of the files that are loaded beside the served model: each of them needs about its size."""
+    files = [settings.embedding_model, settings.rerank_model, *settings.lora.split(",")]
+    files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
+    paths = [Path(file).expanduser() for file in files if file]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def mib(size: float) -> str:
+    return f"{size / MIB:,.0f} MiB"
+
+
+# ---- What was chosen, and why, as lines for the log and `doctor` and as values for `/props`. ----------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """A placement with the use of each device. error: llama.cpp's, where it could not count."""
+
+    placement: MemoryPlacement
+    uses: tuple[Use, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The wanted placement and the chosen one. margin: bytes that stay free on each device. notes: what else to know.
+
+    num_layers: with the output as one of them; 0: no GPU is there. has_experts: some of the layers are mixtures.
+    """
+
+    wanted: Counted
+    chosen: Counted
+    limits: dict[str, Limit]
+    margin: int
+    num_layers: int
+    has_experts: bool
+    notes: Sequence[str] = ()
+
+    def lines(self) -> Iterator[str]:
+        """Yield the account: limits, the wanted placement with what it lacks, the chosen one, the use of each device."""
+        for name, limit in self.limits.items():
+            yield f"memory of {name}: at most {mib(limit.most(self.margin))} ({limit.why(self.margin)})"
+        if self.chosen.placement != self.wanted.placement:
+            lacks = self.wanted.error or ", ".join(self.lacking(self.wanted.uses))
+            yield f"wanted: {self.described(self.wanted.placement)}: {lacks}"
+            yield f"fitted: {self.described(self.chosen.placement)}"
+        else:
+            yield f"fits as it is: {self.described(self.chosen.placement)}"
+        yield from map(described_use, self.chosen.uses)
+        yield from self.notes
+
+    def lacking(self, uses: Sequence[Use]) -> Iterator[str]:
+        """Yield a text for each device that lacks memory."""
+        for use in uses:
+            if use.device in self.limits and (excess := self.limits[use.device].excess(use, self.margin)) > 0:
+                yield f"{use.device} lacks {ceil(excess / MIB):,} MiB"
+
+    def described(self, placement: MemoryPlacement) -> str:
+        """Describe a placement in words."""
+        parts = [f"{placement.cells:,} cells (-c)", f"{placement.lanes} lanes (-np)"]
+        if self.num_layers:
+            parts.append(f"{placement.gpu_layers} of {self.num_layers} layers on the GPU (-ngl)")
+            if self.has_experts and placement.gpu_experts < self.num_layers - 1:
+                on_host = self.num_layers - 1 - placement.gpu_experts
+                parts.append(f"the experts of {on_host} of them in host memory (-ncmoe)")
+        return ", ".join(parts)
+
+    def shown(self) -> dict[str, object]:
+        """Return the account for `/props`."""
+        return {
+            "devices": [
+                {
+                    "name": use.device,
+                    "weights": use.weights,
+                    "kv": use.kv,
+                    "compute": use.compute,
+                    "most": int(self.limits[use.device].most(self.margin)) if self._is_limited(use.device) else None,
+                }
+                for use in self.chosen.uses
+            ],
+            "decision": list(self.lines()),
+        }
+
+    def _is_limited(self, device: str) -> bool:
+        return device in self.limits and self.limits[device].most(self.margin) != float("inf")
+
+
+def described_use(use: Use) -> str:
+    """Describe the use of a device in one line."""
+    return f"{use.device}: {mib(use.total)}: weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)}"
+
+
+# ---- What settings take, counted by llama.cpp without taking it. --------------------------------------------------------
+
+MOST_COUNTED = 1 << 20
+"""Cells of a context that is counted. Each cell takes time and memory even so; the use of more cells lies on a line."""
+
+
+def open_model(
+    settings: Settings, path: Path, progress: Callable[[float], bool] | None = None, *, is_simulated: bool = False
+) -> Model:
+    """Load the served model. progress: as in `Model`. Raises ModelError."""
+    every = (Override(EXPERTS, HOST),) if settings.cpu_moe else ()
+    return Model(
+        path,
+        settings.gpu_layers,
+        progress,
+        repack=settings.repack == "on",
+        may_rest=settings.sleep_after > 0 and not is_simulated,
+        overrides=(*parse_overrides(settings.override_tensor), *every, *experts_on_host(settings.n_cpu_moe)),
+        is_simulated=is_simulated,
+    )
+
+
+class Measure:
+    """Simulated models, of which the last one stays open: each of its contexts is counted in milliseconds."""
+
+    def __init__(self, settings: Settings, path: Path) -> None:
+        self._path, self._settings = path, settings
+        self._known: dict[Settings, tuple[Use, ...] | ModelError] = {}
+        self.model = open_model(settings, path, is_simulated=True)
+
+    def close(self) -> None:
+        self.model.close()
+
+    def __call__(self, settings: Settings) -> tuple[Use, ...]:
+        """Return the use of each device. Raises ModelError where llama.cpp cannot make the context, for any reason."""
+        if settings.ctx_size <= MOST_COUNTED:
+            return self._counted(settings)
+        half, most = (self._counted(replace(settings, ctx_size=cells)) for cells in (MOST_COUNTED // 2, MOST_COUNTED))
+        steps = (settings.ctx_size - MOST_COUNTED) / (MOST_COUNTED // 2)
+        return tuple(_further(one, other, steps) for one, other in zip(half, most, strict=True))
+
+    def _counted(self, settings: Settings) -> tuple[Use, ...]:
+        if settings not in self._known:
+            try:
+                self._known[settings] = self._count(settings)
+            except ModelError as error:
+                self._known[settings] = error
+        found = self._known[settings]
+        if isinstance(found, ModelError):
+            raise found
+        return found
+
+    def _count(self, settings: Settings) -> tuple[Use, ...]:
+        if (settings.gpu_layers, settings.n_cpu_moe) != (self._settings.gpu_layers, self._settings.n_cpu_moe):
+            self.model.close()
+            self.model, self._settings = open_model(settings, self._path, is_simulated=True), settings
+        context = Context(self.model, context_settings(settings, self.model))
+        try:
+            return breakdown(context.handle)
+        finally:
+            context.close()
+
+
+def _further(one: Use, other: Use, steps: float) -> Use:
+    """Return the use of a context with more cells: from one use to the other is a step, and it is `steps` steps further."""
+    kv, compute = (int(b + (b - a) * steps) for a, b in ((one.kv, other.kv), (one.compute, other.compute)))
+    return replace(other, kv=kv, compute=compute)
+
+
+logger = logging.getLogger("slotcache")
+CELLS = 256  # llama.cpp pads the pool to a multiple of it
+SHARES = (1, 0.5, 0.25, 0.125, 0)  # of --fit-target that stay free, where no more can
+READ_AGAIN = "the weights are larger than the free memory: the system reads them again and again, which is slow"
+DEFAULTS = Settings()
+
+
+def fit(settings: Settings, path: Path) -> tuple[Settings, Decision | None]:
+    """Return the settings with which the model fits, and the decision; None for an encoder, or where nothing is told.
+
+    What a flag gives stays as it is given. With --fit off nothing changes. Raises ModelError where the model does not fit.
+    """
+    measure = Measure(settings, path)
+    try:
+        if not measure.model.can_chat:
+            return settings, None
+        fitting = Fitting(settings, measure)
+        decision = fitting.decide()
+        return fitting.placed(decision.chosen.placement), decision
+    except NotCounted as error:
+        logger.warning("%s", error)
+        return settings, None
+    finally:
+        measure.close()
+
+
+class Fitting:
+    """The search for one model on this machine."""
+
+    def __init__(self, settings: Settings, measure: Measure) -> None:
+        self.settings, self.measure, model = settings, measure, measure.model
+        self.name, self.num_layers, self.has_experts = model.path.name, model.num_layers, model.num_expert_layers > 0
+        on_gpu = self.num_layers + 1 if settings.gpu_layers < 0 else min(settings.gpu_layers, self.num_layers + 1)
+        self.wanted = MemoryPlacement(
+            cells=num_cells(settings, model),
+            lanes=settings.parallel,
+            gpu_layers=on_gpu,
+            gpu_experts=max(self.num_layers - settings.n_cpu_moe, 0),
+        )
+        self.count(self.wanted)  # a device's own needs, such as CUDA's, are no longer free from here on
+        self.limits = limits(settings)
+        self.has_gpu = len(self.limits) > 1
+
+    def decide(self) -> Decision:
+        """Choose a placement. Raises ModelError: none fits."""
+        for margin, counts_weights, note in self._rungs():
+            self.limits[HOST] = replace(self.limits[HOST], counts_weights=counts_weights)
+            may = list(self._concessions()) if self.settings.fit else []
+            chosen = search(self.wanted, may, lambda placement, margin=margin: self.excess(placement, margin))
+            if chosen is not None:
+                return self._decision(chosen, margin, note)
+        raise ModelError(self._complaint())
+
+    def _rungs(self) -> Iterator[tuple[int, bool, str]]:
+        """Yield what must hold: a margin, whether weights in host memory count; and a note on what no longer holds."""
+        target = self.settings.fit_target * MIB if self.settings.fit else 0
+        for share in SHARES if target else (0,):
+            note = f"of --fit-target only {mib(target * share)} stay free" if target and share < 1 else ""
+            yield int(target * share), not self.has_gpu, note
+        host = self.limits[HOST]
+        if not self.has_gpu and not host.cap:
+            for share in (0.5, 0):
+                yield int(max(host.free, 0) * share), False, READ_AGAIN
+
+    def _concessions(self) -> Iterator[Concession]:
+        """Yield what may be lowered, the least painful first: all that no flag gives."""
+        given, unset = self.settings, DEFAULTS
+        is_given = {
+            "cells": given.ctx_size != unset.ctx_size,
+            "lanes": given.parallel != unset.parallel,
+            "gpu_experts": bool(given.n_cpu_moe or given.cpu_moe or given.override_tensor),
+            "gpu_layers": given.gpu_layers != unset.gpu_layers,
+        }
+        return (concession for concession in self._possible(given.fit_ctx) if not is_given[concession.name])
+
+    def _possible(self, least_cells: int) -> Iterator[Concession]:
+        """Yield all that could be lowered on this machine."""
+        yield Concession("cells", least_cells, CELLS)
+        yield Concession("lanes", 1)
+        if self.has_gpu and self.has_experts:
+            yield Concession("gpu_experts", 0)
+        if self.has_gpu:
+            yield Concession("gpu_layers", 0)
+
+    def placed(self, placement: MemoryPlacement) -> Settings:
+        """Return the settings for a placement. Flags that it does not change stay as they are."""
+        changed: dict[str, int] = {"ctx_size": placement.cells, "parallel": placement.lanes}
+        if placement.gpu_layers != self.wanted.gpu_layers:
+            changed["gpu_layers"] = placement.gpu_layers
+        if placement.gpu_experts != self.wanted.gpu_experts:
+            changed["n_cpu_moe"] = self.num_layers - placement.gpu_experts
+        return replace(self.settings, **changed)
+
+    def excess(self, placement: MemoryPlacement, margin: int) -> float:
+        """Return the bytes that the device which lacks most lacks; at most 0: all fits."""
+        counted = self.count(placement)
+        known = [self.limits[use.device].excess(use, margin) for use in counted.uses if use.device in self.limits]
+        return math.inf if counted.error else max(known, default=0)
+
+    def count(self, placement: MemoryPlacement) -> Counted:
+        try:
+            return Counted(placement=placement, uses=self.measure(self.placed(placement)))
+        except NotCounted:
+            raise
+        except ModelError as error:
+            return Counted(placement=placement, uses=(), error=str(error))
+
+    def _decision(self, chosen: MemoryPlacement, margin: int, note: str) -> Decision:
+        return Decision(
+            wanted=self.count(self.wanted),
+            chosen=self.count(chosen),
+            limits=self.limits,
+            margin=margin,
+            num_layers=self.num_layers + 1 if self.has_gpu else 0,
+            has_experts=self.has_experts,
+            notes=[note] if note else [],
+        )
+
+    def _complaint(self) -> str:
+        """Say in one line what is missing, and which flags would help."""
+        wanted = self._decision(self.wanted, 0, "")
+        would = self._any_that_fits()
+        if wanted.wanted.error and would is None:
+            return wanted.wanted.error
+        lacks = wanted.wanted.error or ", ".join(
+            f"{text} of {mib(use.total)} (weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)})"
+            for use in wanted.wanted.uses
+            for text in wanted.lacking([use])
+        )
+        return f"{self.name} does not fit with {wanted.described(self.wanted)}: {lacks}; {self._advice(would)}"
+
+    def _any_that_fits(self) -> MemoryPlacement | None:
+        """Search without regard to flags, down to --fit-ctx and then below it."""
+        for cells in (self.settings.fit_ctx, CELLS):
+            if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.excess(placement, 0)):
+                return found
+        return None
+
+    def _advice(self, would: MemoryPlacement | None) -> str:
+        if would is None:
+            remedies = "it takes a smaller file, more memory, or a higher --device-memory"
+            return f"{CELLS} cells and a lane do not fit either: {remedies}"
+        flags = {
+            "-c": (would.cells, self.wanted.cells),
+            "-np": (would.lanes, self.wanted.lanes),
+            "-ngl": (would.gpu_layers, self.wanted.gpu_layers),
+            "-ncmoe": (self.num_layers - would.gpu_experts, self.num_layers - self.wanted.gpu_experts),
+        }
+        changed = " ".join(f"{flag} {new}" for flag, (new, old) in flags.items() if new != old)
+        can_choose = not self.settings.fit and would.cells >= min(self.settings.fit_ctx, self.wanted.cells)
+        return f"it fits with {changed}" + (", or --fit chooses" if can_choose else "")
+
+
+# ---- `--repack auto`: the layout of weights that the CPU computes. ------------------------------------------------------
+
+
+def with_layout(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Settings:
+    """Return the settings with the layout that is faster, where no promise of exact bits and no GPU is in the way.
+
+    progress: as in `Model`.
+    """
+    if settings.repack != "auto":
+        return settings
+    may_change = settings.flash_attn != "off" and not any(device.is_gpu for device in devices())
+    goes_on = (lambda: progress(0.0)) if progress else (lambda: True)
+    is_faster = may_change and is_faster_repacked(path, settings.threads or fast_cores(), goes_on)
+    return replace(settings, repack="on" if is_faster else "off")

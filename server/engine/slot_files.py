@@ -1,0 +1,166 @@
+"""Slots are saved, restored and erased, as in llama-server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from ...slots import record
+from ...slots.host import load_records
+from ...slots.record import CorruptFile, ForeignFile
+from ...slots.slot import Histories, Lane
+from ...slots.source import Source
+from ...slots.tier import LowerTier, Provenance, Record
+from ..http.api_errors import RequestError
+from .engine import Engine
+
+logger = logging.getLogger("slotcache.engine")
+ADOPT_SECONDS = 60.0  # that a record may wait for the engine
+
+
+class Arrivals:
+    """For threads that may wait: not the engine's, and not the event loop's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._is_warm = engine, False
+
+    def adopt(self, record: Record, source: str = Source.HOST, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Put a record into host memory. True: it is in host memory now. Waits for the current step.
+
+        source: as in `Archive.put`. is_wanted: asked in the engine's thread, at the last moment.
+        """
+        self._await_warm_up(ADOPT_SECONDS)
+        engine, states, stop = self._engine, self._engine.runner.states, len(record.tokens)
+        is_state = record.state is None or states.accepts_recurrent(record.state, stop)
+        if not is_state or not states.accepts(record.data, record.start, stop):
+            logger.warning("the KV of %d tokens in a file does not fit this model", stop - record.start)
+            return False
+        return engine.inbox.ask(lambda: is_wanted() and engine.host_tier.put(record, source)).result(ADOPT_SECONDS)
+
+    def load(self, tiers: Sequence[LowerTier], token_bytes: int) -> None:
+        """Fill host memory with the records that an earlier run of the server left. token_bytes: of a token's KV.
+
+        KV computed since the start is never evicted for them.
+        """
+        engine = self._engine
+        with contextlib.suppress(RequestError):
+            self._await_warm_up()
+        budget = engine.scheduler.tree.host.max_tokens * token_bytes + engine.scheduler.snapshots.max_bytes
+
+        def adopt(tier: LowerTier, key: str, record: Record) -> bool:
+            try:
+                return self.adopt(record, tier.name, lambda: key in tier and engine.host_tier.has_room(record))
+            except RequestError as error:  # the server is shutting down: no other record needs to be tried
+                raise TimeoutError(str(error)) from None
+
+        with contextlib.suppress(TimeoutError, RequestError):  # the server is shutting down
+            for tier in tiers:
+                began = perf_counter()
+                count = load_records(tier, budget, partial(adopt, tier))
+                logger.info("%d runs came back from %s in %.1f s", count, tier, perf_counter() - began)
+
+    def _await_warm_up(self, timeout: float | None = None) -> None:
+        """Wait until the engine takes acts: before, neither the layout of KV nor the budgets are known."""
+        if not self._is_warm:
+            self._engine.inbox.ask(lambda: None).result(timeout)
+            self._is_warm = True
+
+
+# ---- The history of a lane in a file: saved, restored, and erased. ------------------------------------------------------
+
+
+class LaneStore:
+    """Safe from any thread. made_by: provenance of this server's KV; None without --slot-save-path."""
+
+    def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
+        self._inbox, self._scheduler, self._background = engine.inbox, engine.scheduler, engine.background
+        tree, snapshots = engine.scheduler.tree, engine.scheduler.snapshots
+        self._histories = Histories(tree, snapshots, engine.archive, carry_out=engine.carry_out)
+        self._arrivals, self._made_by = Arrivals(engine), made_by
+
+    async def save(self, number: int, path: Path) -> tuple[int, int]:
+        """Write a lane's history; return its tokens, and the file's bytes. Raises RequestError."""
+        records = await asyncio.wrap_future(self._inbox.ask(lambda: self._records(number)))
+        try:
+            written = await asyncio.to_thread(record.write, path, records, self._provenance)
+        except OSError as error:
+            raise RequestError(f"cannot write {path.name}: {error.strerror}", status=500) from None
+        return len(records[-1].tokens) if records else 0, written
+
+    async def restore(self, number: int, path: Path) -> tuple[int, int]:
+        """Make a file a lane's history; return the tokens that came back, and the file's bytes. Raises RequestError."""
+        last, size = await asyncio.to_thread(self._adopt_all, path)
+        if last is None:
+            return 0, size
+        restored = await asyncio.wrap_future(self._inbox.ask(lambda: self._remember(number, last)))
+        if not restored:
+            raise RequestError(f"{path.name} does not fit: --cache-ram has no room, or it is damaged", param="filename")
+        return restored, size
+
+    async def erase(self, number: int) -> int:
+        """Forget the KV that only a lane's history holds; return its tokens. Raises RequestError."""
+        return await asyncio.wrap_future(self._inbox.ask(lambda: self._histories.erase(self._lane(number))))
+
+    @property
+    def _provenance(self) -> Provenance:
+        assert self._made_by is not None
+        return self._made_by
+
+    def _adopt_all(self, path: Path) -> tuple[Record | None, int]:
+        """Put a file's records back, up to the first that does not fit; return the last one tried, and the file's size."""
+        last = None
+        with _request_errors(path):
+            record.check(path, self._provenance)  # the whole file, before its first record is used
+            for last in record.records(path, self._provenance):
+                if not self._adopt(last):
+                    break
+            return last, path.stat().st_size
+
+    def _adopt(self, record: Record) -> bool:
+        """Put a record into host memory. Raises RequestError if the engine is busy for too long: the file is good."""
+        try:
+            return self._arrivals.adopt(record)
+        except TimeoutError:
+            raise RequestError("the engine is busy: try again", status=503, retry_after=1) from None
+
+    # ---- in the engine's thread ------------------------------------------------------------------------------------
+
+    def _lane(self, number: int) -> Lane:
+        lane = self._scheduler.lanes[number]
+        if lane.request is not None and lane.request.background:
+            self._background.drop_all()  # no client waits for it
+        if lane.request is not None:
+            raise RequestError(f"slot {number} is running a request: try again when it has ended", status=503, retry_after=1)
+        return lane
+
+    def _records(self, number: int) -> list[Record]:
+        """Return a lane's history as far as it has KV, from its beginning."""
+        lane = self._lane(number)
+        if lane.scope is not None and not lane.scope.is_lasting:
+            raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
+        if len(lane.history) and not self._scheduler.snapshots.max_bytes and not self._scheduler.tree.host.max_tokens:
+            raise RequestError("KV cannot be saved here: that takes --cache-ram, and a model without a sliding window")
+        return self._histories.save(lane)
+
+    def _remember(self, number: int, record: Record) -> int:
+        """Make a record a lane's history, as far as it is cached; return its tokens."""
+        return self._histories.remember(self._lane(number), record.scope, record.tokens)
+
+
+@contextmanager
+def _request_errors(path: Path) -> Iterator[None]:
+    """Raise RequestError for the errors of reading a file."""
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"cannot read {path.name}: {error.strerror}", param="filename") from None
+    except ForeignFile as error:
+        raise RequestError(f"{path.name} is not for this server: {error}", param="filename") from None
+    except CorruptFile as error:
+        raise RequestError(f"{path.name} is damaged: {error}", param="filename") from None

@@ -1,0 +1,263 @@
+"""What a request took: timings, cached tokens by source, misses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypedDict
+
+import numpy as np
+
+from ...slots.request import Layout, Reused
+
+ID_BYTES = 8
+
+
+def beginning(adapters: str) -> blake2b:
+    """Return the hash of no tokens, of KV that these LoRA adapters compute. `followed_by` goes on, and `id_of` names it."""
+    return blake2b(adapters.encode(), digest_size=ID_BYTES)
+
+
+def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
+    """Return the hash of a beginning and the tokens (int32) behind it."""
+    hash = before.copy()
+    hash.update(np.ascontiguousarray(tokens).data)
+    return hash
+
+
+def id_of(hash: blake2b) -> str:
+    return hash.hexdigest()
+
+
+def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list[str]:
+    """Return the ids of a prompt's beginnings that end at ascending positions. adapters: as in `Scope`."""
+    hash, start, ids = beginning(adapters), 0, []
+    for stop in stops:
+        hash, start = followed_by(hash, tokens[start:stop]), stop
+        ids.append(id_of(hash))
+    return ids
+
+
+# ---- The cost and the reuse of one answer, and their JSON. --------------------------------------------------------------
+
+Fields = dict[str, object]
+"""An object of JSON."""
+
+
+class DocumentUsage(TypedDict):
+    """How much of a document in a prompt came from the cache."""
+
+    id: str
+    tokens: int
+    cached_tokens: int
+
+
+class SegmentReuse(TypedDict):
+    """A part of a prompt. label: its origin, in words. id: of the prompt up to its end. cached_tokens: by source.
+
+    saved_ms: an estimate, from the steps that ran, of the time that reuse saved; 0 before the first.
+    """
+
+    label: str
+    id: str
+    tokens: int
+    cached_tokens: dict[str, int]
+    saved_ms: float
+
+
+class Miss(TypedDict):
+    """Where reuse ended, and why."""
+
+    at: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Times in seconds, lengths in tokens.
+
+    segments: where the request asks for them. conversation, retrieval: added by the service, for a chat that belongs to one,
+    and for one whose documents were found.
+    """
+
+    lane: int
+    source: str
+    num_prompt: int
+    num_cached: int
+    num_generated: int
+    stop: str | None
+    documents: list[DocumentUsage]
+    repeated: tuple[str, ...]
+    miss: Miss | None
+    queue_time: float
+    prompt_time: float
+    generation_time: float
+    num_preempted: int
+    documents_attention: str | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
+    segments: list[SegmentReuse] | None = None
+    conversation: Mapping[str, object] | None = None
+    retrieval: Mapping[str, object] | None = None
+
+    def timings(self) -> Fields:
+        """Return llama-server's `timings` of the whole answer."""
+        return timings(
+            num_cached=self.num_cached,
+            num_computed=self.num_prompt - self.num_cached,
+            num_generated=self.num_generated,
+            queue_time=self.queue_time,
+            prompt_time=self.prompt_time,
+            generation_time=self.generation_time,
+            drafts=(self.num_drafted, self.num_accepted),
+        )
+
+    def slotcache(self) -> Fields:
+        """Return our own object in the answer: the lane, the reuse, and where it ended."""
+        fields: Fields = {
+            "lane": self.lane,
+            "source": self.source,
+            "cached_tokens": self.num_cached,
+            "documents": self.documents,
+            "repeated": self.repeated,
+            "miss": self.miss,
+            "preempted": self.num_preempted,
+        }
+        optional = {
+            "documents_attention": self.documents_attention,
+            "segments": self.segments,
+            "conversation": self.conversation,
+            **(self.retrieval or {}),
+        }
+        return fields | {name: value for name, value in optional.items() if value is not None}
+
+    def usage(self) -> Fields:
+        """Return OpenAI's `usage`."""
+        return {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_generated,
+            "total_tokens": self.num_prompt + self.num_generated,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }
+
+
+def document_reuse(layout: Layout, num_cached: int) -> list[DocumentUsage]:
+    """Return how much of each document lies within the first `num_cached` tokens of a prompt."""
+    return [
+        {
+            "id": document.id,
+            "tokens": document.stop - document.start,
+            "cached_tokens": min(max(num_cached - document.start, 0), document.stop - document.start),
+        }
+        for document in layout.documents
+    ]
+
+
+def moved_reuse(layout: Layout, reused: Sequence[Reused]) -> list[DocumentUsage]:
+    """Return how much of each document was not computed, where documents are read separately."""
+    return [
+        {
+            "id": document.id,
+            "tokens": document.stop - document.start,
+            "cached_tokens": sum(max(min(one.stop, document.stop) - max(one.start, document.start), 0) for one in reused),
+        }
+        for document in layout.documents
+    ]
+
+
+def first_gap(reused: Sequence[Reused]) -> int:
+    """Return the first position that was computed."""
+    at = 0
+    for one in reused:
+        if one.start > at:
+            break
+        at = one.stop
+    return at
+
+
+def segment_reuse(layout: Layout, reused: Sequence[Reused], adapters: str = "") -> list[SegmentReuse]:
+    """Return the parts of a prompt in order, each with the tokens of it that were not computed. adapters: as in `Scope`."""
+    ids = ids_at(layout.tokens, [stop for stop, _ in layout.segments], adapters)
+    starts = [0, *(stop for stop, _ in layout.segments)]
+    segments: list[SegmentReuse] = []
+    rest = iter(reused)
+    now = next(rest, None)
+    for start, (stop, label), id in zip(starts, layout.segments, ids, strict=False):
+        cached: dict[str, int] = {}
+        saved = 0.0
+        while now is not None and now.start < stop:
+            shared = min(now.stop, stop) - max(now.start, start)
+            cached[now.source] = cached.get(now.source, 0) + shared
+            saved += now.seconds * shared / (now.stop - now.start)
+            if now.stop > stop:
+                break
+            now = next(rest, None)
+        saved_ms = round(saved * 1000, 1)
+        segments.append({"label": label, "id": id, "tokens": stop - start, "cached_tokens": cached, "saved_ms": saved_ms})
+    return segments
+
+
+def timings(
+    *,
+    num_cached: int,
+    num_computed: int,
+    num_generated: int,
+    queue_time: float,
+    prompt_time: float,
+    generation_time: float,
+    drafts: tuple[int, int] = (0, 0),
+) -> Fields:
+    """Return llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were.
+
+    drafts: tokens drafted, and accepted; an answer without drafts does not show them.
+    """
+    decoded = max(num_generated - 1, 0)  # the first token comes with the end of the prompt
+    return {
+        "cache_n": num_cached,
+        "prompt_n": num_computed,
+        **_rates("prompt", num_computed, prompt_time),
+        "predicted_n": num_generated,
+        **_rates("predicted", decoded, generation_time),
+        "queue_ms": queue_time * 1000,
+        **(dict(zip(("draft_n", "draft_n_accepted"), drafts, strict=True)) if drafts[0] else {}),
+    }
+
+
+def _rates(name: str, tokens: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_ms": seconds * 1000,
+        f"{name}_per_token_ms": seconds * 1000 / tokens if tokens else 0.0,
+        f"{name}_per_second": tokens / seconds if seconds else 0.0,
+    }
+
+
+# ---- Volatile -----------------------------------------------------------------------------------------------------------
+# Names text that changes from one request to the next and so ends the common prefix: dates, counters, ids.
+
+SPANS = (
+    ("a billing line", r"x-anthropic-billing-header:[^\n]*"),
+    ("a UUID", r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),
+    ("a time", r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?[\d.:Z+-]*"),
+    ("a date", r"\b\d{4}-\d\d-\d\d\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b"),
+    ("a date", r"\b(?:\d{1,2} )?(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d{1,2}(?:, \d{4})?\b"),
+    ("a date", r"\b\d{1,2} (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* \d{4}\b"),
+    ("a time", r"\b\d{1,2}:\d\d(?::\d\d)?\b"),
+    ("a counter", r"\b\d+\b"),
+)
+"""The kinds of such text, the surest first."""
+COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in SPANS)
+LONGEST = 80  # characters that are quoted
+
+
+def volatile_span(text: str, at: int) -> str | None:
+    """Return the kind and the text of the volatile span that covers position `at` of a text; None without one.
+
+    A span counts from one character before its first: tokens may begin with the blank in front.
+    """
+    for name, pattern in COMPILED:
+        for found in pattern.finditer(text):
+            if found.start() - 1 <= at <= found.end():
+                return f"{name} ({found[0][:LONGEST]})"
+    return None

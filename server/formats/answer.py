@@ -1,0 +1,124 @@
+"""The fragments of a chat's answer: content, thought and tool calls, as they are read out of the model's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...models.detokenizer import ThoughtLimit
+from ...models.json_schema import GrammarSource
+
+
+@dataclass(frozen=True, slots=True)
+class ContentText:
+    """More of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """More of the model's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call begins. index: its number in the answer, from 0. id: the one that the tool's result refers to."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments: JSON text, which is an object when all of it is joined."""
+
+    index: int
+    text: str
+
+
+Fragment = ContentText | ReasoningText | CallStart | CallArguments
+
+
+class AnswerReader(Protocol):
+    """Reads one answer as its text comes. However the text is cut, the fragments joined are the same."""
+
+    def push(self, text: str) -> list[Fragment]:
+        """Add text and return the fragments that are settled by it."""
+        ...
+
+    def finish(self) -> list[Fragment]:
+        """Return what was held back. Called once, after the last text."""
+        ...
+
+
+class Plain:
+    """Reads all text as content."""
+
+    def push(self, text: str) -> list[Fragment]:
+        return [ContentText(text)] if text else []
+
+    def finish(self) -> list[Fragment]:
+        return []
+
+
+def message(fragments: Iterable[Fragment]) -> dict[str, object]:
+    """Return the message of OpenAI's API that the fragments of a whole answer make.
+
+    `reasoning_content` and `tool_calls` stand in it only where the answer has some; then content is null if it is empty.
+    """
+    content: list[str] = []
+    thought: list[str] = []
+    starts: list[CallStart] = []
+    arguments: dict[int, list[str]] = {}
+    for fragment in fragments:
+        match fragment:
+            case ContentText(text):
+                content.append(text)
+            case ReasoningText(text):
+                thought.append(text)
+            case CallStart(index):
+                starts.append(fragment)
+                arguments[index] = []
+            case CallArguments(index, text):
+                arguments[index].append(text)
+    said: dict[str, object] = {"role": "assistant", "content": "".join(content)}
+    if thought:
+        said["reasoning_content"] = "".join(thought)
+    if starts:
+        said["content"] = said["content"] or None
+        said["tool_calls"] = [tool_call(start, "".join(arguments[start.index])) for start in starts]
+    return said
+
+
+def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
+    """Return a tool call as OpenAI's API has it. arguments: JSON text."""
+    return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A grammar, and the field that it comes from, for errors."""
+
+    field: str
+    source: GrammarSource
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """The form of one answer. reader: makes a reader of its text. spelt: the control tokens that stand in that text.
+
+    wanted: the grammar that it must fit. thought: the limit of its thoughts.
+    """
+
+    reader: Callable[[], AnswerReader] = Plain
+    spelt: frozenset[str] = frozenset()
+    wanted: GrammarSpec | None = None
+    thought: ThoughtLimit | None = None
+
+
+PLAIN = AnswerFormat()

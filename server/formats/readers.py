@@ -1,0 +1,743 @@
+"""Incremental readers of answers: objects, headed and tagged bodies, channels."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from string import hexdigits
+from typing import Protocol
+
+from .answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
+from .json_text import SPACE, TEXT, JsonSpan, Steps, Tags, UnreadText, escape, json_value, typed
+
+MAX_NAME = 256  # characters of a tool's name, an id, a parameter's name
+Types = Mapping[str, frozenset[str]]
+"""The JSON types of each parameter of a tool."""
+
+
+def plain_id(digest: str) -> str:
+    return f"call_{digest[:24]}"
+
+
+def short_id(digest: str) -> str:
+    """Return an id as Mistral's templates demand it: nine letters or digits."""
+    return digest[:9]
+
+
+class Calls:
+    """The calls of one answer so far. tools: those that may be called, with their parameters.
+
+    new_id: makes an id of a hexadecimal digest. seed: of the ids; every reading of an answer finds the same ones.
+    """
+
+    def __init__(self, tools: Mapping[str, Types], new_id: Callable[[str], str], seed: str) -> None:
+        self.tools = tools
+        self.number = 0
+        self._new_id, self._seed = new_id, seed
+
+    def start(self, name: str, id: str = "") -> CallStart:
+        id = id or self._new_id(sha256(f"{self._seed} {self.number}".encode()).hexdigest())
+        self.number += 1
+        return CallStart(self.number - 1, id, name)
+
+    def arguments(self, text: str) -> CallArguments:
+        """Return more of the arguments of the newest call."""
+        return CallArguments(self.number - 1, text)
+
+
+class CallShape(Protocol):
+    """How a family of models writes calls. opens: the tags, one of which opens calls. bare: they may have no tag."""
+
+    @property
+    def opens(self) -> tuple[str, ...]: ...
+    @property
+    def tags(self) -> tuple[str, ...]: ...
+    @property
+    def bare(self) -> bool: ...
+
+    def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
+        """Read calls behind their opening tag. What is no call is left unread, or kept behind the text's mark."""
+        ...
+
+
+# ---- Bodies -------------------------------------------------------------------------------------------------------------
+# The notations of a call's arguments: JSON, parameters between tags, literals as in Python. All become JSON.
+
+
+class Body(Protocol):
+    """begins: the tags with which arguments begin, or end at once. tags: all tags that they contain."""
+
+    @property
+    def begins(self) -> tuple[str, ...]: ...
+    @property
+    def tags(self) -> tuple[str, ...]: ...
+
+    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
+        """Read arguments behind the tag that began them, and yield them as JSON text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBody:
+    """A JSON object."""
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return ("{",)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
+        span = JsonSpan()
+        span.feed(begin)
+        yield calls.arguments(begin)
+        while True:
+            if part := text.take(span.feed(text.rest)):
+                yield calls.arguments(part)
+            if span.ended or text.ended:
+                return
+            yield None
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedBody:
+    """Parameters, each with its name and its value between tags.
+
+    opens, key_ends, value_opens, value_ends: the tags around a parameter's parts; value_opens may be missing. `{key}` in
+    an end of a value stands for the parameter's name. text_key_ends: ends of a name whose value is a text, whatever the
+    schema says. ends: the tags behind the last parameter.
+    """
+
+    opens: tuple[str, ...]
+    key_ends: tuple[str, ...]
+    value_ends: tuple[str, ...]
+    ends: tuple[str, ...]
+    text_key_ends: tuple[str, ...] = ()
+    value_opens: tuple[str, ...] = ()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return self.opens + self.ends
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.opens + self.key_ends + self.value_ends + self.ends + self.text_key_ends + self.value_opens
+
+    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
+        yield calls.arguments("{")
+        between, is_whole, tag = "", True, begin
+        while is_whole and tag in self.opens:
+            key, end = yield from text.upto(Tags(self.key_ends + self.text_key_ends), MAX_NAME)
+            if not end:
+                return
+            yield calls.arguments(f'{between}"{escape(key.strip())}": ')
+            is_text = end in self.text_key_ends
+            is_whole = yield from self._value(
+                text, key.strip(), calls, TEXT if is_text else types.get(key.strip(), frozenset())
+            )
+            yield from text.skip()
+            between, tag = ", ", (yield from text.one_of(*self.begins))
+        if is_whole:
+            yield calls.arguments("}")
+
+    def _value(self, text: UnreadText, key: str, calls: Calls, types: frozenset[str]) -> Steps[bool]:
+        """Read a value: a text passed on as it comes, all others when they are whole. Whether it was whole."""
+        ends = Tags(end.replace("{key}", key) for end in self.value_ends)
+        if any(not tag.isspace() for tag in self.value_opens):
+            yield from text.skip()
+        yield from text.one_of(*self.value_opens)
+        parts: list[str] = []
+        if types == TEXT:
+            yield calls.arguments('"')
+        tag = ""
+        while not tag:
+            part, tag = text.before(ends)
+            if types != TEXT:
+                parts.append(part)
+            elif part:
+                yield calls.arguments(escape(part))
+            if text.ended and not tag:
+                break
+            if not tag:
+                yield None
+        if tag or types != TEXT:
+            yield calls.arguments('"' if types == TEXT else typed("".join(parts), types))
+        return bool(tag)
+
+
+@dataclass(frozen=True, slots=True)
+class LiteralBody:
+    """Literals much as in Python. begin: what opens the arguments. assign: what stands between a name and its value."""
+
+    begin: str
+    assign: str
+    quotes: tuple[str, ...]
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(quote for quote in self.quotes if len(quote) > 1)
+
+    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
+        """Write the literals as JSON, character by character: what is malformed stays so."""
+        yield calls.arguments("{")
+        open_brackets, between, is_key = ["}"], "", True
+        while character := (yield from text.skip()):
+            if character in ")]}":
+                text.take(1)
+                yield calls.arguments(open_brackets.pop())
+                if not open_brackets:
+                    return
+                between, is_key = ", ", False
+            elif character == ",":
+                text.take(1)
+                between, is_key = ", ", open_brackets[-1] == "}"
+            elif character in "([{":
+                text.take(1)
+                open_brackets.append("}" if character == "{" else "]")
+                yield calls.arguments(between + ("{" if character == "{" else "["))
+                between, is_key = "", character == "{"
+            elif is_key:
+                yield calls.arguments(between + (yield from self._key(text)))
+                between, is_key = "", False
+            else:
+                yield calls.arguments(between)
+                yield from self._scalar(text, calls)
+                between = ", "
+
+    def _key(self, text: UnreadText) -> Steps[str]:
+        """Read a name and the sign behind it; return them as JSON."""
+        name, _ = yield from text.upto(Tags((self.assign, ":")), MAX_NAME)
+        for quote in self.quotes:
+            name = name.strip().removeprefix(quote).removesuffix(quote)
+        return f'"{escape(name)}": '
+
+    def _scalar(self, text: UnreadText, calls: Calls) -> Steps[None]:
+        quote = yield from text.one_of(*self.quotes)
+        if quote:
+            yield from self._string(text, quote, calls)
+            return
+        word = text.take(1)
+        while (character := (yield from text.peek())) and character not in SPACE + ",)]}":
+            word += text.take(1)
+        yield calls.arguments(typed(word, ()))
+
+    def _string(self, text: UnreadText, quote: str, calls: Calls) -> Steps[None]:
+        """Read a text up to its quote; short quotes may be escaped in it."""
+        stops = Tags((quote, "\\") if len(quote) == 1 else (quote,))
+        yield calls.arguments('"')
+        while True:
+            part, stop = text.before(stops)
+            if part:
+                yield calls.arguments(escape(part))
+            if stop == quote:
+                yield calls.arguments('"')
+                return
+            if stop:
+                yield calls.arguments((yield from self._escaped(text)))
+            elif text.ended:
+                return
+            else:
+                yield None
+
+    def _escaped(self, text: UnreadText) -> Steps[str]:
+        """Read what stands behind a backslash; return it as it stands in JSON."""
+        sign = yield from text.peek()
+        text.take(1)
+        digits = ""
+        while sign == "u" and len(digits) < 4 and (digit := (yield from text.peek())) and digit in hexdigits:
+            digits += text.take(1)
+        return f"\\u{digits}" if len(digits) == 4 else escape(_ESCAPES.get(sign, "\\" + sign) + digits)
+
+
+_ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": ""}
+
+
+# ---- Calls with a header that names the tool, in front of their arguments. ----------------------------------------------
+
+MAX_HEADER = 512  # characters between the tag that opens a call and its arguments
+
+
+@dataclass(frozen=True, slots=True)
+class HeadedCalls:
+    """A tag, a header with the tool's name, the arguments, a closing tag.
+
+    sections, section_ends: tags around all calls. starts, closes: tags around each call; more: what may stand in place of
+    the start of a call that follows another. header: the groups `name` and, if the call has one, `id`; inner: tags in it.
+    """
+
+    starts: tuple[str, ...]
+    header: re.Pattern[str]
+    body: Body
+    closes: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    section_ends: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    bare: bool = False
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        return self.sections + tuple(start for start in self.starts if len(start) > 1)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.opens + self.closes + self.section_ends + self.inner + self.body.tags
+
+    def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
+        """Read calls behind their opening tag. What is no call is left unread, or kept behind the text's mark."""
+        if tag in self.sections:
+            yield from text.skip()
+            tag = yield from text.one_of(*self.starts)
+        while tag and (yield from self._call(text, calls)):
+            tag = "next"
+            while tag:
+                yield from text.skip()
+                tag = yield from text.one_of(*self.closes)
+            tag = yield from text.one_of(*self.starts, *self.more)
+            if tag:
+                text.mark(tag)
+            else:
+                yield from text.one_of(*self.section_ends)
+
+    def _call(self, text: UnreadText, calls: Calls) -> Steps[bool]:
+        """Read one call; whether it was one."""
+        header, begin = yield from text.upto(Tags(self.body.begins), MAX_HEADER)
+        found = self.header.fullmatch(header)
+        name = found["name"].strip() if begin and found else ""
+        if not found or name not in calls.tools:
+            return False
+        text.unmark()
+        yield calls.start(name, (found.groupdict().get("id") or "").strip())
+        yield from self.body.read(text, begin, calls, calls.tools[name])
+        return True
+
+
+# ---- Answers whose parts stand between tags, and the reader that takes the steps of any answer. -------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkTags:
+    """The tags around a thought. anywhere: thoughts may come behind content, too."""
+
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+    anywhere: bool = False
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.starts + self.ends
+
+    def last(self, text: str) -> tuple[int, int]:
+        """Return the places of the last tag that begins a thought, and of the last that ends one; -1 for none."""
+        return max(map(text.rfind, self.starts)), max(map(text.rfind, self.ends))
+
+
+@dataclass(slots=True)
+class SpokenFormat:
+    """Text as fragments of one kind, without the white space around calls and thoughts.
+
+    begins: whether white space at the beginning is left out.
+    """
+
+    kind: type[ContentText] | type[ReasoningText]
+    begins: bool = False
+    _held: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> Iterator[Fragment]:
+        """Yield text; white space at its end waits for the text behind it."""
+        said = text.rstrip(SPACE)
+        if said:
+            text = "".join(self._held) + text
+            said = text[: len(text.rstrip(SPACE))]
+            yield self.kind(said.lstrip(SPACE) if self.begins else said)
+            self._held, self.begins = [text[len(said) :]], False
+        elif not self.begins:
+            self._held.append(text)
+
+    def end(self) -> Iterator[Fragment]:
+        """Yield the white space at the end."""
+        if space := "".join(self._held):
+            yield self.kind(space)
+        self._held = []
+
+    def drop_space(self) -> None:
+        """Drop the white space at the end."""
+        self._held = []
+
+    def part(self) -> None:
+        """Drop the white space at the end, and that of the text to come."""
+        self._held, self.begins = [], True
+
+
+class SteppedReader:
+    """Takes the steps of reading an answer, as far as its text has come."""
+
+    def __init__(self, text: UnreadText, steps: Steps[None]) -> None:
+        self._text, self._steps = text, steps
+
+    def push(self, text: str) -> list[Fragment]:
+        """Add text and return the fragments that are settled by it."""
+        self._text.add(text)
+        fragments: list[Fragment] = []
+        for fragment in self._steps:
+            if fragment is None:
+                break
+            fragments.append(fragment)
+        return fragments
+
+    def finish(self) -> list[Fragment]:
+        """Return what was held back."""
+        self._text.ended = True
+        return self.push("")
+
+
+class TaggedAnswer:
+    """Reads content, a thought and calls.
+
+    thinking: None leaves thoughts in the content. calls_end: a call ends the thought in which it begins. opened: what the
+    prompt already holds of a thought, with its tag. dropped: tags that never are content, such as control tokens.
+    """
+
+    def __init__(
+        self,
+        text: UnreadText,
+        shapes: Sequence[CallShape],
+        calls: Calls,
+        *,
+        thinking: ThinkTags | None,
+        calls_end: bool,
+        opened: str,
+        dropped: Collection[str],
+    ) -> None:
+        self._shapes, self._calls, self._thinking, self._opened = shapes, calls, thinking, opened
+        self._dropped = tuple(dropped)
+        self._by_tag = {tag: shape for shape in reversed(shapes) for tag in shape.opens}
+        starts = thinking.starts if thinking and thinking.anywhere else ()
+        self._in_content = Tags((*self._by_tag, *self._dropped, *starts))
+        opens = self._by_tag if calls_end else ()
+        self._in_thought = Tags((*opens, *self._dropped, *(thinking.ends if thinking else ())))
+        self._text, self._content = text, SpokenFormat(ContentText)
+
+    def read(self) -> Steps[None]:
+        """Read the answer."""
+        yield from self._first_thought()
+        yield from self._bare_calls()
+        while True:
+            text, tag = self._text.before(self._in_content)
+            yield from self._content.say(text)
+            if tag in self._by_tag:
+                self._text.mark(tag)
+                yield from self._call(self._by_tag[tag], tag, self._content)
+            elif self._thinking and tag in self._thinking.starts:
+                yield from self._thought()
+            elif not tag:
+                if self._text.ended:
+                    yield from self._content.end()
+                    return
+                yield None
+
+    def _first_thought(self) -> Steps[None]:
+        """Read the thought that an answer begins with, if it does."""
+        if self._thinking is None:
+            yield from self._content.say(self._opened)
+            return
+        if self._opened:
+            yield from self._thought()
+            return
+        self._text.mark("")
+        yield from self._text.skip()
+        tag = yield from self._text.one_of(*self._thinking.starts)
+        space = self._text.unmark()
+        if tag:
+            yield from self._thought()
+        else:
+            yield from self._content.say(space)
+
+    def _thought(self) -> Steps[None]:
+        """Read a thought to its end, or to the call that ends it."""
+        assert self._thinking is not None
+        self._content.part()
+        thought = SpokenFormat(ReasoningText, begins=True)
+        number = self._calls.number
+        while self._calls.number == number:
+            text, tag = self._text.before(self._in_thought)
+            yield from thought.say(text)
+            if tag in self._by_tag:
+                self._text.mark(tag)
+                yield from self._call(self._by_tag[tag], tag, thought)
+            elif tag in self._thinking.ends:
+                return
+            elif not tag:
+                if self._text.ended:
+                    return
+                yield None
+
+    def _bare_calls(self) -> Steps[None]:
+        """Read calls without a tag, which an answer can only begin with."""
+        shape = next((shape for shape in self._shapes if shape.bare), None)
+        if shape is None:
+            return
+        self._text.mark("")
+        yield from self._text.skip()
+        yield from self._call(shape, "", self._content)
+
+    def _call(self, shape: CallShape, tag: str, spoken: SpokenFormat) -> Steps[None]:
+        """Read calls. The text of what is none is said as it stands."""
+        number = self._calls.number
+        yield from shape.read(self._text, tag, self._calls)
+        if self._calls.number > number:
+            self._content.part()
+            spoken = self._content
+        read = self._text.unmark()
+        for dropped in self._dropped:
+            read = read.replace(dropped, "")
+        yield from spoken.say(read)
+
+
+# ---- Answers of several messages, each with a header that says for whom it is. ------------------------------------------
+
+_BODY = JsonBody()
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Messages one behind the other. The first one's header begins in the prompt.
+
+    starts: what begins a header; message: what ends it. ends: what ends a message. to: finds the tool in a header, as the
+    group `name`. thought, plain: fit the headers of thoughts, and of content; any other header is content itself.
+    written_thought: the tags around a thought and up to the next header, if there are thoughts.
+    """
+
+    starts: tuple[str, ...]
+    message: str
+    ends: tuple[str, ...]
+    to: re.Pattern[str]
+    thought: re.Pattern[str]
+    plain: re.Pattern[str]
+    written_thought: tuple[str, str] | None = None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return (*self.starts, self.message, *self.ends)
+
+
+class ChannelAnswer:
+    """Messages, each of the kind that its header says. thinks: thoughts are told from content."""
+
+    def __init__(self, text: UnreadText, channels: Channels, calls: Calls, *, thinks: bool) -> None:
+        self._text, self._channels, self._calls, self._thinks = text, channels, calls, thinks
+        self._body_tags = Tags(channels.starts + channels.ends)
+        self._content = SpokenFormat(ContentText)
+
+    def read(self) -> Steps[None]:
+        """Read the answer, which begins in a header."""
+        start = ""
+        while (yield from self._text.peek()):
+            header, message = yield from self._text.upto(Tags((self._channels.message,)), MAX_HEADER)
+            start = yield from self._message(start + header, message)
+            while start in self._channels.ends and (yield from self._text.skip()):
+                start = yield from self._body(self._content)
+        yield from self._content.end()
+
+    def drop_space(self) -> None:
+        """Drop the white space at the end of the content so far."""
+        self._content.drop_space()
+
+    def _message(self, header: str, message: str) -> Steps[str]:
+        """Read the message of a header; return the tag behind it."""
+        channels, found = self._channels, self._channels.to.search(header)
+        if message and found and found["name"] in self._calls.tools:
+            return (yield from self._call(found["name"]))
+        if message and channels.thought.search(header) and self._thinks:
+            thought = SpokenFormat(ReasoningText, begins=True)
+            end = yield from self._body(thought)
+            self._content.part()
+            return end
+        shown = not message or bool(channels.thought.search(header)) or not channels.plain.fullmatch(header)
+        yield from self._content.say(header + message if shown else "")
+        return (yield from self._body(self._content))
+
+    def _call(self, name: str) -> Steps[str]:
+        self._content.part()
+        yield self._calls.start(name)
+        if (yield from self._text.skip()) == "{":
+            yield from _BODY.read(self._text, self._text.take(1), self._calls, {})
+        else:
+            yield self._calls.arguments("{}")
+        return (yield from self._body(SpokenFormat(ContentText), is_said=False))
+
+    def _body(self, spoken: SpokenFormat, is_said: bool = True) -> Steps[str]:
+        """Read text up to the next tag, and the tag; empty at the end of the text."""
+        while True:
+            text, tag = self._text.before(self._body_tags)
+            if is_said:
+                yield from spoken.say(text)
+            if tag or self._text.ended:
+                return tag
+            yield None
+
+
+# ---- Calls that are JSON objects with a name and arguments. -------------------------------------------------------------
+
+FENCES = ("```json", "```")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """JSON objects with a name and arguments, one or several, or a list of them.
+
+    named: the tool's name may itself be the key of the arguments. late_id: a call's id follows its arguments, so both wait
+    for the end of the call.
+    """
+
+    opens: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    bare: bool = False
+    names: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    ids: tuple[str, ...] = ("id",)
+    named: bool = False
+    late_id: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The members that a call may have before it is known to be one."""
+        return (*self.names, *self.arguments, *self.ids, "type")
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.opens + self.closes
+
+    def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
+        yield from text.skip()
+        fence = yield from text.one_of(*FENCES)
+        is_list = (yield from text.skip()) == "["
+        text.take(is_list)
+        number = calls.number
+        while (yield from text.skip(SPACE + ",;")) == "{":
+            if calls.number > number:
+                text.mark("")
+            if not (yield from _JsonCall(self, text, calls).read()):
+                return
+        if calls.number > number:
+            yield from text.one_of("]" if is_list else "")
+            for closes in (FENCES if fence else (), self.closes):
+                yield from text.skip()
+                yield from text.one_of(*closes)
+
+
+class _JsonCall:
+    """One call on its way in: its name, and its arguments while the name is still to come."""
+
+    def __init__(self, shape: JsonCalls, text: UnreadText, calls: Calls) -> None:
+        self._shape, self._text, self._calls = shape, text, calls
+        self._name = self._id = ""
+        self._arguments: list[str] = []
+        self._is_started = False
+
+    def read(self) -> Steps[bool]:
+        """Read the members of the object; whether it was a call and is whole."""
+        text, depth = self._text, 0
+        while character := (yield from text.skip(SPACE + ",")):
+            if character == "{" and not depth:
+                text.take(1)
+                depth = 1
+            elif character == "}":
+                text.take(1)
+                depth -= 1
+                if not depth:
+                    return (yield from self._close())
+            elif character != '"' or not (key := (yield from self._key())):
+                break
+            elif (yield from text.peek()) == "{" and key == "function":
+                text.take(1)
+                depth += 1
+            elif not (yield from self._member(key)):
+                break
+        return False
+
+    def _key(self) -> Steps[str]:
+        """Read a member's name and what stands before its value."""
+        name = yield from self._string()
+        yield from self._text.skip()
+        if (yield from self._text.one_of(":")):
+            yield from self._text.skip()
+            return name
+        return ""
+
+    def _string(self) -> Steps[str]:
+        """Read a short JSON string; return an empty text if it is none."""
+        read, tag = yield from self._text.upto(_QUOTE, 1)
+        if read or not tag:
+            return ""
+        read, tag = yield from self._text.upto(_QUOTE, MAX_NAME)
+        return _decoded(f'"{read}"') if tag else ""
+
+    def _member(self, key: str) -> Steps[bool]:
+        """Read the value of a member; whether this may still be a call."""
+        shape, character = self._shape, (yield from self._text.peek())
+        if key in shape.names and not self._name and character == '"':
+            self._name = yield from self._string()
+            return self._name in self._calls.tools
+        if shape.named and not self._name and key in self._calls.tools and character == "{":
+            self._name = key
+            return (yield from self._object())
+        if key in shape.arguments and not self._is_started and not self._arguments:
+            if character == "{":
+                return (yield from self._object())
+            value = yield from json_value(self._text)
+            self._arguments.append("{}" if value == "null" else _decoded(value))
+            return self._arguments[0].lstrip().startswith("{")
+        value = yield from json_value(self._text)
+        if key in shape.ids and value:
+            self._id = _decoded(value) or value[:MAX_NAME]
+        return bool(value) and (self._is_started or key in shape.keys)
+
+    def _object(self) -> Steps[bool]:
+        """Read the arguments: passed on as they come if the name is known, else kept."""
+        streams = bool(self._name) and not self._shape.late_id
+        if streams:
+            yield from self._start()
+        span = JsonSpan()
+        while True:
+            part = self._text.take(span.feed(self._text.rest))
+            if not streams:
+                self._arguments.append(part)
+            elif part:
+                yield self._calls.arguments(part)
+            if span.ended or self._text.ended:
+                return span.ended
+            yield None
+
+    def _start(self) -> Steps[None]:
+        self._is_started = True
+        self._text.unmark()
+        yield self._calls.start(self._name, self._id)
+
+    def _close(self) -> Steps[bool]:
+        """End the call, and begin it first if it waited for its end; whether it is one."""
+        if self._name and not self._is_started:
+            yield from self._start()
+            yield self._calls.arguments("".join(self._arguments) or "{}")
+        return self._is_started
+
+
+_QUOTE = Tags(['"'])
+
+
+def _decoded(text: str) -> str:
+    """Return the string that a JSON text is; an empty one if it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    return value if isinstance(value, str) else ""

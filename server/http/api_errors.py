@@ -1,0 +1,102 @@
+"""The error of a request, its bodies for each API, and the response to a refused request.
+
+RequestError            answered with its status and {"error": {...}}
+  400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
+  401 authentication_error        no or a wrong API key
+  403 permission_error            a host or a web page that the server does not know; documents of another scope
+  404 not_found_error             no such route; an answer or a conversation that is not stored
+  405 invalid_request_error       no such method; Allow lists the methods
+  408 timeout_error               a body that did not arrive
+  413 invalid_request_error       a body larger than --max-body
+  415 invalid_request_error       a body from a web page that is not JSON
+  429 rate_limit_error            the queue is full; Retry-After says when to try again
+  500 server_error                the engine failed
+  501 not_supported_error         a route that this model or these settings have not
+  503 unavailable_error           loading, shutting down, or no room for another large body
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.responses import JSONResponse, Response
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+MESSAGE_TYPES = {408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+"""Types of Anthropic's errors where they differ from OpenAI's; 500 and other failures of the server are `api_error`."""
+
+
+class RequestError(Exception):
+    """An error as the answer. param: the path of the wrong field. code: for programs. details: more fields of the error."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **details: object,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+        self.headers, self.details = dict(headers or {}), details
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+
+    @property
+    def type(self) -> str:
+        """The kind of the error in OpenAI's API."""
+        return TYPES.get(self.status, "server_error")
+
+    def body(self) -> dict[str, object]:
+        """Return OpenAI's error object, which every error has."""
+        error = {"message": self.message, "type": self.type, "param": self.param}
+        return {"error": error | {"code": self.code or self.status} | self.details}
+
+    def message_body(self) -> dict[str, object]:
+        """Return Anthropic's error object, for the routes of its Messages."""
+        kind = MESSAGE_TYPES.get(self.status) or TYPES.get(self.status, "api_error")
+        about = {"type": kind, "message": self.message, "param": self.param, "code": self.code or self.status}
+        return {"type": "error", "error": about | self.details}
+
+
+def too_long(num_tokens: int, limit: int, at_least: bool = False) -> RequestError:
+    """Make the error of a prompt that leaves no room for an answer. at_least: `num_tokens` is only a lower bound."""
+    return RequestError(
+        f"the prompt has {'at least ' if at_least else ''}{num_tokens} tokens, which exceeds the available context size of "
+        f"{limit}: shorten it to {limit - 1} or start the server with a larger --ctx-size",
+        code="context_length_exceeded",
+        type="exceed_context_size_error",  # llama-server's; the code is OpenAI's
+        n_prompt_tokens=num_tokens,
+        n_ctx=limit,
+    )
+
+
+def not_loaded(error: Exception) -> RequestError:
+    """Make the error of a request for which a model that slept could not be loaded."""
+    return RequestError(f"the model could not be loaded again: {error}", status=503, code="loading_failed")
+
+
+# ---- The response to a request that is refused, in front of the routes and in them. -------------------------------------
+
+MESSAGES = "/v1/messages"  # where Anthropic's clients ask
+
+
+def refusal(error: RequestError, path: str) -> Response:
+    """Return an error as the clients of this path expect it: OpenAI's or Anthropic's."""
+    body = error.message_body() if path == MESSAGES or path.startswith(f"{MESSAGES}/") else error.body()
+    return JSONResponse(body, status_code=error.status, headers=error.headers)

@@ -1,0 +1,100 @@
+"""Reads the bodies of requests, with limits: the size and the speed of each, and the memory of all together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from io import BytesIO
+
+from starlette.requests import Request
+
+from .api_errors import RequestError
+
+FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as many for a connection anyway
+MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: to decode it stops all other threads, at this size for 0.1 s
+LARGEST = 4  # bodies of the largest size that may be unfinished at a time
+
+
+@dataclass(slots=True)
+class Bodies:
+    """Reads bodies. Not thread-safe: the event loop's.
+
+    most: bytes of one body. room: bytes that bodies may still take. patience: seconds that may pass without a
+    byte. rate: bytes a second that must arrive after the first `patience` seconds.
+    """
+
+    most: int
+    room: int
+    patience: float = 30.0
+    rate: float = 10_000.0
+
+    @classmethod
+    def up_to(cls, most: int) -> Bodies:
+        """Make a reader of bodies of at most `most` bytes each."""
+        return cls(most, LARGEST * most)
+
+    async def read(self, request: Request, held: Held | None = None) -> bytes:
+        """Read a whole body. Raises ClientDisconnect, and RequestError: 408 too slow, 413 too long, 503 no room now.
+
+        held: what the body takes of the room, still when it is here; None: it takes some on its way only.
+        """
+        if held is None:
+            with Held(self) as held:
+                return await self.read(request, held)
+        body = BytesIO()  # whose value is no copy
+        async for chunk in self._chunks(request):
+            body.write(chunk)
+            if body.tell() > self.most:
+                raise RequestError(f"the body is larger than {self.most:,} bytes, the server's --max-body", status=413)
+            held.hold(body.tell())
+        return body.getvalue()
+
+    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield a body piece by piece, each within the time limits."""
+        chunks, clock, length = request.stream(), asyncio.get_running_loop().time, 0
+        began = clock()
+        while True:
+            try:
+                async with asyncio.timeout_at(self.patience + min(clock(), began + length / self.rate)):
+                    chunk = await anext(chunks)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                late = f"the body did not arrive: {length:,} bytes came in {clock() - began:.0f} s"
+                raise RequestError(late, status=408, headers={"Connection": "close"}) from None
+            length += len(chunk)
+            yield chunk
+
+
+class Held:
+    """The bytes that one request takes of the room for bodies. A context manager: at its end they are free again."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._bytes = bodies, 0
+
+    def hold(self, size: int) -> None:
+        """Take the bytes of a body of `size` bytes, in place of those held so far. Raises RequestError 503."""
+        more = max(size - FREE, 0) - self._bytes
+        if more > self._bodies.room:
+            raise RequestError("too many large bodies are on their way: try again", status=503, retry_after=1)
+        self._bodies.room -= more
+        self._bytes += more
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hold(0)
+
+
+def check_elements(body: bytes) -> None:
+    """Refuse more lists, objects and numbers than any context could hold. Those in texts count, too: nothing is parsed."""
+    if len(body) <= MAX_BRACKETS:
+        return
+    for name, found, most in (
+        ("commas", body.count(b","), MAX_COMMAS),
+        ("brackets", body.count(b"[") + body.count(b"{"), MAX_BRACKETS),
+    ):
+        if found > most:
+            raise RequestError(f"the body has {found:,} {name}: expected at most {most:,}", status=413)

@@ -1,0 +1,200 @@
+"""The open connections of a server: taken a few at a time, bounded, and which of them end first.
+
+    new ---> waits for its client (a head, the rest of a body, the next request) ---> works (an answer is open) ---> waits
+                              |
+                              +--- closed, the one that has waited longest first, when all places are taken
+
+A time limit of its own for each state would be too long for a server that is full, or too short for one that is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import uvicorn
+from uvicorn.server import ServerState
+
+logger = logging.getLogger("slotcache")
+MOST = 2048  # connections; each takes some 40 KiB, and up to 128 KiB with a body that stops
+LEAST = 8
+KEPT = 64  # descriptors at least for all else: files of the cache and of the index, pipes, the engine's devices
+SELDOM = 60.0  # s between two lines about one shortage
+
+
+class WaitingConnection(Protocol):
+    """A connection that waits for its client."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether nothing is lost with it: no answer is open, and no body makes progress."""
+        ...
+
+    def end(self) -> None:
+        """Close it at once."""
+        ...
+
+
+class Connections(ServerState):
+    """uvicorn's state that all connections share, with a limit on their number. It belongs to the event loop.
+
+    most: connections open at a time. arriving: those that were accepted, and are not among `connections` yet.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.arriving = most, set[object]()
+        self._waiting: OrderedDict[WaitingConnection, None] = OrderedDict()  # the one that has waited longest first
+        self._told: dict[str, float] = {}
+
+    def waits(self, connection: WaitingConnection) -> None:
+        """Note that a connection has arrived and waits for its client. It keeps its place if it did before."""
+        self.arriving.discard(connection)
+        self._waiting.setdefault(connection)
+
+    def works(self, connection: WaitingConnection) -> None:
+        """Note that a connection does not wait for its client, or has ended."""
+        self._waiting.pop(connection, None)
+
+    @property
+    def are_full(self) -> bool:
+        """Whether all places are taken."""
+        return len(self.connections) + len(self.arriving) >= self.most
+
+    def make_room(self) -> bool:
+        """Close connections until there is room for one more. False: all that are open are at work."""
+        while self.are_full:
+            if not self.end_one():
+                if not self.arriving:
+                    self.tell("all %d connections are at work: a new one waits until one of them ends", self.most)
+                return False
+            self.tell("%d connections are open, the most: those that wait longest for their clients are closed", self.most)
+        return True
+
+    def end_one(self) -> bool:
+        """Close the connection that has waited longest for its client. False: none may end."""
+        for _ in range(len(self._waiting)):
+            connection, _ = self._waiting.popitem(last=False)
+            if connection.may_end:
+                self.connections.discard(connection)  # type: ignore[arg-type]
+                connection.end()
+                return True
+            self._waiting[connection] = None  # its body makes progress
+        return False
+
+    def tell(self, line: str, *figures: object) -> None:
+        """Log a line about a shortage, once a minute at most."""
+        now = time.monotonic()
+        if now >= self._told.get(line, now):
+            self._told[line] = now + SELDOM
+            logger.warning(line, *figures)
+
+
+def most_connections(descriptors: int = 1) -> int:
+    """Return how many connections a process may have, well below its limit of descriptors (`ulimit -n`).
+
+    descriptors: that each connection takes.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MOST
+    return max(min((limit - max(limit // 4, KEPT)) // descriptors, MOST), LEAST)
+
+
+# ---- Takes new connections, a few at a time, and no more than there is room for. ----------------------------------------
+#
+# asyncio takes up to 2,048 at once, before it reads a byte of one that is open; where descriptors run out it logs a
+# traceback
+# for each of them and pauses for a second.
+
+AT_ONCE = 16  # connections taken before those that are open have their turn
+PAUSE = 0.05  # s until the next attempt, when none could be taken
+
+
+class ConnectionListener:
+    """Takes connections from a socket that listens. make: returns the protocol of one."""
+
+    def __init__(self, listening: socket.socket, connections: Connections, make: Callable[[], asyncio.Protocol]) -> None:
+        self._socket, self._connections, self._make = listening, connections, make
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._taking: set[asyncio.Task[object]] = set()
+        self._listen()
+
+    def close(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._socket, self._take)
+
+    def _take(self) -> None:
+        for number in range(AT_ONCE):
+            if number and self._connections.are_full:
+                return  # room is made for a connection that is there, and only the first one surely is
+            if not self._connections.make_room():
+                self._wait()
+                return
+            try:
+                taken, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return  # nobody else waits, or the one that did has left
+            except OSError as error:  # no descriptor is free, or no memory of the system
+                self._connections.tell("a new connection cannot be taken now: %s (ulimit -n)", error)
+                self._connections.end_one()
+                self._wait()
+                return
+            made = self._make()
+            taking = self._loop.create_task(self._loop.connect_accepted_socket(lambda made=made: made, taken))
+            self._connections.arriving.add(made)
+            self._taking.add(taking)
+            taking.add_done_callback(partial(self._taken, made))
+
+    def _taken(self, made: asyncio.Protocol, taking: asyncio.Task[object]) -> None:
+        self._taking.discard(taking)
+        self._connections.arriving.discard(made)
+        if not taking.cancelled() and (error := taking.exception()):
+            self._connections.tell("a new connection could not be made: %r", error)
+
+    def _wait(self) -> None:
+        """Leave new connections to the system for a moment: its queue keeps them."""
+        self._loop.remove_reader(self._socket)
+        self._pause = self._loop.call_later(PAUSE, self._listen)
+
+
+class ListeningServer(uvicorn.Server):
+    """uvicorn with a limit on its connections. Its config says `loop="asyncio"`: others accept in their own way.
+
+    most: connections open at a time.
+    """
+
+    def __init__(self, config: uvicorn.Config, most: int) -> None:
+        super().__init__(config)
+        self.server_state = self._connections = Connections(most)
+        self._listeners: list[ConnectionListener] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        for listening in [one for server in self.servers for one in server.sockets]:
+            loop.remove_reader(listening)  # asyncio's own
+            self._listeners.append(ConnectionListener(listening.dup(), self._connections, self._make_connection))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            listener.close()
+        await super().shutdown(sockets)
+
+    def _make_connection(self) -> asyncio.Protocol:
+        made = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]

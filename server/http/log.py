@@ -1,0 +1,171 @@
+"""The log: its set-up, and a line for each request."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import secrets
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+from typing import TextIO
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .api_errors import RequestError
+
+# ---- The log of a command: lines of text or of JSON, on stderr or in a file. --------------------------------------------
+
+FIELDS = "fields"  # of a record: values for programs, beside the message
+MAX_WAITING = 10_000  # lines; more are dropped, so that nothing waits for a reader that has stopped
+LAST_LINES = 2.0  # seconds for them when the process ends
+
+
+class TextLines(logging.Formatter):
+    """A time, the message, and the id of the request that it is about."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        id = getattr(record, FIELDS, {}).get("request_id")
+        return super().formatMessage(record) + (f" [{id}]" if id else "")
+
+
+class JsonLines(logging.Formatter):
+    """An object a line: time, level, logger, message, and the fields of the record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= getattr(record, FIELDS, {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLines}
+
+
+class QueuedHandler(logging.Handler):
+    """Writes lines in a thread of its own: a terminal that was stopped must not stop the server."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+        self._thread = Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
+        atexit.register(self.finish)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record) + "\n")
+        except queue.Full:
+            pass
+        except Exception:
+            self.handleError(record)
+
+    def finish(self) -> None:
+        """Write the lines that are left, if their reader takes them in time."""
+        try:
+            self._lines.put_nowait(None)
+        except queue.Full:
+            return
+        self._thread.join(LAST_LINES)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._stream.write(line)
+                self._stream.flush()
+            except (OSError, ValueError):
+                return  # the reader has gone
+
+
+def configure(form: str, path: str, verbose: bool) -> None:
+    """Begin to log, unless a log is there. form: of `FORMATS`. path: of the file; empty: stderr. Raises OSError."""
+    if not logging.root.handlers:
+        handler = QueuedHandler(Path(path).expanduser().open("a", encoding="utf-8") if path else sys.stderr)
+        handler.setFormatter(FORMATS[form]())
+        logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.getLogger("slotcache").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+logger = logging.getLogger("slotcache.requests")
+HEADER = "X-Request-Id"
+MAX_ID = 128  # characters of an id that a client may send
+QUIET = ("/health", "/v1/health", "/metrics", "/slots")  # asked every few seconds by programs that watch
+FILES = "/page/"  # a browser asks for all of them at once
+GONE = 499  # the status, in the log, of a client that left before its answer began
+
+Fields = dict[str, object]
+
+
+class RequestLog:
+    """A layer around the gate and the routes. Routes leave `account` in the request's state: a function that returns figures
+    for the line. A connection that is closed to make room leaves `is_quiet` there.
+
+    Nothing of a prompt or an answer reaches the log. A path is the client's own: it may name a stored answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = perf_counter(), GONE
+        state = scope.setdefault("state", {})
+        id = state["request_id"] = _given(Headers(scope=scope)) or f"req-{secrets.token_hex(8)}"
+
+        async def note_and_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note_and_send)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            _write(scope, status, perf_counter() - began)
+
+
+def _given(headers: Headers) -> str | None:
+    """Return the client's id for its request, if it is one that a log can hold."""
+    id = headers.get(HEADER, "")
+    return id if 0 < len(id) <= MAX_ID and id.isascii() and id.isprintable() else None
+
+
+def _write(scope: Scope, status: int, seconds: float) -> None:
+    state = scope["state"]
+    figures: Fields = dict(state["account"]()) if "account" in state else {}
+    error = state.get("error")
+    if isinstance(error, RequestError):
+        figures |= {"error": error.code or error.status, "param": error.param}
+    method, path, spent = scope["method"], scope["path"][:MAX_ID], round(seconds, 4)
+    head: Fields = {"request_id": state["request_id"], "method": method, "path": path, "status": status, "seconds": spent}
+    shown = ", ".join(f"{name} {_on_one_line(str(value))}" for name, value in figures.items() if value is not None)
+    line = f"{method} {_on_one_line(path)} {status} in {spent} s{': ' if shown else ''}{shown}"
+    is_quiet = scope["path"] in QUIET or scope["path"].startswith(FILES) or "is_quiet" in state
+    level = logging.WARNING if status >= 500 else logging.DEBUG if is_quiet else logging.INFO
+    logger.log(level, "%s", line, extra={FIELDS: head | figures})
+
+
+def _on_one_line(text: str) -> str:
+    """Return a text, which may be a client's, so that it makes no line of its own."""
+    return text if text.isprintable() else repr(text)

@@ -1,0 +1,273 @@
+"""API keys, origins and hosts: who may ask.
+
+The key keeps other people out. The two other checks are for browsers, in which any page may send requests to localhost: by
+a name of its own that now resolves to this machine (DNS rebinding), which the `Host` header shows, or across origins, which
+`Origin` shows. Programs send no Origin and need none.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..config.settings import Settings, SettingsError, listed
+from .api_errors import RequestError, refusal
+
+# ---- Keys ---------------------------------------------------------------------------------------------------------------
+# The API keys of a server: those on its command line, and those in a file; and who may ask where there are none.
+
+
+class Keys:
+    """Compares in a time that shows neither a key nor which of them it was. Without keys any request is admitted."""
+
+    def __init__(self, keys: frozenset[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Keys:
+        """Return the keys of --api-key and --api-key-file. Raises SettingsError where one of them is given and holds none.
+
+        An empty variable of a script must not start an open server.
+        """
+        given = listed(settings.api_key)
+        for flag, name, holds in (
+            ("--api-key", "api_key", given),
+            ("--api-key-file", "api_key_file", settings.api_key_file.strip()),
+        ):
+            if settings.is_given(name) and not holds:
+                without = f"leave out the flag and SLOTCACHE_{name.upper()} for a server that anyone may ask"
+                raise SettingsError(f"{flag} is given, and holds nothing: expected a key, or several; {without}")
+        return cls(given | _keys_in(settings.api_key_file) if settings.api_key_file else given)
+
+    def admit(self, headers: Headers) -> bool:
+        """Return whether a request carries one of the keys."""
+        return not self._digests or any([self._has(key) for key in _presented(headers)])
+
+    def _has(self, key: bytes) -> bool:
+        presented = _digest(key)
+        return any([secrets.compare_digest(presented, digest) for digest in self._digests])  # a list: all are compared
+
+
+def open_to(settings: Settings) -> str:
+    """Return who may use a server without a key, in a line for its log; empty: programs of this machine alone, or keys."""
+    if settings.api_key or settings.api_key_file:
+        return ""
+    far = [host for host in settings.hosts if not _is_loopback(host)]
+    if not far:
+        return ""
+    where = "any address of this machine" if any(map(_is_any, far)) else " or ".join(far)
+    return (
+        f"NO API KEY: everyone who can reach {where} over a network may use this server, read and delete what it stores, "
+        "and see its settings. Set --api-key, or --host 127.0.0.1 for programs of this machine alone"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _is_any(host: str) -> bool:
+    return host.strip("[]") in ("", "0.0.0.0", "::")
+
+
+def _digest(key: bytes) -> bytes:
+    return sha256(key).digest()
+
+
+def _presented(headers: Headers) -> list[bytes]:
+    """Return the keys that a request carries: OpenAI's, llama-server's bare one, and Anthropic's."""
+    authorization = headers.get("authorization", "").strip()
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        authorization = key.strip()
+    return [key.encode("latin-1") for key in (authorization, headers.get("x-api-key", "").strip()) if key]
+
+
+def _keys_in(path: str) -> frozenset[str]:
+    """Return the keys in a file, one a line; a line that begins with # is a comment."""
+    try:
+        lines = [line.strip() for line in Path(path).expanduser().read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--api-key-file {path} cannot be read: {error}") from None
+    if not (keys := frozenset(line for line in lines if line and not line.startswith("#"))):
+        raise SettingsError(f"--api-key-file {path} holds no key: expected one a line")
+    return keys
+
+
+# ---- Web pages of other origins: which may ask, and the headers by which their browsers know (CORS). --------------------
+
+ANY, LOCAL = "*", "localhost"
+METHODS = "GET, POST, DELETE, OPTIONS"
+READABLE = "Retry-After, X-Request-Id"  # headers of an answer that a page may read beside the usual ones
+
+
+class Origins:
+    """The origins of --cors-origins. `localhost` stands for each name of loopback, with any port."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._listed = frozenset(origin.lower().rstrip("/") for origin in listed(settings.cors_origins))
+
+    def __bool__(self) -> bool:
+        return bool(self._listed)
+
+    def allow(self, origin: str) -> bool:
+        """Return whether pages of an origin may ask."""
+        if ANY in self._listed or origin.lower() in self._listed:
+            return True
+        return LOCAL in self._listed and _is_local(origin)
+
+    def headers_for(self, asked: Headers) -> str:
+        """Return the headers that a page may send: any for any page, else the very ones that its browser asks for."""
+        return ANY if ANY in self._listed else asked.get("access-control-request-headers", ANY)
+
+
+class CrossOrigin:
+    """Answers preflights, and marks the answers that a page may read.
+
+    It stands in front of the gate: a preflight has no key.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Origins) -> None:
+        self._app, self._origins = app, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        if (origin := headers.get("origin")) is None:
+            await self._app(scope, receive, send)
+            return
+        marks = {"Vary": "Origin"}
+        if self._origins.allow(origin):
+            marks |= {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
+        if scope["method"] == "OPTIONS":
+            await Response(headers=marks | self._permissions(headers))(scope, receive, send)
+            return
+
+        async def mark_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(marks | {"Access-Control-Expose-Headers": READABLE})
+            await send(message)
+
+        await self._app(scope, receive, mark_and_send)
+
+    def _permissions(self, asked: Headers) -> dict[str, str]:
+        """Return the headers of a preflight's answer, which say what a page may send."""
+        permissions = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": "600"}
+        permissions["Access-Control-Allow-Headers"] = self._origins.headers_for(asked)
+        if asked.get("access-control-request-private-network") == "true":
+            permissions["Access-Control-Allow-Private-Network"] = "true"
+        return permissions
+
+
+def _is_local(origin: str) -> bool:
+    try:
+        host = urlsplit(origin).hostname or ""
+        return host == LOCAL or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+OPEN_PATHS = ("/health", "/v1/health")  # they reveal nothing, and probes use any address
+PAGE = re.compile("/|/page/.*")  # the files of the page: they hold nothing of this server, and ask for its key themselves
+JSON = "application/json"
+
+
+def is_open(scope: Scope) -> bool:
+    """Return whether a request needs no check: it only reads one of OPEN_PATHS."""
+    return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
+
+
+class Gate:
+    """Answers 401, 403 and 415 in front of all routes, unless a request `is_open`."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
+        self._app, self._keys, self._origins = app, keys, origins
+        self._names = frozenset(map(str.lower, listed(settings.allowed_hosts))).union(*map(names, settings.hosts))
+        self._any_address = any(map(_is_wildcard, settings.hosts))
+        self._has_page = settings.ui
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_open(scope):
+            try:
+                self._check(scope["method"], scope["path"], Headers(scope=scope))
+            except RequestError as error:
+                scope["state"]["error"] = error
+                await refusal(error, scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, method: str, path: str, headers: Headers) -> None:
+        """Raise RequestError for a request that is not allowed."""
+        host = headers.get("host", "").lower()
+        if host and not self._is_ours(host):
+            raise RequestError(
+                f"this server is not called {host[:80]!r}: --allowed-hosts names hosts that it is", status=403
+            )
+        self._check_page(method, headers, host)
+        if not self._keys.admit(headers) and not (self._has_page and PAGE.fullmatch(path)):
+            raise RequestError(
+                "expected `Authorization: Bearer <key>` or `X-Api-Key: <key>` with a key of the server's --api-key",
+                status=401,
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _is_ours(self, host: str) -> bool:
+        if ANY in self._names or (name := _name(host)) in self._names:
+            return True
+        try:
+            address = ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or self._any_address
+
+    def _check_page(self, method: str, headers: Headers, host: str) -> None:
+        """Refuse requests from pages of other origins, except a GET without Origin: the page cannot read its answer."""
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin is None:
+            foreign = site == "cross-site" and method not in ("GET", "HEAD")
+        else:
+            foreign = not self._may_ask(origin, host)
+        if foreign:
+            page = "other sites" if origin is None else origin[:80]
+            raise RequestError(f"pages of {page} may not ask: --cors-origins names origins that may", status=403)
+        # Before a page sends JSON to another origin, its browser asks the server (a preflight); for text and forms it does
+        # not. So a page must send JSON. Programs may say otherwise: `curl -d` declares a form and sends JSON.
+        kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        if (origin or site) and kind != JSON and not kind.endswith("+json"):
+            raise RequestError(f"the body is {kind[:80]}: expected {JSON} from a page", status=415)
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        own = bool(host) and origin.lower().partition("://")[2] == host
+        return own or self._origins.allow(origin)
+
+
+def names(host: str) -> frozenset[str]:
+    """Return the names of a server that listens on `host`."""
+    usual = {"localhost", host.strip("[]").lower()}
+    return frozenset(usual | {socket.gethostname().lower()} if _is_wildcard(host) else usual)
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return not host
+
+
+def _name(host: str) -> str:
+    """Return a Host header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdecimal() else host).rstrip(".")

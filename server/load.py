@@ -1,0 +1,358 @@
+"""Builds a service from settings: the model, the tree, its tiers, the search."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import llama_cpp
+from msgspec import convert
+
+from ..models.context import Context
+from ..models.errors import ModelError
+from ..models.grammar import Grammars
+from ..models.hardware import devices, free_memory
+from ..models.heap import return_large_blocks
+from ..models.jinja import TemplateError
+from ..models.lora import Adapters
+from ..models.model import Model
+from ..models.named_templates import DEFAULT_TEMPLATE, named_template, names
+from ..models.runner import Runner
+from ..models.sampling_params import recommended
+from ..models.template import ChatTemplate
+from ..models.timing import learn_costs
+from ..slots.disk import DiskTier
+from ..slots.drafts import Drafts
+from ..slots.eviction import EvictionPolicy
+from ..slots.host import HostTier
+from ..slots.prefix_tree import PrefixTree
+from ..slots.scheduler import Scheduler
+from ..slots.scope import Scope
+from ..slots.snapshots import Snapshots
+from ..slots.tier import LowerTier, Provenance, own_folder
+from .chat.adapters import Lora
+from .chat.body import MOST_SCALE, Scale
+from .chat.builder import PromptBuilder
+from .chat.conversation_files import ConversationFiles, HistoryVocabulary, free_shelf
+from .chat.conversations import Conversations, PendingTurn
+from .chat.sampling_fields import Defaults
+from .chat.tokens import AnswerMemory
+from .config.settings import Settings, SettingsError
+from .engine.engine import Door, Engine
+from .engine.fit import Decision, context_settings, fit, open_model, with_layout
+from .engine.generation import Generation
+from .engine.view import View
+from .http.bodies import LARGEST
+from .search.folder import FolderIndex, check_read_ahead, load_library
+from .search.vectors import Vectors, load_vectors
+from .service.idle import Beginnings, IdlePrefill, SharedPrefix
+from .service.intake import Submitter
+from .service.metrics import Metrics
+from .service.service import Service
+
+SAMPLE = 1 << 16  # bytes
+
+
+def build_info() -> str:
+    """Return the build: of llama.cpp, and of this server."""
+    return f"b{llama_cpp.__version__}-slotcache-{_version()}"
+
+
+def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
+    """Return OpenAI's `system_fingerprint`: the same for every server of this build, this model and these settings.
+
+    It begins with the build, as llama-server's does. Of the weights it reads only the end of the file.
+    """
+    with model.path.open("rb") as file:
+        file.seek(max(model.path.stat().st_size - SAMPLE, 0))
+        end = file.read(SAMPLE)
+    parts = (_version(), model.description, model.size, end, template, *_shaping(settings))
+    return f"b{llama_cpp.__version__}-{hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()}"
+
+
+def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:
+    """Return the provenance of this server's KV. Reads the whole model the first time. Raises ModelError."""
+    parts = (
+        context.num_cells if model.rope_depends_on_context else 0,
+        llama_cpp.__version__,
+        *_shaping(settings),
+    )
+    return Provenance(model.digest(), hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest())
+
+
+def _shaping(settings: Settings) -> tuple[object, ...]:
+    """Return the devices and the settings that shape KV."""
+    return (
+        *(device.description for device in devices()),
+        settings.cache_type_k,
+        settings.cache_type_v,
+        settings.flash_attn,
+        settings.repack,
+        settings.gpu_layers,
+        *(settings.n_cpu_moe, settings.cpu_moe, settings.override_tensor),
+    )
+
+
+def _version() -> str:
+    try:
+        return version("slotcache")
+    except PackageNotFoundError:
+        return "0"
+
+
+# ---- Loading ------------------------------------------------------------------------------------------------------------
+# Makes a service from settings and a file: the model, the context, the cache with its tiers, the engine.
+
+logger = logging.getLogger("slotcache")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything that serves requests.
+
+    service: None for an encoder, which generates no text. library: None without --docs.
+    """
+
+    service: Service | None
+    vectors: Vectors
+    library: FolderIndex | None
+
+
+def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Loaded:
+    """Load the served model and those beside it, and open the documents. progress: as in `Model`.
+
+    Raises ModelError, FolderError and SettingsError.
+    """
+    settings, model, decision = _open(settings, path, progress)
+    check_read_ahead(settings, model)
+    service = _serve(settings, model, decision) if model.can_chat else None
+    name = settings.names(path)[0]
+
+    def is_busy() -> bool:
+        return service is not None and bool(service.open)
+
+    vectors = load_vectors(settings, model, name, is_busy)
+    if service is None:
+        vectors.beside.append(model)  # no service closes it
+    limit = service.intake.limit if service else 0
+    library = load_library(settings, vectors, limit, is_busy)
+    if service is not None and library is not None and settings.read_ahead:
+        front = SharedPrefix.first(Scope.shared(library.scope, service.intake.lora.name(None)))
+        most_tokens = (settings.read_ahead << 20) // max(token_bytes(settings, model), 1)
+        view = service.view
+        library.beginnings = Beginnings(
+            library.index, service.builder, front, most_tokens, state_tokens=lambda: view.state_tokens
+        )
+        service.idle.beginnings = library.beginnings
+    return Loaded(service, vectors, library)
+
+
+def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
+    """Load a model and make everything around it, the engine not yet started. Raises ModelError and FolderError."""
+    return _serve(*_open(settings, path, progress))
+
+
+def _open(
+    settings: Settings, path: Path, progress: Callable[[float], bool] | None = None
+) -> tuple[Settings, Model, Decision | None]:
+    """Return the settings that fit, the model loaded with them, and why they fit."""
+    return_large_blocks()
+    index = settings.docs_db if settings.docs else ""
+    folders = {"--cache-dir": settings.cache_dir, "--slot-save-path": settings.slot_save_path, "--docs-db": index}
+    for flag, folder in folders.items():
+        if folder:
+            own_folder(Path(folder).expanduser(), flag)
+    settings, decision = fit(with_layout(settings, path, progress), path)
+    for line in decision.lines() if decision else ():
+        logger.info("%s", line)
+    model = open_model(settings, path, progress)
+    if not model.can_chat and not (settings.embeddings or settings.reranking):
+        raise ModelError(
+            f"{path} is not a text generation model: {model.description}; serve an encoder with --embeddings or "
+            "--reranking, or beside a text generation model with --embedding-model or --rerank-model"
+        )
+    return settings, model, decision
+
+
+def _serve(settings: Settings, model: Model, decision: Decision | None) -> Service:
+    template = open_template(settings, model)
+    files = adapter_files(settings)
+    adapters = Adapters(model, [path for path, _ in files])
+    context = Context(model, context_settings(settings, model))
+    if settings.parallel > (most := (context.scratch - 1) // 2):
+        raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
+    most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
+    limit = min(most, model.context_train or most)
+    learn_costs(context)
+    runner = Runner(context, adapters)
+    host_bytes = _host_bytes(settings)
+    host = HostTier(host_bytes // max(token_bytes(settings, model), 1), EvictionPolicy(settings.eviction))
+    tree = PrefixTree(context.num_cells, context.scratch, host, EvictionPolicy(settings.eviction), costs=context.costs)
+    max_stall = settings.max_stall / 1000 or math.inf
+    scheduler = Scheduler(
+        tree,
+        num_lanes=settings.parallel,
+        batch_size=context.batch,
+        prefill_budget=settings.prefill_budget,
+        max_stall=max_stall,
+        idle_cells=settings.idle_cells,
+        window=settings.window,
+        snapshots=Snapshots(
+            tree, 0 if model.can_trim else host_bytes, policy=EvictionPolicy(settings.eviction), cut=runner.states.cut
+        ),
+        drafts=Drafts(context.costs, max_rows=min(context.max_rows, context.batch), max_stall=max_stall, ends=model.ends),
+    )
+    answers = AnswerMemory()
+    made_by = _provenance(settings, model, context)
+    tiers = lower_tiers(settings, made_by)
+    engine = Engine(
+        scheduler,
+        runner,
+        model.is_end,
+        checks=settings.check,
+        lower=tiers,
+        sleep_after=settings.sleep_after,
+        hang_after=settings.hang_after,
+    )
+    door, view = Door(engine, model), View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
+    builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
+    logger.info("%s", describe(model, context, settings))
+    logger.info("%s", describe_template(settings, model, template))
+    bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
+    running: dict[Generation, PendingTurn | None] = {}
+    conversations = Conversations(*bounds, shelf=_shelf(settings, made_by), turns=running.values)
+    conversations.restore(HistoryVocabulary(model.num_vocab, builder.tokens))
+    scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
+    of_file = recommended(model.metadata)
+    if of_file:
+        shown = {**of_file, "samplers": ";".join(of_file["samplers"])} if "samplers" in of_file else of_file
+        logger.info("the file recommends %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
+    defaults = Defaults.of(settings, model, of_file)
+    intake = Submitter(model, view, limit, defaults, lora=Lora(adapters, scales))
+    idle = IdlePrefill(
+        door, view, builder, intake, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
+    )
+    metrics = Metrics(conversations, running, idle)
+    service = Service(
+        settings=settings,
+        name=settings.names(model.path)[0],
+        build=build_info(),
+        fingerprint=fingerprint_of(settings, model, template.source),
+        model=model,
+        context=context,
+        decision=decision,
+        grammars=Grammars(model),
+        engine=engine,
+        door=door,
+        view=view,
+        builder=builder,
+        template=template,
+        metrics=metrics,
+        intake=intake,
+        open=running,
+        answers=answers,
+        conversations=conversations,
+        idle=idle,
+        tiers=tiers,
+    )
+    engine.background.max_generations = service.max_open
+    return service
+
+
+def describe(model: Model, context: Context, settings: Settings) -> str:
+    """Describe the loaded model in one line: its size, the place of its layers, and the bytes of KV a token."""
+    gpu = next((device for device in devices() if device.is_gpu), None)
+    on_gpu = model.num_layers + 1 if settings.gpu_layers < 0 else min(settings.gpu_layers, model.num_layers + 1)
+    where = f"{on_gpu} of {model.num_layers + 1} layers on {gpu.description}" if gpu else "all layers on the CPU"
+    per_token = token_bytes(settings, model)
+    return (
+        f"{model.path.name}: {model.description}, {model.size / 2**20:,.0f} MiB, {where}; KV {per_token:,} bytes a token, "
+        f"{context.num_cells:,} cells ({context.num_cells * per_token / 2**20:,.0f} MiB), {settings.parallel} lanes"
+    )
+
+
+def _named_or_jinja(template: str) -> str:
+    """Return the source of a named template, or Jinja as it is: a word alone is a name. Raises SettingsError."""
+    source = named_template(template) or template
+    if source == template and not re.search(r"[\s{]", template):
+        raise SettingsError(f"--chat-template {template}: expected Jinja or one of {', '.join(names())}")
+    return source
+
+
+def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
+    """Return the files of --lora, then those of --lora-scaled, each with its scale. Raises ModelError."""
+    found = [(Path(file).expanduser(), 1.0) for file in filter(None, settings.lora.split(","))]
+    for entry in filter(None, settings.lora_scaled.split(",")):
+        file, _, scale = entry.rpartition(":")
+        try:
+            found.append((Path(file).expanduser(), convert(float(scale), Scale)))
+        except ValueError:  # msgspec's errors are such, too
+            raise ModelError(f"--lora-scaled {entry}: expected FILE:SCALE, {-MOST_SCALE:g} to {MOST_SCALE:g}") from None
+    return found
+
+
+def open_template(settings: Settings, model: Model) -> ChatTemplate:
+    """Return the chat template that a server uses. Raises ModelError and SettingsError."""
+    try:
+        return ChatTemplate(_template_source(settings, model), model.bos, model.eos, model.tokenizer.controls)
+    except TemplateError as error:
+        raise ModelError(f"the chat template cannot be used: {error}") from None
+
+
+def describe_template(settings: Settings, model: Model, template: ChatTemplate) -> str:
+    """Describe a chat template in one line: where it comes from, and which one it is."""
+    given = "the model's file" if model.chat_template else "slotcache, since the model's file has none"
+    given = "--chat-template" if settings.chat_template else given
+    given = "--chat-template-file" if settings.chat_template_file else given
+    return f"chat template of {given}: {len(template.source):,} characters, sha256 {template.digest}"
+
+
+def _template_source(settings: Settings, model: Model) -> str:
+    if settings.chat_template and settings.chat_template_file:
+        raise SettingsError("--chat-template and --chat-template-file: give one of them")
+    if settings.chat_template:
+        return _named_or_jinja(settings.chat_template)
+    if not settings.chat_template_file:
+        return model.chat_template or DEFAULT_TEMPLATE
+    try:
+        return Path(settings.chat_template_file).read_text("utf-8")
+    except OSError as error:
+        raise ModelError(f"cannot read the chat template {settings.chat_template_file}: {error.strerror}") from None
+
+
+def token_bytes(settings: Settings, model: Model) -> int:
+    """Return the bytes of one token's KV."""
+    return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
+
+
+def _host_bytes(settings: Settings) -> int:
+    """Return the size of the host tier: --cache-ram, but at most half of the memory that is free now."""
+    wanted, most = settings.cache_ram << 20, free_memory() // 2
+    if wanted > most:
+        logger.info("--cache-ram %s MiB is more than half of the free memory: %s MiB it is", settings.cache_ram, most >> 20)
+    return min(wanted, most)
+
+
+def _provenance(settings: Settings, model: Model, context: Context) -> Provenance | None:
+    """The provenance of what this server saves, if it may save anything. Reads the whole model the first time."""
+    return provenance_of(settings, model, context) if settings.cache_dir or settings.slot_save_path else None
+
+
+def lower_tiers(settings: Settings, made_by: Provenance | None) -> list[LowerTier]:
+    """Make the tiers below host memory. made_by: the provenance of their records."""
+    if not settings.cache_dir or made_by is None:
+        return []
+    return [DiskTier(Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, made_by)]
+
+
+def _shelf(settings: Settings, made_by: Provenance | None) -> ConversationFiles | None:
+    """Make the folder of stored conversations, one for each model: the tokens in them are the model's."""
+    if not settings.cache_dir or made_by is None:
+        return None
+    return free_shelf(Path(settings.cache_dir).expanduser() / f"conversations-{made_by.model[:16]}")

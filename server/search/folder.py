@@ -1,0 +1,306 @@
+"""The indexed folder of this server: loaded, watched, indexed again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import Protocol
+
+from ...models.demo.corpus import SUGGESTED
+from ...models.model import Model
+from ...models.model_files import cache_folder
+from ...retrieval.files import Folder, changes
+from ...retrieval.index import Index
+from ...retrieval.ranking import FUSED, LEXICAL, RERANKED, Search
+from ...slots.tier import own_folder
+from ..config.lock import MOST_SERVERS, lock
+from ..config.settings import Settings, SettingsError
+from ..http.api_errors import RequestError
+from .vectors import Embedding, Reranking, Vectors, can_search
+
+logger = logging.getLogger("slotcache.docs")
+OPENING, READING, EMBEDDING, READY, FAILED = "opening", "reading", "embedding", "ready", "failed"
+NICENESS = 10  # the engine's threads come first where both want a core
+POLL = 0.02  # seconds between two looks whether the engine is idle
+EVERY = 10.0  # seconds between two lines of progress in the log
+REST, LONGEST_REST = 4.0, 10.0  # times as long as a look at the folders took, and seconds, until the next one
+RETRY_AFTER = 30.0  # seconds until work that failed is tried again
+
+
+class ReadAhead(Protocol):
+    """Documents that are computed before anybody asks about them: how many so far, and their tokens."""
+
+    num_documents: int
+    num_tokens: int
+
+    def shown(self) -> dict[str, int | bool]:
+        """Return the progress as JSON."""
+        ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class FolderIndex:
+    """Folders that may be searched by one scope. It belongs to the event loop; its index, to any thread.
+
+    top_k: hits of a search that does not say how many. room: tokens that the documents of a question may have, about.
+    questions: to suggest to readers. keeper: keeps the index up to date. lock: the descriptor of the index's lock.
+    num_searches: that were begun. beginnings: of likely prompts, with --read-ahead.
+    """
+
+    index: Index
+    scope: str
+    top_k: int
+    room: int
+    embedding: Embedding | None
+    reranking: Reranking | None
+    keeper: FolderWatcher
+    lock: int
+    questions: Sequence[str] = ()
+    num_searches: int = 0
+    beginnings: ReadAhead | None = None
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of a search, in their order."""
+        fused, reranked = (FUSED,) if self.embedding else (), (RERANKED,) if self.reranking else ()
+        return (LEXICAL, *fused, *reranked)
+
+    @property
+    def folders(self) -> Sequence[Folder]:
+        return self.index.folders
+
+    def search(self) -> Search:
+        """Begin a search."""
+        self.num_searches += 1
+        embedding, reranking = self.embedding, self.reranking
+        return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
+
+    def check_scope(self, scope: str, where: str) -> None:
+        """Raise RequestError 403 for a scope that may not search these documents. where: the scope's field."""
+        if scope != self.scope:
+            raise RequestError(
+                f"{where}: the documents of this server belong to another scope: --docs-scope names it",
+                status=403,
+                param=where,
+                code="documents_of_another_scope",
+            )
+
+    def close(self) -> None:
+        self.keeper.close()
+        self.index.close()
+        os.close(self.lock)
+
+
+class FolderWatcher:
+    """Keeps an index up to date, in threads of its own: files first, then vectors in the gaps between requests.
+
+    state: opening, reading, embedding, ready or failed, for any thread to read. error: of the last failure. watches:
+    whether it notices changes. is_busy: whether the engine computes for a request.
+    """
+
+    def __init__(self, index: Index, *, watches: bool, is_busy: Callable[[], bool]) -> None:
+        self._index, self._watches, self._is_busy = index, watches, is_busy
+        self.state, self.error = OPENING, ""
+        self._wanted, self._stopping, self._settling = Event(), Event(), Lock()
+        self._threads: list[Thread] = []
+        self._pause = 0.0  # seconds until the next look
+        self._told = monotonic()
+        self._on_read: Callable[[], None] = lambda: None
+
+    def start(self, on_read: Callable[[], None] = lambda: None) -> None:
+        """Begin to work. on_read: called in a thread whenever all files are read again; vectors may be missing yet."""
+        self._on_read = on_read
+        self.refresh()
+        jobs = [("docs", self._work), *([("docs-watch", self._watch)] if self._watches else [])]
+        self._threads = [Thread(target=job, name=name, daemon=True) for name, job in jobs]
+        for thread in self._threads:
+            thread.start()
+
+    def refresh(self) -> None:
+        """Have the folders compared with the index, now or after what runs. It is not ready before that is done."""
+        with self._settling:
+            self._wanted.set()
+            if self.state in (READY, FAILED):
+                self.state = READING
+
+    def stop(self) -> None:
+        """End all work soon."""
+        self._stopping.set()
+        self._wanted.set()
+        self._index.interrupt()
+
+    def close(self) -> None:
+        """Return when the threads have ended."""
+        self.stop()
+        for thread in self._threads:
+            thread.join()
+
+    # ---- the threads -----------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        try:
+            for _ in changes(self._index.folders, self._stopping):
+                self.refresh()
+        except (OSError, UnicodeError) as error:  # too many watches, or a folder whose name is no UTF-8
+            logger.warning("changes of --docs are not noticed: %s; POST /v1/sources/refresh looks for them", error)
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # Linux alone has a niceness of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        wait = None
+        while not self._stopping.is_set():
+            self._wanted.wait(wait)
+            self._stopping.wait(self._pause)  # one file that changes all the time must not cost a core in a large folder
+            self._wanted.clear()
+            wait = None if self._refresh() else RETRY_AFTER
+
+    def _refresh(self) -> bool:
+        """Bring the index up to date, as far as it goes. False: something failed, and is to be tried again."""
+        try:
+            if self._read():
+                self._on_read()
+                if self._embed():
+                    self._settle(READY)
+        except (OSError, sqlite3.Error, RequestError) as error:
+            return self._fail(str(error))
+        except Exception as error:  # an unexpected error ends neither the server nor the search
+            logger.debug("the index of --docs could not be brought up to date", exc_info=True)
+            return self._fail(f"{type(error).__name__}: {error}")
+        return True
+
+    def _fail(self, error: str) -> bool:
+        if not self._stopping.is_set() and self._settle(FAILED, error):
+            logger.warning("the index of --docs is not up to date: %s; the next try is in %.0f s", error, RETRY_AFTER)
+        return False
+
+    def _settle(self, state: str, error: str = "") -> bool:
+        """Take the state at the end of the work. False: a new look at the folders is wanted by now."""
+        with self._settling:
+            if self._wanted.is_set():
+                return False
+            self.state, self.error = state, error
+            return True
+
+    def _read(self) -> bool:
+        """Read the files that have changed. False: it was ended."""
+        index, began = self._index, monotonic()
+        self.state = READING
+        scan = index.scan()
+        self._pause = min(REST * (monotonic() - began), LONGEST_REST)
+        index.forget(scan)
+        if not index.read_all(scan.changed, self._may_go_on):
+            return False
+        if scan.changed or scan.removed:
+            numbers = (len(scan.changed), len(scan.removed), index.progress.chunks, monotonic() - began)
+            logger.info("%d files read, %d gone: %d documents, after %.1f s", *numbers)
+        return True
+
+    def _embed(self) -> bool:
+        """Embed what has no vector yet, in gaps. False: it was ended, or files have changed."""
+        while self._gap_comes():
+            if not self._index.embed_some():
+                return True
+            self.state = EMBEDDING
+            self._tell()
+        return False
+
+    def _may_go_on(self) -> bool:
+        self._tell()
+        return not self._stopping.is_set()
+
+    def _gap_comes(self) -> bool:
+        """Wait until the engine is idle. False: the work is to end, or files come first."""
+        while not (gives_up := self._stopping.is_set() or self._wanted.is_set()) and self._is_busy():
+            self._wanted.wait(POLL)
+        return not gives_up
+
+    def _tell(self) -> None:
+        """Write a line of progress to the log now and then."""
+        if monotonic() - self._told > EVERY:
+            self._told, now = monotonic(), self._index.progress
+            numbers = (now.files - now.files_left, now.files, now.vectors, now.chunks)
+            logger.info("%s: %d of %d files, vectors of %d of %d documents", self.state, *numbers)
+
+
+# ---- From settings to the documents of `--docs`. ------------------------------------------------------------------------
+
+ROOM = 0.5  # of a prompt's tokens, for the documents of a question
+
+
+def load_library(settings: Settings, vectors: Vectors, limit: int, is_busy: Callable[[], bool]) -> FolderIndex | None:
+    """Open the index of --docs; None without --docs. Raises SettingsError, FolderError.
+
+    limit: tokens of a prompt and its answer. is_busy: as in `FolderWatcher`.
+    """
+    paths = [Path(path) for path in settings.docs.split("\n") if path]
+    if not paths:
+        return None
+    computer, ranker = vectors.embedding, vectors.reranking
+    embedding = Embedding.of(computer, settings) if computer and can_search(computer) else None
+    embedder = embedding.for_index() if embedding else None
+    try:
+        name = _name([str(path.expanduser().resolve(strict=True)) for path in paths], embedder.name if embedder else "")
+        folder = Path(settings.docs_db).expanduser() if settings.docs_db else cache_folder() / "docs"
+        database, locked = _free_file(folder, f"{name}-{settings.chunk_tokens}")
+        index = Index(paths, database, embedder=embedder, chunk_tokens=settings.chunk_tokens)
+    except FileNotFoundError as error:
+        raise SettingsError(f"--docs {error.filename}: there is no such file or folder") from None
+    except (OSError, sqlite3.Error, ValueError) as error:
+        raise SettingsError(f"the index of --docs cannot be opened: {error}") from None
+    if embedding is None:
+        logger.info("--docs are searched by words alone: --embedding-model FILE adds vectors")
+    elif any(astuple(embedding.prefixes)):
+        logger.info("queries are embedded behind %r, documents behind %r", *astuple(embedding.prefixes))
+    bundled = paths == [bundled_folder()]
+    return FolderIndex(
+        index=index,
+        scope=settings.docs_scope,
+        top_k=settings.docs_top_k,
+        room=int(ROOM * limit),
+        embedding=embedding,
+        reranking=Reranking(ranker) if ranker else None,
+        keeper=FolderWatcher(index, watches=settings.docs_watch, is_busy=is_busy),
+        lock=locked,
+        questions=SUGGESTED if bundled else (),
+    )
+
+
+def check_read_ahead(settings: Settings, model: Model) -> None:
+    """Raise SettingsError for --read-ahead where nothing could be read ahead."""
+    hindrances = {
+        "it needs documents: --docs": not settings.docs,
+        "it needs host memory, and --cache-ram is 0": not settings.cache_ram,
+        "this model generates no text": not model.can_chat,
+    }
+    if settings.read_ahead and (found := next((text for text, holds in hindrances.items() if holds), None)):
+        raise SettingsError(f"--read-ahead: {found}")
+
+
+def bundled_folder() -> Path:
+    """Return the folder of the documents that come with the built-in model."""
+    return cache_folder() / "demo"
+
+
+def _name(paths: list[str], embedder: str) -> str:
+    """Return a name for the index of folders, another one for each embedder."""
+    return hashlib.blake2b("\0".join([*paths, embedder]).encode(errors="surrogateescape"), digest_size=8).hexdigest()
+
+
+def _free_file(folder: Path, name: str) -> tuple[Path, int]:
+    """Return a file for an index that no running server has, and the descriptor of its lock. Raises OSError, FolderError."""
+    own_folder(folder, "--docs-db")
+    for number in range(MOST_SERVERS):
+        file = folder / f"{name}{f'-{number}' if number else ''}.db"
+        with suppress(BlockingIOError):
+            return file, lock(file.with_suffix(".lock"))
+    raise OSError(f"{MOST_SERVERS} servers have an index of these folders in {folder}")

@@ -1,0 +1,386 @@
+"""The question of a chat, the passages for it, their citations, and what the search took."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice, takewhile
+from typing import Annotated, NamedTuple, Self
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from ...ordering.document import TOOLS, Document
+from ...retrieval.files import Folder
+from ...retrieval.ranking import Hit, Query
+from ...retrieval.writing import INDEXED, StoredChunk, StoredFile
+from ...slots.scope import MAX_NAME
+from ..chat.body import ChatRequest, Paths, Retrieval, TopK, check_scope
+from ..chat.chat_prompt import DocumentSet
+from ..chat.history import ChatHistory
+from ..chat.sampling_fields import JsonValue
+from ..formats.answer import AnswerReader, ContentText
+from ..http.api_errors import RequestError
+from .folder import EMBEDDING, READY, FolderIndex
+
+MOST = 1000  # citations of an answer by ids, and as many by words: the account of an answer is made in the event loop
+QUOTED_WORDS = 5  # that a quotation has at least
+BRACKETS = re.compile(r"\[([^\][\n]{1,400})\]")
+NAME = re.compile(r"[^\s,;]+")
+WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """A span of an answer, in characters, and the document that it cites. quote: by its words, else by its id."""
+
+    id: str
+    start: int
+    stop: int
+    quote: bool = False
+
+    def shown(self) -> dict[str, object]:
+        cited: dict[str, object] = {"id": self.id, "start": self.start, "stop": self.stop}
+        return cited | ({"quote": True} if self.quote else {})
+
+
+class _Word(NamedTuple):
+    text: str
+    start: int
+    stop: int
+
+
+class Sources:
+    """Documents, by the words that follow each other in them. It takes memory and time as their text is long."""
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self._documents = list(documents)
+        self._ids = {document.id for document in self._documents}
+        self._words = [[word.text for word in _words(document.text)] for document in self._documents]
+        self._places: dict[str, tuple[int, int]] = {}  # of the first words: the document, and the first word's number
+        for at, words in enumerate(self._words):
+            for first in range(len(words) - QUOTED_WORDS + 1):
+                self._places.setdefault(_key(words[first : first + QUOTED_WORDS]), (at, first))
+
+    def cited(self, text: str) -> list[Citation]:
+        """Return the citations of an answer, in their order."""
+        found = [*islice(self._named(text), MOST), *islice(self._quoted(text), MOST)]
+        return sorted(found, key=lambda one: (one.start, one.stop))
+
+    def _named(self, text: str) -> Iterator[Citation]:
+        """Yield the ids in brackets: alone with them, and of several each by itself."""
+        for bracket in BRACKETS.finditer(text):
+            if bracket[1] in self._ids:
+                yield Citation(bracket[1], bracket.start(), bracket.end())
+                continue
+            for name in NAME.finditer(text, bracket.start(1), bracket.end(1)):
+                if name[0] in self._ids:
+                    yield Citation(name[0], name.start(), name.end())
+
+    def _quoted(self, text: str) -> Iterator[Citation]:
+        words, at = list(_words(text)), 0
+        texts = [word.text for word in words]
+        while at + QUOTED_WORDS <= len(words):
+            place = self._places.get(_key(texts[at : at + QUOTED_WORDS]))
+            if place is None:
+                at += 1
+                continue
+            document, first = place
+            length = _common_length(texts, at, self._words[document], first)
+            yield Citation(self._documents[document].id, words[at].start, words[at + length - 1].stop, quote=True)
+            at += length
+
+
+def _words(text: str) -> Iterator[_Word]:
+    return (_Word(found[0].casefold(), found.start(), found.end()) for found in WORD.finditer(text))
+
+
+def _key(words: Sequence[str]) -> str:
+    return " ".join(words)
+
+
+def _common_length(words: Sequence[str], at: int, others: Sequence[str], first: int) -> int:
+    """Return how many words are the same from a place of each on."""
+    most = min(len(words) - at, len(others) - first)
+    return next((n for n in range(most) if words[at + n] != others[first + n]), most)
+
+
+# ---- The documents of `--docs` as JSON: folders, files, and one document with its neighbours. ---------------------------
+
+Fields = dict[str, object]
+NEIGHBOURS = 2  # on each side of a document
+
+
+def collections(library: FolderIndex, after: str, limit: int) -> Fields:
+    """Return the folders with the files of a page, by path: `limit` of those after a path. Reads the index."""
+    files = list(library.index.store.files(after, limit + 1).values())
+    page = files[:limit]
+    shown: Fields = {
+        "object": "sources",
+        "collections": [_collection(library, folder, page) for folder in library.folders],
+        "next": page[-1].path if len(files) > limit else None,
+    }
+    return shown | ({"read_ahead": library.beginnings.shown()} if library.beginnings else {})
+
+
+def _collection(library: FolderIndex, folder: Folder, files: Iterable[StoredFile]) -> Fields:
+    keeper = library.keeper
+    shown: Fields = {
+        "path": os.fsencode(folder.root).decode(errors="backslashreplace"),
+        "state": keeper.state,
+        "stages": library.stages,
+        "progress": _progress(library),
+        "files": [_file(file) for file in files if _is_in(folder, file.path)],
+    }
+    named: Fields = {"error": keeper.error, "questions": library.questions}
+    return shown | {name: value for name, value in named.items() if value}
+
+
+def index_state(library: FolderIndex) -> Fields:
+    """Return how far an index is that is not up to date, as a field of an answer; no field for one that is."""
+    state = library.keeper.state
+    return {} if state == READY else {"index": {"state": state, **_progress(library)}}
+
+
+def _is_in(folder: Folder, path: str) -> bool:
+    name = folder.shown(())
+    return not name or path == name or path.startswith(f"{name}/")
+
+
+def _progress(library: FolderIndex) -> Fields:
+    """Return how far the index of all folders is: in documents while vectors are computed, else in files."""
+    now = library.index.progress
+    if library.keeper.state == EMBEDDING:
+        return {"unit": "documents", "done": now.vectors, "total": now.chunks}
+    return {"unit": "files", "done": now.files - now.files_left, "total": now.files}
+
+
+def _file(file: StoredFile) -> Fields:
+    shown: Fields = {"path": file.path, "state": file.state}
+    if file.state != INDEXED:
+        return shown | {"error": file.reason}
+    return shown | {"chunks": file.num_chunks, "vectors": file.num_vectors}
+
+
+def document(library: FolderIndex, id: str) -> Fields:
+    """Return a document with its text and its neighbours in the file. Reads the index. Raises RequestError 404."""
+    around = library.index.expand(id, NEIGHBOURS, NEIGHBOURS)
+    own = next((at for at, chunk in enumerate(around) if chunk.id == id), None)
+    if own is None:
+        raise RequestError(f"no document {id[:80]!r} is in the index: its file may have changed", status=404)
+    neighbours = [{"offset": at - own, **_text(chunk)} for at, chunk in enumerate(around) if at != own]
+    places = [{"path": place.path, "page": place.page} for place in around[own].places]
+    return _text(around[own]) | place_of(around[own]) | {"places": places, "neighbours": neighbours}
+
+
+def _text(chunk: StoredChunk) -> Fields:
+    return {"id": chunk.id, "title": chunk.title, "text": chunk.text}
+
+
+def place_of(chunk: StoredChunk) -> Fields:
+    """Return the first place of a document."""
+    place = chunk.places[0]
+    return {"path": place.path, "page": place.page, "start": place.start, "stop": place.stop}
+
+
+def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
+    """Return what a search found, in rank."""
+    return [
+        {"id": hit.chunk.id, "title": hit.chunk.title}
+        | ({"text": hit.chunk.text} if with_text else {})
+        | place_of(hit.chunk)
+        | {"score": round(hit.score, 4), "lexical_rank": hit.lexical_rank, "vector_rank": hit.vector_rank}
+        for hit in hits
+    ]
+
+
+# ---- The account of a chat whose documents were found: what was found, and what the answer cites. -----------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReport:
+    """The hits of a chat's search. index: a field that says how far the index was, if it was not up to date."""
+
+    hits: Sequence[Hit]
+    index: Fields
+
+
+Found = SearchReport | None
+"""What was found for a chat; None for a chat that asks for no search."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Account:
+    """found: the ids of the documents that were found, in rank. retrieved: the same for the client. sources: all of the
+    prompt. reader: makes readers of an answer. index: as in `SearchReport`.
+    """
+
+    found: Sequence[str]
+    retrieved: list[Fields]
+    sources: Sources
+    reader: Callable[[], AnswerReader]
+    index: Fields
+
+    @classmethod
+    def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
+        """Make the account of a chat, in a thread: it takes time as the documents are long."""
+        sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
+        sources = Sources(document for one in sets for document in one.documents)
+        ids, retrieved = [hit.chunk.id for hit in found.hits], results(found.hits, with_text=False)
+        return cls(ids, retrieved, sources, chat.shown_reader, index=found.index)
+
+    def fields(self, text: str) -> Fields:
+        """Return the fields of the report. text: of the model; the citations' places are those in its content."""
+        reader = self.reader()
+        fragments = [*reader.push(text), *reader.finish()]
+        content = "".join(fragment.text for fragment in fragments if isinstance(fragment, ContentText))
+        citations = [one.shown() for one in self.sources.cited(content)]
+        return {"retrieved": self.retrieved, "citations": citations, **self.index}
+
+
+# ---- Pipelining ---------------------------------------------------------------------------------------------------------
+# The leading documents of a search, computed while it goes on (RAGCache, section 5.3: dynamic speculative pipelining).
+
+logger = logging.getLogger("slotcache.docs")
+MOST_AHEAD = 3  # documents: a later stage keeps fewer of those behind them in their place
+
+Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
+"""Computes a prompt with documents ahead, if the server is idle."""
+
+
+class Ahead:
+    """Hands the first documents of a stage to `prefill` where another one leads than before. A later stage wins.
+
+    delay: seconds that a stage has to last: a prompt is not worth its making for a search that is about to end.
+    """
+
+    def __init__(self, prefill: Prefill, delay: float = 0.0) -> None:
+        self._prefill, self._delay = prefill, delay
+        self._leader: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def show(self, hits: Sequence[Hit]) -> None:
+        """Take the documents of the newest stage."""
+        if not hits or hits[0].chunk.id == self._leader:
+            return
+        self.stop()
+        self._leader = hits[0].chunk.id
+        self._task = asyncio.ensure_future(self._run(hits[:MOST_AHEAD]))
+
+    def stop(self) -> None:
+        """Hand over nothing more. Prompts that were handed over are still computed."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def settled(self) -> None:
+        """Return when the newest documents have been handed over."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self, hits: Sequence[Hit]) -> None:
+        await asyncio.sleep(self._delay)
+        try:
+            await self._prefill(hits)
+        except RequestError as error:  # only a head start is lost
+            logger.debug("documents could not be computed ahead: %s", error)
+
+
+# ---- `POST /v1/search`: its fields. -------------------------------------------------------------------------------------
+
+
+class ChatToCome(ChatRequest, frozen=True, kw_only=True):
+    """The body of a chat completion without its last question."""
+
+    messages: list[dict[str, JsonValue]] = field(default_factory=list)
+
+
+class SearchRequest(Struct, frozen=True, kw_only=True):
+    """`POST /v1/search`. stream: an event for each stage. speculate: a name for the turn whose documents are computed ahead.
+
+    chat: of that turn; without it, the conversation of that name, or else a new chat.
+    """
+
+    query: str
+    top_k: TopK | None = None
+    paths: Paths = []
+    min_score: float | None = None
+    stream: bool = False
+    speculate: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None = None
+    chat: ChatToCome | None = None
+    cache_scope: str = ""
+
+    def check(self) -> None:
+        """Raise RequestError for a scope that is too long."""
+        check_scope(self.cache_scope, "cache_scope")
+
+
+# ---- From a chat with `retrieval` to the query, and from what was found to the chat with its documents. -----------------
+
+
+def query_of(asked: ChatRequest, library: FolderIndex) -> Query | None:
+    """Return the query of a chat: its own, or the last question. Raises RequestError where there is none.
+
+    None: the chat goes on with results of tools alone, behind a question whose documents it has.
+    """
+    wish = asked.retrieval if isinstance(asked.retrieval, Retrieval) else Retrieval()
+    text = _last_question(asked) if wish.query is None else wish.query
+    if text is None:
+        return None
+    top_k, paths = wish.top_k or library.top_k, tuple(wish.paths)
+    return Query(text=text, top_k=top_k, paths=paths, min_score=wish.min_score)
+
+
+def query_of_search(asked: SearchRequest, library: FolderIndex) -> Query:
+    top_k, paths = asked.top_k or library.top_k, tuple(asked.paths)
+    return Query(text=asked.query, top_k=top_k, paths=paths, min_score=asked.min_score)
+
+
+def _last_question(asked: ChatRequest) -> str | None:
+    at = _last(asked, "user")
+    if at is None and _last(asked, *TOOLS) is not None:
+        return None
+    if at is None:
+        raise RequestError("retrieval: expected a message of a user, or a query of its own", param="retrieval")
+    content = asked.messages[at].get("content")
+    parts = content if isinstance(content, list) else [content]
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _last(asked: ChatRequest, *roles: str) -> int | None:
+    """Return the index of the last message of some roles."""
+    return max((at for at, message in enumerate(asked.messages) if message.get("role") in roles), default=None)
+
+
+def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
+    """Return the first hits, at least one, that have no more tokens together than there is room for.
+
+    length: returns the tokens of a document in the prompt. The index only estimates them.
+    """
+    totals = accumulate(length(hit.document) for hit in hits)
+    return list(hits[: max(sum(1 for _ in takewhile(lambda total: total <= room, totals)), 1)])
+
+
+def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:
+    """Return a chat whose last question has more documents, behind those that the client sent.
+
+    Without a question they belong to the last result of a tool.
+    """
+    chunks = [hit.chunk for hit in hits]
+    found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
+    asked, question = msgspec.structs.replace(asked, retrieval=True), _last(asked, "user")
+    at = _last(asked, *TOOLS) if question is None else question
+    if not found or at is None:
+        return asked
+    given = asked.messages[at].get("documents")
+    if given is None and question is None:
+        given = []
+    if not isinstance(given, list):
+        return msgspec.structs.replace(asked, documents=[*(asked.documents or []), *found])
+    messages = [*asked.messages]
+    messages[at] = {**messages[at], "documents": [*given, *found]}
+    return msgspec.structs.replace(asked, messages=messages)

@@ -1,0 +1,561 @@
+"""The embedding and the reranking model, each in a thread of its own: queue, batches, texts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import reprlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, astuple, dataclass, field
+from pathlib import Path
+from threading import Lock, Thread, Timer
+from typing import Literal, Self
+
+import numpy as np
+
+from ...models.embedding import EmbedderSettings, EmbeddingModel, Pairing, normalised
+from ...models.errors import ModelError
+from ...models.hardware import fast_cores
+from ...models.model import Model
+from ...models.model_files import digest, files_of
+from ...retrieval.index import Embedder, Prefixes, prefixes_of
+from ..chat.decode import check_number
+from ..chat.text_prompt import TextTokens, split_prompts
+from ..config.settings import Settings, SettingsError
+from ..http.api_errors import RequestError, not_loaded
+from ..http.bodies import LARGEST
+from ..http.threads import PromptThreads
+
+# ---- Texts that wait to become vectors, and the thread that computes them while any wait. -------------------------------
+
+logger = logging.getLogger("slotcache.vectors")
+NICENESS = 10  # the engine's threads come first where both want a core
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The texts of one request. vectors: of its first texts, so far."""
+
+    texts: Sequence[np.ndarray]
+    vectors: list[np.ndarray] = field(default_factory=list)
+    num_taken: int = 0
+    future: Future[list[np.ndarray]] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class Computed:
+    """The texts that became vectors or scores, their tokens, and the steps that this took."""
+
+    texts: int = 0
+    tokens: int = 0
+    steps: int = 0
+
+    def __add__(self, other: Computed) -> Computed:
+        return Computed(self.texts + other.texts, self.tokens + other.tokens, self.steps + other.steps)
+
+
+Batch = list[tuple[Job, np.ndarray]]
+
+
+class VectorQueue:
+    """Computes texts of several requests in turn, a call of the embedder at a time. Safe from any thread.
+
+    A request of one text waits for at most one call, however many texts wait in front of it. The thread lives only while
+    texts wait: the workers that OpenMP keeps for a thread would slow the engine's own down as long as it lives. While the
+    engine generates, it computes on one core.
+
+    Texts in gaps wait until no others do. is_busy: whether the engine generates; called in the queue's thread. sleep_after:
+    seconds without a text after which the embedder leaves memory; 0: never. computed: in all.
+    """
+
+    def __init__(self, embedder: EmbeddingModel, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
+        self._embedder, self._is_busy, self._sleep_after = embedder, is_busy, sleep_after
+        self.computed = Computed()
+        self._lock = Lock()
+        self._jobs: deque[Job] = deque()
+        self._in_gaps: deque[Job] = deque()
+        self._thread: Thread | None = None
+        self._closed = False
+        self._timer = self._start_timer()
+
+    def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
+        """Queue texts (int32, at least one); the future's result is as of `EmbeddingModel.vectors`. Cancel it to drop them.
+
+        in_gaps: they give way to all other texts. Raises RequestError once the queue is closed.
+        """
+        job = Job(texts)
+        with self._lock:
+            if self._closed:
+                raise RequestError("the server is shutting down", status=503)
+            (self._in_gaps if in_gaps else self._jobs).append(job)
+            self._timer.cancel()
+            if self._thread is None:
+                self._thread = Thread(target=self._work, name="vectors", daemon=True)
+                self._thread.start()
+        return job.future
+
+    def close(self) -> None:
+        """Fail the texts that wait, and return when the thread has ended."""
+        with self._lock:
+            self._closed, thread = True, self._thread
+            self._timer.cancel()
+            waiting, self._jobs, self._in_gaps = (*self._jobs, *self._in_gaps), deque(), deque()
+        for job in waiting:
+            _fail(job, RequestError("the server is shutting down", status=503))
+        if thread:
+            thread.join()
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # Linux alone has a niceness of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while batch := self._take():
+            try:
+                self._embedder.open()
+                vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self._is_busy() else 0)
+            except ModelError as error:
+                self._drop(batch, not_loaded(error))
+                continue
+            except Exception:
+                logger.exception("texts could not be computed")
+                self._drop(batch, RequestError("the model failed while computing this", status=500))
+                continue
+            self.computed += Computed(len(batch), sum(len(text) for _, text in batch), 1)
+            for (job, _), vector in zip(batch, vectors, strict=True):
+                job.vectors.append(vector)
+                if len(job.vectors) == len(job.texts) and job.future.set_running_or_notify_cancel():
+                    job.future.set_result(job.vectors)
+
+    def _take(self) -> Batch:
+        """Take one text of each job in turn, as many as a call holds. An empty batch ends the thread."""
+        batch: Batch = []
+        room = self._embedder.limit
+        with self._lock:
+            while len(batch) < self._embedder.most_texts and (jobs := self._jobs or self._in_gaps):
+                job = jobs[0]
+                if job.future.cancelled():
+                    jobs.popleft()
+                    continue
+                text = job.texts[job.num_taken]
+                if len(text) > room:
+                    break
+                batch.append((job, text))
+                room -= len(text)
+                job.num_taken += 1
+                jobs.rotate(-1)
+                if job.num_taken == len(job.texts):
+                    jobs.pop()
+            if not batch:
+                self._thread = None
+                self._timer = self._start_timer()
+        return batch
+
+    def _drop(self, batch: Batch, error: RequestError) -> None:
+        """Fail the requests of a batch."""
+        jobs = {job for job, _ in batch}
+        with self._lock:
+            self._jobs, self._in_gaps = (
+                deque(job for job in queue if job not in jobs) for queue in (self._jobs, self._in_gaps)
+            )
+        for job in jobs:
+            _fail(job, error)
+
+    # ---- sleep -----------------------------------------------------------------------------------------------------
+
+    def _start_timer(self) -> Timer:
+        """Return a timer for the embedder's sleep, which runs if it is in memory and may leave it."""
+        timer = Timer(self._sleep_after, self._fall_asleep)
+        timer.daemon = True
+        if self._sleep_after and self._embedder.is_open and not self._closed:
+            timer.start()
+        return timer
+
+    def _fall_asleep(self) -> None:
+        """Runs in a thread of its own, which also computes the texts that come meanwhile."""
+        with self._lock:
+            if self._thread is not None or self._closed or not self._embedder.is_open:
+                return
+            self._thread = threading.current_thread()
+        self._embedder.rest()
+        logger.info("%s: asleep after %g s without a text", self._embedder.model.path.name, self._sleep_after)
+        self._work()
+
+
+def _fail(job: Job, error: RequestError) -> None:
+    if not job.future.done() and job.future.set_running_or_notify_cancel():
+        job.future.set_exception(error)
+
+
+# ---- The texts of a request for vectors, as tokens. ---------------------------------------------------------------------
+
+
+def tokens_of(embedder: EmbeddingModel, given: object, name: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tokens of each text, int32, with its place in the body. Raises RequestError.
+
+    given: a text, a list of token ids or of both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of
+    these. name: of the field. Only a text alone gets the tokens that the model expects around it; ids stay as they are.
+    """
+    if isinstance(given, list):
+        check_number(len(given), name)
+    texts = TextTokens(embedder.model)
+    for where, one in split_prompts(given, name):
+        text = _plain(one, where)
+        alone = isinstance(text, str)
+        yield where, embedder.tokens(text) if alone else texts.tokens(text, where, special=False, begin=False)
+
+
+def _plain(one: object, where: str) -> object:
+    """Return the text of an object with a text, else the object."""
+    match one:
+        case {"content": list(parts)}:
+            return "".join(_text(part, f"{where}.content[{at}]") for at, part in enumerate(parts))
+        case {"prompt_string": str(text), **rest} if not rest:
+            return text
+    return one
+
+
+def _text(part: object, where: str) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+    raise RequestError(f"{where} is {reprlib.repr(part)}: expected a part of type text", param=where)
+
+
+RETRY_AFTER = 1  # s
+
+
+class EmbeddingWorker:
+    """One such model. It belongs to the event loop.
+
+    name: the model's, in answers. num_open: requests that wait for it; max_open: how many may.
+    """
+
+    def __init__(self, name: str, embedder: EmbeddingModel, queue: VectorQueue, max_open: int) -> None:
+        self.name, self.embedder = name, embedder
+        self._pairing = Pairing(embedder.model)
+        self._queue, self._max_open, self.num_open = queue, max_open, 0
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the model has left memory and no request wants it back."""
+        return not (self.num_open or self.embedder.is_open)
+
+    async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the vectors of texts, int32 each. Cancelling it drops the texts. Raises RequestError: the queue is full."""
+        if self.num_open >= self._max_open:
+            raise RequestError(
+                f"{self.num_open} requests wait for {self.name}, of at most {self._max_open}: try again later",
+                status=429,
+                code="queue_full",
+                retry_after=RETRY_AFTER,
+            )
+        self.num_open += 1
+        try:
+            return await asyncio.wrap_future(self._queue.submit(texts))
+        finally:
+            self.num_open -= 1
+
+    def compute_in_gaps(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the vectors of texts, int32 each, while no request waits for some. Raises RequestError. Any thread's."""
+        return self._queue.submit(texts, in_gaps=True).result()
+
+    @property
+    def computed(self) -> Computed:
+        return self._queue.computed
+
+    @staticmethod
+    def normalised(vector: np.ndarray, norm: int) -> np.ndarray:
+        """Return vectors (..., width) at a length: see `models.embedding.normalised`."""
+        return normalised(vector, norm)
+
+    # ---- in a thread -----------------------------------------------------------------------------------------------
+
+    def tokens(self, given: object, name: str, cut: Literal["start", "end"] | None) -> list[np.ndarray]:
+        """Return the tokens of each text of a request: see `tokens_of`. Raises RequestError.
+
+        cut: the end of a text that is cut off where it is too long; None: that is an error.
+        """
+        found = list(tokens_of(self.embedder, given, name))
+        if cut:
+            found = [(where, self.embedder.shortened(tokens, cut == "start")) for where, tokens in found]
+        for where, tokens in found:
+            self._check_length(tokens, where)
+        return [tokens for _, tokens in found]
+
+    def pairs(self, query: str, documents: Sequence[str], name: str) -> list[np.ndarray]:
+        """Return the tokens of the query with each document. Raises RequestError. name: of the documents' field."""
+        pairs = self._pairing(query, documents)
+        for at, pair in enumerate(pairs):
+            self._check_length(pair, f"{name}[{at}]")
+        return pairs
+
+    def pair(self, query: str, document: str) -> np.ndarray:
+        """Return the tokens of the query with a document, however many they are."""
+        return self._pairing(query, [document])[0]
+
+    def _check_length(self, tokens: np.ndarray, where: str) -> None:
+        """Raise RequestError for a text that is empty or too long for the model. where: its place in the body."""
+        size, limit = len(tokens), self.embedder.limit
+        if not size:
+            raise RequestError(f"{where} is empty: expected a text", param=where)
+        if size > limit:
+            raise RequestError(
+                f"{where} is too large: it has {size} tokens, and {self.name} takes {limit} at once; shorten it, or start "
+                "the server with a larger --ubatch-size if the model was trained for more",
+                param=where,
+                code="context_length_exceeded",
+                n_prompt_tokens=size,
+                n_ctx=limit,
+            )
+
+    def stop(self) -> None:
+        """End all requests with an error."""
+        self._queue.close()
+
+    def close(self) -> None:
+        self.stop()
+        self.embedder.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class Vectors:
+    """All that a server does without generating: tokens, vectors, scores. The last two: None if not asked for.
+
+    model, name: the served model; texts: its tokeniser. beside: models that were loaded for vectors or scores alone.
+    threads: for texts that become tokens, and for numbers that become text.
+    """
+
+    settings: Settings
+    model: Model
+    name: str
+    texts: TextTokens
+    embedding: EmbeddingWorker | None
+    reranking: EmbeddingWorker | None
+    threads: PromptThreads
+    beside: list[Model]
+
+    def embedder(self) -> EmbeddingWorker:
+        """Return the embedder. Raises RequestError 501."""
+        if self.embedding is None:
+            raise _not_asked_for("embeddings", "--embedding-model FILE, or --embeddings for the model itself")
+        return self.embedding
+
+    def ranker(self) -> EmbeddingWorker:
+        """Return the reranker. Raises RequestError 501."""
+        if self.reranking is None:
+            raise _not_asked_for("reranking", "--rerank-model FILE, or --reranking for the model itself")
+        return self.reranking
+
+    def models(self) -> dict[str, dict[str, object]]:
+        """Return the sizes and kinds of each model by its name, the served one first."""
+        found = {self.name: self.model} | {computer.name: computer.embedder.model for computer in self.computers}
+        return {name: _about(model) for name, model in found.items()}
+
+    def properties(self) -> dict[str, object]:
+        """Return what `/props` says of vectors and of the model itself."""
+        embedding, reranking = self.embedding, self.reranking
+        return {
+            "model_path": str(self.model.path),
+            "model_alias": self.name,
+            "settings": self.settings.shown(),
+            "embedding": embedding
+            and {
+                "model": embedding.name,
+                "pooling": embedding.embedder.pooling,
+                "dimensions": embedding.embedder.width,
+                "n_ctx": embedding.embedder.limit,
+            },
+            "reranking": reranking and {"model": reranking.name, "n_ctx": reranking.embedder.limit},
+        }
+
+    def stop(self) -> None:
+        """End all requests with an error."""
+        for computer in self.computers:
+            computer.stop()
+
+    def close(self) -> None:
+        self.threads.close()
+        for computer in self.computers:
+            computer.close()
+        for model in self.beside:
+            model.close()
+
+    @property
+    def computed(self) -> Computed:
+        """What the embedder and the reranker computed."""
+        return sum((computer.computed for computer in self.computers), Computed())
+
+    @property
+    def computers(self) -> list[EmbeddingWorker]:
+        return [computer for computer in (self.embedding, self.reranking) if computer]
+
+
+def _about(model: Model) -> dict[str, object]:
+    return {
+        "n_vocab": model.num_vocab,
+        "n_ctx_train": model.context_train,
+        "n_params": model.num_parameters,
+        "size": model.size,
+        "vocab_type": model.vocabulary_type,
+        "n_embd": model.width,
+        "ftype": model.file_type,
+    }
+
+
+def _not_asked_for(kind: str, remedy: str) -> RequestError:
+    return RequestError(f"this server was started without {kind}: start it with {remedy}", status=501)
+
+
+# ---- The embedder and the reranker of the server, as an index and its searches use them. --------------------------------
+
+POOLED = ("mean", "cls", "last")  # ways in which a text becomes one vector
+MAX_LETTERS = 8192  # of a query, from its end: a long message asks its question last
+MARGIN = 0.9  # of the length that fits, in letters: they are no tokens
+AUTO = "auto"  # a prefix that the model's name decides
+MOST_PREFIX = 0.5  # of the tokens that a model takes at once
+
+
+def can_search(computer: EmbeddingWorker | None) -> bool:
+    """Whether a model turns each text into one vector."""
+    return computer is not None and computer.embedder.pooling in POOLED
+
+
+class Embedding:
+    """Turns texts of an index and queries into vectors. prefixes: in front of both, as the model was trained with."""
+
+    def __init__(self, computer: EmbeddingWorker, prefixes: Prefixes) -> None:
+        self._computer, self.prefixes = computer, prefixes
+
+    @classmethod
+    def of(cls, computer: EmbeddingWorker, settings: Settings) -> Self:
+        """Take the prefixes from the settings, else from the model's name. Raises SettingsError for a long one."""
+        model, embedder = computer.embedder.model, computer.embedder
+        usual = prefixes_of(*(model.metadata(f"general.{key}") or "" for key in ("name", "architecture")))
+        given = (settings.embedding_query_prefix, settings.embedding_document_prefix)
+        prefixes = Prefixes(*(own if one == AUTO else one for one, own in zip(given, astuple(usual), strict=True)))
+        for kind, prefix in asdict(prefixes).items():
+            size = len(embedder.tokens(prefix))
+            if size > MOST_PREFIX * embedder.limit:
+                raise SettingsError(
+                    f"--embedding-{kind}-prefix has {size} tokens, of {embedder.limit} that {computer.name} takes at once: "
+                    "expected a short text"
+                )
+        return cls(computer, prefixes)
+
+    def for_index(self) -> Embedder:
+        """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError."""
+        embedder = self._computer.embedder
+        files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
+        return Embedder(f"{files} {embedder.pooling} {embedder.limit}" + (f" {prefix!r}" if prefix else ""), self._embed)
+
+    def _embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Compute texts while no request waits for vectors. The index's thread. Raises RequestError."""
+        embedder, prefix = self._computer.embedder, self.prefixes.document
+        tokens = [embedder.shortened(embedder.tokens(prefix + text)) for text in texts]
+        return np.stack(self._computer.compute_in_gaps(tokens))
+
+    async def query(self, text: str) -> np.ndarray:
+        """Return the vector (width,) of a query. Raises RequestError."""
+        (vector,) = await self._computer.compute([await asyncio.to_thread(self._query_tokens, text[-MAX_LETTERS:])])
+        return vector
+
+    def _query_tokens(self, text: str) -> np.ndarray:
+        """Return the tokens of the prefix and a query. One that is too long loses its start."""
+        embedder = self._computer.embedder
+        while len(tokens := embedder.tokens(self.prefixes.query + text)) > embedder.limit:
+            text = text[len(text) - int(MARGIN * embedder.limit / len(tokens) * len(text)) :]
+        return tokens
+
+
+class Reranking:
+    """Scores texts for a query."""
+
+    def __init__(self, computer: EmbeddingWorker) -> None:
+        self._computer = computer
+
+    async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Return a score for each text; a higher one is better. Raises RequestError."""
+        if not texts:
+            return []
+        pairs = await asyncio.to_thread(lambda: [self._pair(query[-MAX_LETTERS:], text) for text in texts])
+        return [float(scores[0]) for scores in await self._computer.compute(pairs)]
+
+    def _pair(self, query: str, text: str) -> np.ndarray:
+        """Return the tokens of both. What is too long loses the end of the text and the start of the query."""
+        limit = self._computer.embedder.limit
+        while len(pair := self._computer.pair(query, text)) > limit:
+            share = MARGIN * limit / len(pair)
+            text, query = text[: int(share * len(text))], query[len(query) - int(share * len(query)) :]
+        return pair
+
+
+# ---- Makes the embedder and the reranker that the settings ask for. -----------------------------------------------------
+
+TEXTS_ON_GPU = 64  # of a call; on a CPU, each text has its own
+
+
+def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[[], bool]) -> Vectors:
+    """Load the models beside, and make the contexts. Raises ModelError.
+
+    model, name: the served model, which may be one of these. is_busy: as in `VectorQueue`.
+    """
+    reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
+    embeds = settings.embeddings and not reranks
+    loader = _Loader(settings, model, name, is_busy)
+    return Vectors(
+        settings=settings,
+        model=model,
+        name=name,
+        texts=TextTokens(model),
+        embedding=loader.load(settings.embedding_model, embeds, settings.pooling),
+        reranking=loader.load(settings.rerank_model, reranks, "rank"),
+        threads=PromptThreads(LARGEST * settings.max_body << 20),
+        beside=loader.beside,
+    )
+
+
+@dataclass(slots=True)
+class _Loader:
+    settings: Settings
+    model: Model
+    name: str
+    is_busy: Callable[[], bool]
+    beside: list[Model] = field(default_factory=list)
+
+    def load(self, file: str, is_served: bool, pooling: str) -> EmbeddingWorker | None:
+        """Make the computer of one kind: of a model beside, or of the served one; None: of neither."""
+        if file and is_served:
+            raise ModelError(f"{file} beside {self.model.path}, or that model itself: choose one of the two")
+        if is_served:
+            return self._computer(self.model, self.name, pooling)
+        if not file:
+            return None
+        path = Path(file).expanduser()
+        self.beside.append(
+            Model(
+                path, self.settings.gpu_layers, repack=self.settings.repack == "on", may_rest=self.settings.sleep_after > 0
+            )
+        )
+        return self._computer(self.beside[-1], path.stem, pooling)
+
+    def _computer(self, model: Model, name: str, pooling: str) -> EmbeddingWorker:
+        kind = model.pooling
+        if pooling == "rank" and kind not in ("", "none", "rank"):
+            raise ModelError(f"{model.path} is no reranker: it pools the vectors of a text by {kind}, not by rank")
+        settings = EmbedderSettings(
+            pooling=pooling,
+            max_tokens=self.settings.ubatch_size,
+            flash_attention=self.settings.flash_attn,
+            threads=self.settings.threads or fast_cores(),
+            most_texts=TEXTS_ON_GPU if model.device else 1,
+        )
+        embedder = EmbeddingModel(model, settings)
+        return EmbeddingWorker(
+            name, embedder, VectorQueue(embedder, self.is_busy, self.settings.sleep_after), self.settings.max_queue + 1
+        )

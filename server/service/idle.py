@@ -1,0 +1,516 @@
+"""Work for idle time: follow-up turns, document sets, popular prefixes.
+
+First the next turn of each conversation: its history as the template shows it then, up to the user's message. That is the
+answer's last token, the tokens that end it, and the whole answer where the template changes it (drops its reasoning, say).
+
+Then, with --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat that read documents 1 to 5 does not
+help a new chat that starts with document 3. So idle prefill brings sets of the documents to the front of a prompt: each
+document alone, then pairs, and larger sets.
+
+Last, with --read-ahead, documents of the server that no chat has asked about yet (`retrieving.beginnings`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from sys import getsizeof
+from typing import Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from ...retrieval.index import Index
+from ...retrieval.store import count_uses, likeliest
+from ...retrieval.writing import StoredChunk
+from ...slots.radix import NO_TOKENS
+from ...slots.scope import Scope
+from ..chat.body import ChatRequest
+from ..chat.builder import PromptBuilder
+from ..chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
+from ..chat.decode import decode
+from ..chat.history import INSTRUCTIONS, HistoryMessage
+from ..chat.sampling_fields import JsonValue
+from ..engine.engine import Door
+from ..engine.generation import End, Failure, Generation
+from ..engine.view import View
+from ..http.api_errors import RequestError
+from ..http.threads import LARGE
+from .intake import Submitter
+
+# ---- Work that waits for idle time: bounded in number and in bytes, since idle time may never come. ---------------------
+
+T = TypeVar("T")
+
+
+class Backlog(Generic[T]):
+    """Items in order of arrival. Beyond its bounds the oldest leave."""
+
+    def __init__(self, max_number: int, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self._max_number, self._max_bytes = max_number, max_bytes
+        self._items: dict[T, int] = {}  # with the bytes of each
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    @property
+    def oldest(self) -> T:
+        return next(iter(self._items))
+
+    @property
+    def newest(self) -> T:
+        return next(reversed(self._items))
+
+    def add(self, item: T, num_bytes: int) -> None:
+        """Add an item that keeps `num_bytes` in memory, unless it alone exceeds the bound."""
+        if num_bytes > self._max_bytes:
+            return
+        self._items[item] = num_bytes
+        self.num_bytes += num_bytes
+        while len(self) > self._max_number or self.num_bytes > self._max_bytes:
+            self.remove(self.oldest)
+
+    def remove(self, item: T) -> None:
+        """Remove an item, if it is still here."""
+        self.num_bytes -= self._items.pop(item, 0)
+
+    def clear(self) -> None:
+        self._items.clear()
+        self.num_bytes = 0
+
+
+# ---- Beginnings ---------------------------------------------------------------------------------------------------------
+# The beginnings of likely prompts: what each chat about the server's documents begins with, then one document.
+#
+# Only a prefix can be reused, so a document helps a new question only at the front of its prompt, behind the same
+# system
+# message. The beginnings follow the newest chats that searched; before any chat, they have no system message.
+
+docs_logger = logging.getLogger("slotcache.docs")
+QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a stand-in: a beginning ends before it
+MARGIN = 2  # times the budget in tokens as the index counts them: the model's are other ones
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """The beginning that chats share. options: of a request, as JSON, without messages; instructions: its first messages."""
+
+    scope: Scope
+    options: bytes
+    instructions: tuple[bytes, ...] = ()
+
+    @classmethod
+    def first(cls, scope: Scope) -> SharedPrefix:
+        """Return the front of chats before one was seen: they search, and ask for nothing else."""
+        return cls(scope, msgspec.json.encode(ChatRequest(messages=[], retrieval=True, cache_scope=scope.name)))
+
+    @classmethod
+    def of(cls, scope: Scope, options: bytes, entries: Sequence[HistoryMessage]) -> SharedPrefix:
+        """Return the front of a chat."""
+        first = takewhile(lambda entry: entry.role in INSTRUCTIONS, entries)
+        return cls(scope, options, tuple(entry.said for entry in first))
+
+    def is_like(self, other: SharedPrefix) -> bool:
+        """Return whether both have the same instructions."""
+        return (self.scope, self.instructions) == (other.scope, other.instructions)
+
+    def chat(self, chunks: Sequence[StoredChunk]) -> ChatRequest:
+        """Return a chat of one question about these. It takes time as the options and the instructions are long."""
+        messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
+        found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
+        # A document that is read separately is read behind the front alone, as here: no mode of its own is needed.
+        joint: dict[str, JsonValue] = {"documents_attention": "joint", "link_tokens": None}
+        return msgspec.structs.replace(decode(self.options, ChatRequest), messages=messages, documents=found, **joint)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beginning:
+    """A prompt that ends with a document. number: of the document in the index; num_tokens: of the document alone."""
+
+    prompt: ChatPrompt
+    scope: Scope
+    number: int
+    num_tokens: int
+
+
+class Beginnings:
+    """The beginnings of prompts, the likeliest first. It belongs to the event loop.
+
+    front: of chats before the first one. most_tokens: that all beginnings may have together. state_tokens: those that the
+    recurrent state behind a document counts for, known once the model is warm. num_documents: that are at the
+    front of a prompt by now; num_tokens: of these. has_kv: whether KV of an earlier start is back, so that none of it
+    is computed again. has_files: whether all files were read, so that the likeliest documents are known.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        builder: PromptBuilder,
+        front: SharedPrefix,
+        most_tokens: int,
+        *,
+        state_tokens: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.most_tokens, self.has_kv, self.has_files = most_tokens, False, False
+        self.num_documents = self.num_tokens = 0
+        self._index, self._builder, self._state_tokens = index, builder, state_tokens
+        self._front = front  # that is followed
+        self._last: SharedPrefix | None = None  # of the newest chat
+        self._shared, self._shared_scope = NO_TOKENS, front.scope  # the tokens of the front
+        self._uses: Counter[str] = Counter()  # of documents, by their ids; not yet in the index
+        self._left: deque[int] | None = None  # the documents to come; None: to be looked up
+        self._tokens: dict[int, int] = {}  # of the documents that were computed behind this front
+
+    @property
+    def has_more(self) -> bool:
+        """Whether documents may be left to compute."""
+        return self._may_begin and (self._left is None or bool(self._left))
+
+    @property
+    def _may_begin(self) -> bool:
+        return self.has_kv and self.has_files
+
+    def note(self, front: SharedPrefix, found: Sequence[str]) -> None:
+        """Follow a chat that searched. found: the ids of the documents that its prompt got.
+
+        Other instructions than before are followed from the second chat on: a front with the time of day never comes back.
+        """
+        if self._last is None or self._last.is_like(front):
+            self._front = front
+        self._last = front
+        self._uses.update(found)
+        self.renew()
+
+    def renew(self) -> None:
+        """Look for likelier documents: a chat has used some, or files have changed."""
+        self._left = None
+
+    def forget(self, scope: str) -> None:
+        """Compute nothing before the next change, if this scope was dropped."""
+        if scope == self._front.scope.name:
+            self._left, self._tokens = deque(), {}
+            self.num_documents = self.num_tokens = 0
+
+    async def next(self) -> Beginning | None:
+        """Return the next beginning; the same one again, unless it was counted. None: the budget has no room for more."""
+        if not self.has_more:
+            return None
+        if self._left is None:
+            self._left = await self._look_up()
+        while self._left:
+            number, beginning = self._left[0], None
+            tokens = self._tokens.get(number)
+            if tokens is None:
+                beginning = await self._builder.threads.run(0, self._make, number)
+                tokens = beginning.num_tokens if beginning else 0
+            if not self._has_room_for(tokens):
+                self._left.clear()
+            elif beginning is not None:
+                return beginning
+            elif tokens:
+                self._count(number, tokens)
+            else:
+                self._left.popleft()
+        docs_logger.debug("%d documents are at the front of a prompt: %d tokens", self.num_documents, self.num_tokens)
+        return None
+
+    def count(self, beginning: Beginning) -> None:
+        """Count a beginning that is computed."""
+        self._count(beginning.number, beginning.num_tokens)
+
+    def shown(self) -> dict[str, int | bool]:
+        """Return the progress as JSON."""
+        return {"documents": self.num_documents, "tokens": self.num_tokens, "done": self._may_begin and not self.has_more}
+
+    def _has_room_for(self, num_tokens: int) -> bool:
+        """Return whether a document of that many tokens fits beside those that are counted."""
+        states = (self.num_documents + 1) * self._state_tokens()
+        return len(self._shared) + self.num_tokens + num_tokens + states <= self.most_tokens
+
+    def _count(self, number: int, tokens: int) -> None:
+        assert self._left and self._left[0] == number
+        self._left.popleft()
+        self._tokens[number] = tokens
+        self.num_documents += 1
+        self.num_tokens += tokens
+
+    async def _look_up(self) -> deque[int]:
+        """Return the likeliest documents, those that are computed included."""
+        uses, self._uses = self._uses, Counter()
+        numbers = await asyncio.to_thread(self._choose, uses)
+        shared = await self._builder.threads.run(0, self._make_shared)
+        is_same = self._front.scope == self._shared_scope and np.array_equal(shared, self._shared)
+        self._shared, self._shared_scope = shared, self._front.scope
+        self._tokens = {number: self._tokens[number] for number in numbers if is_same and number in self._tokens}
+        self.num_documents = self.num_tokens = 0
+        return deque(numbers)
+
+    # ---- in threads ------------------------------------------------------------------------------------------------
+
+    def _choose(self, uses: Counter[str]) -> list[int]:
+        try:
+            count_uses(self._index.store, uses)
+            return likeliest(self._index.store, MARGIN * self.most_tokens)
+        except sqlite3.Error as error:  # the disk is full, or the index is closed: only a head start is lost
+            docs_logger.debug("no documents are read ahead: %s", error)
+            return []
+
+    def _make_shared(self) -> np.ndarray:
+        """Return the front's tokens, int32; none if the template refuses the chat."""
+        try:
+            parts = self._prompt(()).parts
+        except RequestError as error:
+            docs_logger.debug("no documents are read ahead: %s", error)
+            return NO_TOKENS
+        return np.concatenate([NO_TOKENS, *(part.tokens for part in parts if isinstance(part, Fixed))])
+
+    def _make(self, number: int) -> Beginning | None:
+        """Make the beginning of a document; None if the document is gone, or the template refuses the chat."""
+        try:
+            prompt = self._prompt(list(self._index.store.chunks([number]).values()))
+        except (RequestError, sqlite3.Error) as error:
+            docs_logger.debug("a document is not read ahead: %s", error)
+            return None
+        last = prompt.parts[-1]
+        if not isinstance(last, DocumentSet):
+            return None
+        return Beginning(prompt, self._front.scope, number, sum(map(len, last.tokens)))
+
+    def _prompt(self, chunks: Sequence[StoredChunk]) -> ChatPrompt:
+        """Make a prompt that ends with the documents. Raises RequestError."""
+        return self._builder.chat(self._front.chat(chunks), open_turn=True).prompt
+
+
+logger = logging.getLogger("slotcache.idle")
+KEY = "idle"  # of the one generation that the engine has of it
+MAX_WAITING = 64  # answers in the backlog; beyond that the oldest leave
+MAX_BYTES = 32 << 20  # of memory that the backlog may keep
+PAUSE = 0.005  # s without a request before work begins: one that was accepted is submitted by then
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnsweredChat:
+    """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages.
+
+    found: the ids of the documents that the server found for it; None if the request did not ask for them.
+    """
+
+    request: int
+    scope: Scope
+    options: bytes
+    entries: tuple[HistoryMessage, ...]
+    found: Sequence[str] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return getsizeof(self.options) + getsizeof(self.entries) + sum(entry.num_bytes for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LikelyPrompts:
+    """Prompts that new chats of a scope may begin with, the likeliest first."""
+
+    scope: Scope
+    prompts: deque[ChatPrompt]
+
+
+class IdlePrefill:
+    """Computes next turns in the order of the answers, then likely prompts, those of the newest answer first.
+
+    Last come beginnings of prompts about the server's documents. Its generations are in the engine's background, one at a
+    time. A request that arrives aborts the current one; idle prefill resumes when the server is idle. It belongs to the
+    event loop.
+
+    open: requests that the engine has not ended yet. num_arriving: those whose prompts are being made. next_turns: whether
+    to compute next turns. num_sets: most sets of an answer's documents to bring to the front. beginnings: of prompts about
+    the server's documents, once these are open.
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        view: View,
+        builder: PromptBuilder,
+        intake: Submitter,
+        *,
+        open: Collection[Generation],
+        next_turns: bool,
+        num_sets: int,
+    ) -> None:
+        self._door, self._view, self._builder, self._intake = door, view, builder, intake
+        self._open, self.num_arriving = open, 0
+        self._next_turns, self._num_sets = next_turns, num_sets
+        self._answers: Backlog[AnsweredChat] = Backlog(MAX_WAITING, MAX_BYTES)
+        self._sets: Backlog[LikelyPrompts] = Backlog(MAX_WAITING, MAX_BYTES)
+        self.beginnings: Beginnings | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to compute."""
+        return not (self._task or self._has_work)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._answers or self._sets or (self.beginnings and self.beginnings.has_more))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the backlog takes, about."""
+        return self._answers.num_bytes + self._sets.num_bytes
+
+    def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
+        """Queue what may follow an answer. prompt: the one that was answered."""
+        if self.beginnings and answered.found is not None:
+            self.beginnings.note(SharedPrefix.of(answered.scope, answered.options, answered.entries), answered.found)
+        if self._next_turns:
+            self._answers.add(answered, answered.num_bytes)
+        is_first = sum(entry.role == "user" for entry in answered.entries) == 1
+        if is_first and (prompts := deque(itertools.islice(likely_prompts(prompt), self._num_sets))):
+            self._sets.add(LikelyPrompts(answered.scope, prompts), answered.num_bytes)
+
+    def resume(self) -> None:
+        """Start to compute, unless a request is open or arrives, nothing is left, or it runs already."""
+        is_idle = not (self._open or self.num_arriving)
+        if is_idle and self._task is None and self._has_work:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    def look_again(self) -> None:
+        """Read ahead what is likely now: the server's documents have changed, or KV of an earlier start is back."""
+        if self.beginnings is not None:
+            self.abort()
+            self.beginnings.renew()
+            self.resume()
+
+    def stop(self) -> None:
+        """Stop for a request that is about to be submitted: the engine drops its background by itself then."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Leave all cores to a request that arrives, while its prompt is made. It may be refused, or its client may go."""
+        self.num_arriving += 1
+        if self._task is not None:
+            self.abort()
+        try:
+            yield
+        finally:
+            self.num_arriving -= 1
+            self.resume()
+
+    def abort(self) -> None:
+        """Stop, and take the current generation out of the engine. What it has computed stays cached."""
+        self.stop()
+        self._door.drop_background(KEY)
+
+    def forget(self, scope: str) -> None:
+        """Abort, and drop the scope's part of the backlog."""
+        self.abort()
+        for answered in [answered for answered in self._answers if answered.scope.name == scope]:
+            self._answers.remove(answered)
+        for sets in [sets for sets in self._sets if sets.scope.name == scope]:
+            self._sets.remove(sets)
+        if self.beginnings is not None:
+            self.beginnings.forget(scope)
+
+    async def _work(self) -> None:
+        try:
+            await asyncio.sleep(PAUSE)
+            while self._answers:
+                answered = self._answers.oldest
+                if not await self._prefill_next_turn(answered):
+                    return
+                self._answers.remove(answered)
+            while self._sets:
+                sets = self._sets.newest
+                if not await self._prefill(sets.prompts[0], sets.scope, guess=True):
+                    return
+                sets.prompts.popleft()
+                if not sets.prompts:
+                    self._sets.remove(sets)
+            while self.beginnings and (beginning := await self.beginnings.next()):
+                if not await self._read_ahead(beginning):
+                    return
+                self.beginnings.count(beginning)
+        except RequestError as error:  # the engine has ended
+            logger.debug("nothing more is computed ahead: %s", error)
+        finally:
+            if self._task is asyncio.current_task():
+                self._task = None
+
+    async def _prefill_next_turn(self, answered: AnsweredChat) -> bool:
+        """Prefill the beginning of the turn after an answer. False: stop for now."""
+        try:
+            # In the builder's threads, since those end before the model is freed. The backlog bounds the bytes that wait, so
+            # here an answer counts as the smallest large request, and leaves the room to the prompts of clients.
+            size = min(answered.num_bytes, LARGE)
+            prompt = await self._builder.threads.run(size, self._next_prompt, answered)
+            return prompt is None or await self._prefill(prompt, answered.scope, follows=answered.request)
+        except RequestError:
+            raise
+        except Exception:
+            logger.exception("the start of a next turn could not be computed ahead")
+            return True
+
+    async def _read_ahead(self, beginning: Beginning) -> bool:
+        """Prefill the beginning of a prompt that no client has asked for. False: stop for now."""
+        prompt, scope = beginning.prompt, beginning.scope
+        return await self._view.make_room(prompt, scope) and await self._prefill(prompt, scope, guess=True)
+
+    def _next_prompt(self, answered: AnsweredChat) -> ChatPrompt | None:
+        return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
+
+    async def _prefill(self, prompt: ChatPrompt, scope: Scope, guess: bool = False, follows: int | None = None) -> bool:
+        """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or a guess would evict).
+
+        True where it can never be cached, too: then the next one has its turn.
+        """
+        if prompt.num_tokens >= self._intake.limit:
+            return True
+        generation = self._intake.idle_prefill(prompt, scope, guess, follows)
+        missing = await self._view.missing(prompt, scope)
+        if not missing.tokens or not (missing.fits or guess):
+            return True
+        if not (missing.fits and missing.idle):
+            return False
+        if not await asyncio.wrap_future(self._door.submit_background(KEY, generation)):
+            return False
+        while not isinstance(event := await generation.events.get(), End | Failure):
+            pass
+        if isinstance(event, Failure):
+            self._answers.clear()
+            self._sets.clear()
+            return False
+        logger.debug("%d tokens of %d computed ahead", missing.tokens, event.report.num_prompt)
+        return True
+
+
+def likely_prompts(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
+    """Yield prompts that begin with some of the first documents of `prompt`: each alone, then pairs, and larger sets.
+
+    Each has at most one document more than an earlier one. Nothing where the order of documents may not be chosen, nor where
+    they are read separately: no chat would use a set of them.
+    """
+    if isinstance(prompt, SeparatePrompt):
+        return
+    first = next((part for part in prompt.parts if isinstance(part, DocumentSet)), None)
+    if first is None or first.policy != "auto" or first.keep_first or first.keep_last:
+        return
+    before, ranks = prompt.parts[: prompt.parts.index(first)], range(len(first.documents))
+    for chosen in itertools.chain.from_iterable(itertools.combinations(ranks, size + 1) for size in ranks):
+        documents, tokens = [first.documents[rank] for rank in chosen], [first.tokens[rank] for rank in chosen]
+        yield ChatPrompt([*before, DocumentSet(tuple(documents), tuple(tokens), first.policy, hint=None)])

@@ -1,0 +1,198 @@
+"""From accepted requests to generations for the engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from ...models.detokenizer import TextStream
+from ...models.model import Model
+from ...models.sampling_params import GREEDY, Sampling
+from ...slots.lookup import Lookup
+from ...slots.request import Request
+from ...slots.scope import Scope
+from ..chat.adapters import Lora
+from ..chat.body import Options
+from ..chat.chat_prompt import ChatPrompt
+from ..chat.conversations import PendingTurn
+from ..chat.sampling_fields import MAX_BIASES, Defaults
+from ..engine.generation import Generation
+from ..engine.view import View
+from ..formats.answer import GrammarSpec
+from ..http.api_errors import RequestError, too_long
+from ..search.retrieve import Account
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered.
+
+    echoes: the prompts' texts, where the answer begins with them. wanted: the grammar that the answers must fit. account:
+    the documents that were found, and those that an answer's text cites.
+    """
+
+    id: str
+    prompts: tuple[ChatPrompt, ...]
+    options: Options
+    sampling: Sampling
+    turn: PendingTurn | None = None
+    echoes: tuple[str, ...] = ()
+    wanted: GrammarSpec | None = None
+    account: Account | None = None
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        """The only prompt, of a chat."""
+        (prompt,) = self.prompts
+        return prompt
+
+    @property
+    def num_choices(self) -> int:
+        """The generations that it takes: one for each choice of each prompt."""
+        return len(self.prompts) * (self.options.n or 1)
+
+
+class Submitter:
+    """Makes generations. It belongs to the event loop.
+
+    limit: tokens that a prompt and its answer may have together. defaults: of requests. lora: the adapters.
+    """
+
+    def __init__(self, model: Model, view: View, limit: int, defaults: Defaults, *, lora: Lora) -> None:
+        self.limit, self.defaults, self.lora = limit, defaults, lora
+        self._model, self._view = model, view
+        self._ids = itertools.count(1)
+
+    async def check_movable(self) -> None:
+        """Raise RequestError for documents that are to be read separately by a model whose KV cannot be moved."""
+        if reason := await self._view.why_unmovable():
+            wrong = f"documents_attention is separate: this model's KV cannot be moved: {reason}"
+            raise RequestError(wrong, param="documents_attention")
+
+    def caches(self, options: Options) -> bool:
+        """Return whether a request may read and fill the cache."""
+        return self.defaults.caches or options.opts_in if options.cache_prompt is None else options.cache_prompt
+
+    def scope(self, options: Options) -> Scope:
+        """Return the scope of a request's KV if it is cached. Raises RequestError: an adapter that is not there."""
+        return Scope.shared(options.cache_scope, self.lora.name(options.lora))
+
+    def sampling(self, options: Options) -> Sampling:
+        """Return a request's sampling parameters. It may tokenise, so it runs in a prompt thread. Raises RequestError."""
+        return options.sampling(self._model, self.defaults.sampling).seeded()
+
+    def _check_length(self, prompt: ChatPrompt) -> None:
+        """Raise RequestError for a prompt that is empty or leaves no room for an answer."""
+        if prompt.num_tokens == 0:
+            raise RequestError("the prompt is empty: expected at least one token")
+        if prompt.num_tokens >= self.limit:
+            raise too_long(prompt.num_tokens, self.limit)
+
+    def generations(self, submission: Prepared, background: bool = False) -> list[Generation]:
+        """Return the generations that answer a request: each prompt's choices together, in order of the prompts.
+
+        The choices of a prompt share its KV, even where nothing else may. background: in idle time. Raises RequestError.
+        """
+        num_biases = len(submission.sampling.logit_bias) * submission.num_choices
+        if num_biases > MAX_BIASES:
+            wrong = f"logit_bias: {num_biases:,} tokens for all answers together: expected at most {MAX_BIASES:,}"
+            raise RequestError(wrong, param="logit_bias")
+        made: list[Generation] = []
+        for prompt in submission.prompts:
+            self._check_length(prompt)
+            first = next(self._ids)
+            for choice in range(1 if background else submission.options.n or 1):
+                made.append(self._generation(submission, prompt, (first, choice), background))
+        return made
+
+    def _generation(self, submission: Prepared, prompt: ChatPrompt, place: tuple[int, int], background: bool) -> Generation:
+        """Return one generation. place: the number of its prompt's first choice, and its own choice."""
+        options, (first, choice) = submission.options, place
+        wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
+        limit = room if wanted < 0 else min(wanted, room)
+        shared, caches = self.scope(options), self.caches(options)
+        cache = caches and self._model.can_trim
+        number = next(self._ids) if choice else first
+        request = Request(
+            id=number,
+            prompt=prompt,
+            limit=max(limit, 1),
+            # A state on the device belongs to one request; choices share by snapshots.
+            scope=shared if cache else Scope.private(first if self._model.can_trim else number, shared.adapters),
+            cache=cache,
+            priority=options.priority,
+            background=background,
+            wanted_lane=-1 if choice or background else self._lane(options),
+            snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
+            draft=Lookup() if self._drafts(options) and not background else None,
+        )
+        piece, keeps = self._pieces(submission), request.cache or request.snapshot_scope is not None
+        # Only the first choice is read as a chat's answer, so the control tokens of others would count as text.
+        keeps = keeps and (choice == 0 or piece == self._model.piece)
+        return Generation(
+            id=submission.id,
+            request=request,
+            sampling=submission.sampling.varied(choice),
+            text=TextStream(options.stops(), piece),
+            limit=limit,
+            wanted=wanted,
+            patience=max(options.t_max_predict_ms, 0) / 1000,
+            scope=options.cache_scope,
+            wants_progress=options.return_progress,
+            wants_segments=options.report_segments,
+            no_cache_reason=self._no_cache_reason(caches, cache),
+            detokenize=self._model.detokenize,
+            spells=partial(self._model.spells, piece=piece) if keeps else None,
+        )
+
+    @property
+    def why_no_drafts(self) -> str:
+        """Why no request can have drafts; empty where all can."""
+        return "" if self._model.can_trim else "this model's state cannot be cut, so no wrong draft could leave it"
+
+    def _drafts(self, options: Options) -> bool:
+        """Return whether a request's next tokens are drafted. Raises RequestError."""
+        if options.draft == "lookup" and self.why_no_drafts:
+            raise RequestError(f"draft is lookup: {self.why_no_drafts}", param="draft")
+        wants = self.defaults.drafts if options.draft is None else options.draft != "off"
+        return wants and not self.why_no_drafts
+
+    def _lane(self, options: Options) -> int:
+        """Return the lane that a request wants; -1: any. Raises RequestError."""
+        if options.id_slot >= self._view.num_lanes:
+            expected = f"expected -1 (any) to {self._view.num_lanes - 1}"
+            raise RequestError(f"id_slot is {options.id_slot:,}: {expected}", param="id_slot")
+        return options.id_slot
+
+    def _pieces(self, submission: Prepared) -> Callable[[int], bytes]:
+        """Return the bytes of a token in an answer: none of a control token, but those that a chat's reader reads."""
+        spelt = submission.turn.chat.form.spelt if submission.turn else frozenset()
+        return self._model.piece_with(spelt) if spelt else self._model.piece
+
+    def idle_prefill(self, prompt: ChatPrompt, scope: Scope, guess: bool = False, follows: int | None = None) -> Generation:
+        """Return a generation that only computes a prompt, in idle time. guess, follows: as in `Request`."""
+        number, can_cut = next(self._ids), self._model.can_trim
+        request = Request(
+            id=number,
+            prompt=prompt,
+            limit=1,
+            scope=scope if can_cut else Scope.private(number, scope.adapters),
+            cache=can_cut,
+            snapshot_scope=None if can_cut else scope,
+            background=True,
+            guess=guess,
+            follows=follows,
+        )
+        text = TextStream((), self._model.piece)
+        return Generation(id="", request=request, sampling=GREEDY, text=text, limit=0, scope=scope.name)
+
+    def _no_cache_reason(self, caches: bool, cache: bool) -> str | None:
+        if not caches:
+            return "cache_prompt is off"
+        if cache:
+            return None
+        if self._view.keeps_snapshots:
+            return "this model's state cannot be cut, and no snapshot of it goes further"
+        return "this model keeps no KV that can be cut at a prefix, and --cache-ram leaves no room for snapshots"

@@ -1,0 +1,219 @@
+"""Prometheus metrics: counters and gauges read from the engine when asked, and histograms of latencies."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from time import thread_time
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ...retrieval.index import Progress
+from ...slots.source import Source
+from ..chat.conversations import Conversations
+from ..engine.generation import Generation
+from ..engine.usage import Report
+from ..engine.view import EngineStats
+from ..search.folder import FolderIndex
+from ..search.vectors import Computed
+from .idle import IdlePrefill
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SMOOTHING = 0.1  # weight of the newest request in the mean time a request takes
+RECENT = 64  # finished requests that a rate is the mean of
+OF_LLAMA_SERVER = (
+    ("counter", "prompt_tokens_total", "Prompt tokens computed"),
+    ("counter", "prompt_tokens_cached_total", "Prompt tokens reused"),
+    ("counter", "prompt_seconds_total", "Time spent on prompts"),
+    ("counter", "tokens_predicted_total", "Tokens generated"),
+    ("counter", "tokens_predicted_seconds_total", "Time spent on answers"),
+    ("counter", "n_decode_total", "Steps, those of vectors included"),
+    ("counter", "n_tokens_max", "The longest prompt with its answer"),
+    ("counter", "spec_decode_num_draft_tokens_total", "Tokens drafted"),
+    ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens accepted"),
+    ("counter", "spec_decode_num_drafts_total", "Drafts of next tokens that a step checked"),
+    ("gauge", "prompt_tokens_seconds", "Prompt tokens a second, of late"),
+    ("gauge", "predicted_tokens_seconds", "Generated tokens a second, of late"),
+    ("gauge", "requests_processing", "Requests on a lane"),
+    ("gauge", "requests_deferred", "Requests in the queue"),
+    ("gauge", "n_busy_slots_per_decode", "Requests in a step, on average"),
+)
+"""llama-server's metrics: kind, name, help."""
+
+
+@dataclass(slots=True)
+class Rate:
+    """Tokens, and the seconds that they took: in all, and of the requests that finished last."""
+
+    seconds: float = 0.0
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def count(self, tokens: int, seconds: float) -> None:
+        self.seconds += seconds
+        self.recent.append((tokens, seconds))
+
+    def per_second(self) -> float:
+        """Return the tokens a second of the requests that finished last."""
+        tokens, seconds = map(sum, zip(*self.recent, strict=True)) if self.recent else (0, 0.0)
+        return tokens / seconds if seconds else 0.0
+
+
+class Metrics:
+    """One server's metrics; each server has its own registry. open: requests that the engine has not ended yet."""
+
+    def __init__(self, conversations: Conversations, open: Collection[Generation], idle: IdlePrefill) -> None:
+        self._conversations, self._open, self._idle = conversations, open, idle
+        self._figures: EngineStats | None = None
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._vectors, self._library = VectorMetrics(self._registry), LibraryMetrics(self._registry)
+        self._requests = Counter("slotcache_requests", "Requests by how they ended", ["end"], registry=self._registry)
+        self._ttft = self._histogram("slotcache_ttft_seconds", "From arrival to the first token")
+        self._queue = self._histogram("slotcache_queue_seconds", "From arrival to admission")
+        self._itl = self._histogram("slotcache_itl_seconds", "Mean time between two tokens of a request")
+        self._mean_seconds = 1.0
+        self._prompts, self._answers = Rate(), Rate()
+        self._longest = 0  # tokens of a prompt and its answer
+
+    def _histogram(self, name: str, help: str) -> Histogram:
+        return Histogram(name, help, buckets=SECONDS, registry=self._registry)
+
+    def count_finished(self, report: Report, reason: str) -> None:
+        self._requests.labels(reason).inc()
+        self._ttft.observe(report.queue_time + report.prompt_time)
+        self._queue.observe(report.queue_time)
+        if report.num_generated > 1:
+            self._itl.observe(report.generation_time / (report.num_generated - 1))
+        self._prompts.count(report.num_prompt - report.num_cached, report.prompt_time)
+        self._answers.count(max(report.num_generated - 1, 0), report.generation_time)
+        self._longest = max(self._longest, report.num_prompt + report.num_generated)
+        took = report.prompt_time + report.generation_time
+        self._mean_seconds += SMOOTHING * (took - self._mean_seconds)
+
+    def count_failed(self) -> None:
+        self._requests.labels("error").inc()
+
+    def count_cancelled(self) -> None:
+        self._requests.labels("cancelled").inc()
+
+    def count_refused(self) -> None:
+        self._requests.labels("refused").inc()
+
+    def seconds_until_room(self, lanes: int) -> int:
+        """Return about how long until one of the lanes has finished a request, for Retry-After."""
+        return max(1, ceil(self._mean_seconds / lanes))
+
+    def exposition(self, figures: EngineStats, computed: Computed, library: FolderIndex | None) -> bytes:
+        """Return all metrics in Prometheus' text format. computed: texts that became vectors or scores."""
+        self._figures, self._vectors.computed, self._library.library = figures, computed, library
+        return generate_latest(self._registry) + _written(self._as_llama_server(figures, computed))
+
+    def _as_llama_server(self, figures: EngineStats, computed: Computed) -> dict[str, float]:
+        """Return the values of llama-server's metrics."""
+        gauges, counters = figures.gauges, figures.counters
+        of_clients = not gauges["requests_background"][1]  # prompts that are computed ahead give way to all requests
+        running, waiting = (gauges[f"requests_{state}"][1] * of_clients for state in ("running", "waiting"))
+        steps, spans = counters["steps"][1], counters["spans"][1]
+        return {
+            "prompt_tokens_total": counters["prompt_tokens"][1] + computed.tokens,
+            "prompt_tokens_cached_total": sum(figures.cached_tokens.values()),
+            "prompt_seconds_total": self._prompts.seconds,
+            "tokens_predicted_total": counters["generated_tokens"][1],
+            "tokens_predicted_seconds_total": self._answers.seconds,
+            "n_decode_total": steps + computed.steps,
+            "spec_decode_num_draft_tokens_total": counters["drafted_tokens"][1],
+            "spec_decode_num_accepted_tokens_total": counters["accepted_tokens"][1],
+            "spec_decode_num_drafts_total": counters["drafts"][1],
+            "n_tokens_max": self._longest,
+            "prompt_tokens_seconds": self._prompts.per_second(),
+            "predicted_tokens_seconds": self._answers.per_second(),
+            "requests_processing": running,
+            "requests_deferred": waiting,
+            "n_busy_slots_per_decode": spans / max(steps, 1),
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the figures; prometheus_client calls this."""
+        if self._figures is None:
+            return
+        for name, (help, value) in self._figures.gauges.items():
+            yield GaugeMetricFamily(f"slotcache_{name}", help, value)
+        held = self._conversations
+        yield GaugeMetricFamily("slotcache_conversations", "Conversations that are stored", len(held))
+        yield GaugeMetricFamily(
+            "slotcache_conversation_bytes", "Bytes of memory that stored conversations take", held.num_bytes
+        )
+        yield GaugeMetricFamily(
+            "slotcache_requests_open", "Accepted requests that the engine has not ended yet", len(self._open)
+        )
+        yield CounterMetricFamily(
+            "slotcache_loop_seconds", "Seconds of processor time of the event loop's thread", thread_time()
+        )
+        yield GaugeMetricFamily("slotcache_idle_bytes", "Bytes of memory kept for idle work to come", self._idle.num_bytes)
+        for name, (help, value) in self._figures.counters.items():
+            yield CounterMetricFamily(f"slotcache_{name}", help, value)
+        cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
+        tokens = dict.fromkeys(Source, 0) | self._figures.cached_tokens  # and of every tier that has a name of its own
+        del tokens[Source.NONE]
+        for source, number in tokens.items():
+            cached.add_metric([source], number)
+        yield cached
+
+
+class VectorMetrics:
+    """The metrics of texts that became vectors or scores."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.computed = Computed()
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("slotcache_vector_texts", "Texts that became vectors or scores", self.computed.texts)
+        yield CounterMetricFamily(
+            "slotcache_vector_tokens", "Tokens of the texts that became vectors or scores", self.computed.tokens
+        )
+        yield CounterMetricFamily(
+            "slotcache_vector_steps", "Steps that computed texts for vectors or scores", self.computed.steps
+        )
+
+
+class LibraryMetrics:
+    """The metrics of the server's documents; all are 0 without --docs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.library: FolderIndex | None = None
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        now = self.library.index.progress if self.library else Progress()
+        yield GaugeMetricFamily("slotcache_docs_files", "Files of --docs that can be read", now.files)
+        yield GaugeMetricFamily("slotcache_docs_files_left", "Files of --docs that wait to be read", now.files_left)
+        yield GaugeMetricFamily("slotcache_docs_documents", "Documents in the index of --docs", now.chunks)
+        yield GaugeMetricFamily("slotcache_docs_vectors", "Vectors in the index of --docs", now.vectors)
+        searches = self.library.num_searches if self.library else 0
+        yield CounterMetricFamily("slotcache_docs_searches", "Searches in the documents of --docs", searches)
+        ahead = self.library.beginnings if self.library else None
+        documents, tokens = (ahead.num_documents, ahead.num_tokens) if ahead else (0, 0)
+        yield GaugeMetricFamily("slotcache_docs_read_ahead", "Documents read ahead of all questions", documents)
+        yield GaugeMetricFamily(
+            "slotcache_docs_read_ahead_tokens", "Tokens of the documents read ahead of all questions", tokens
+        )
+
+
+def exposition_of_vectors(computed: Computed) -> bytes:
+    """Return all metrics of a server that generates no text, as `Metrics.exposition` does."""
+    registry = CollectorRegistry()
+    VectorMetrics(registry).computed = computed
+    values = {"prompt_tokens_total": computed.tokens, "n_decode_total": computed.steps}
+    return generate_latest(registry) + _written(values)
+
+
+def _written(values: Mapping[str, float]) -> bytes:
+    """Return llama-server's metrics in Prometheus' text format; one without a value is 0, as drafts are."""
+    return "".join(
+        f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {float(values.get(name, 0))!r}\n"
+        for kind, name, help in OF_LLAMA_SERVER
+    ).encode()

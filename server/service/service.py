@@ -1,0 +1,243 @@
+"""A loaded model with all parts that serve it: made once at start, handed to the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ...models.context import Context
+from ...models.grammar import Grammars
+from ...models.json_schema import GrammarError
+from ...models.model import Model
+from ...models.template import ChatTemplate
+from ...slots.tier import LowerTier
+from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
+from ..chat.builder import PromptBuilder
+from ..chat.conversations import Conversations, PendingTurn
+from ..chat.tokens import AnswerMemory
+from ..config.settings import Settings
+from ..engine.engine import Door, Engine
+from ..engine.fit import Decision
+from ..engine.generation import End, Failure, Final, Generation
+from ..engine.view import View
+from ..http.api_errors import RequestError
+from ..search.retrieve import Account, Found
+from .idle import AnsweredChat, IdlePrefill
+from .intake import Prepared, Submitter
+from .metrics import Metrics
+
+logger = logging.getLogger("slotcache")
+MOST_GRAMMARS = 32  # that wait to be compiled: each may take two seconds
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Service:
+    """The routes' door: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
+
+    name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, of the build, the model
+    and its settings. decision: how the model was fitted to memory; None: llama.cpp could not count it. template: of chats.
+    open: generations that were submitted and that the engine has not ended yet, each with the turn to remember, if any.
+    """
+
+    settings: Settings
+    name: str
+    build: str
+    fingerprint: str
+    template: ChatTemplate
+    model: Model
+    context: Context
+    decision: Decision | None
+    grammars: Grammars
+    engine: Engine
+    door: Door
+    view: View
+    builder: PromptBuilder
+    intake: Submitter
+    answers: AnswerMemory
+    conversations: Conversations
+    idle: IdlePrefill
+    metrics: Metrics
+    tiers: list[LowerTier]  # below host memory
+    open: dict[Generation, PendingTurn | None]
+
+    # ---- a request comes -------------------------------------------------------------------------------------------
+
+    async def accept_chat(
+        self, asked: ChatRequest, num_bytes: int, open_turn: bool = False, *, kind: str = "chatcmpl-", found: Found = None
+    ) -> Prepared:
+        """Check a chat, find the answer that it continues, and build its prompt in a thread. Raises RequestError.
+
+        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with. found: what
+        the server found for it.
+        """
+        self.engine.sleep.rouse()
+        asked.check()
+        if self.builder.separates(asked):
+            await self.intake.check_movable()
+        origin = self.conversations.origin(asked, self.intake.caches(asked))
+        id = kind + _secret()
+
+        def build() -> Prepared:
+            turn = PendingTurn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)
+            form, sampling = turn.chat.form, self.intake.sampling(asked)
+            sampling = sampling if form.thought is None else sampling.changed({"thought": form.thought})
+            account = None if found is None else Account.of(found, turn.chat)
+            return Prepared(id, (turn.chat.prompt,), asked, sampling, turn=turn, wanted=form.wanted, account=account)
+
+        with self.idle.giving_way(), self.conversations.entering(origin):
+            return await self._constrained(await self.builder.threads.run(num_bytes, build))
+
+    async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Prepared:
+        """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
+        self.engine.sleep.rouse()
+        asked.check()
+        id = f"cmpl-{_secret()}"
+
+        def build() -> Prepared:
+            prompts = self.builder.prompts(asked)
+            echoes = tuple(map(self.builder.spelt, prompts)) if isinstance(asked, TextRequest) and asked.echo else ()
+            sampling = self.intake.sampling(asked)
+            return Prepared(id, prompts, asked, sampling, echoes=echoes, wanted=asked.wanted())
+
+        with self.idle.giving_way():
+            return await self._constrained(await self.builder.threads.run(num_bytes, build))
+
+    async def _constrained(self, submission: Prepared) -> Prepared:
+        """Return a request with the grammar of its answers, if it has one. Raises RequestError: it cannot be used."""
+        wanted = submission.wanted
+        if wanted is None:
+            return submission
+        if self.grammars.num_waiting >= MOST_GRAMMARS:
+            raise RequestError("too many grammars wait to be compiled: try again", status=503, retry_after=1)
+        try:
+            grammar = await asyncio.wrap_future(self.grammars.compile(wanted.source))
+        except GrammarError as error:
+            raise RequestError(f"{wanted.field}: {error}", param=wanted.field, code="invalid_grammar") from None
+        return replace(submission, sampling=submission.sampling.changed({"grammar": grammar}))
+
+    def submit(self, submission: Prepared) -> list[Generation]:
+        """Hand a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
+        self._check_queue(submission.num_choices)
+        generations = self.intake.generations(submission)
+        self.idle.stop()
+        for generation in generations:
+            generation.on_end = partial(self._conclude, submission.account)
+        self.door.submit(generations)
+        self.open.update(dict.fromkeys(generations))
+        self.open[generations[0]] = submission.turn  # of several answers, the conversation goes on from the first
+        return generations
+
+    def submit_background(self, key: Hashable, submission: Prepared) -> Future[bool]:
+        """Compute a prompt in idle time, one for each key. False: the server is not idle. Raises RequestError: too long."""
+        (generation,) = self.intake.generations(submission, background=True)
+        generation.on_end = self._resume_after
+        self.idle.abort()
+        return self.door.submit_background((submission.options.cache_scope, key), generation)
+
+    # ---- a request ends --------------------------------------------------------------------------------------------
+
+    def abandon(self, generation: Generation) -> None:
+        """End a generation whose client has gone, unless it has ended or is about to.
+
+        It stays open, and counts for the queue, until the engine has ended it: at most one step.
+        """
+        if generation not in self.open or generation.abandoned:
+            return
+        self.metrics.count_cancelled()
+        generation.abandoned, self.open[generation] = True, None
+        ended = asyncio.wrap_future(self.door.cancel(generation))
+        ended.add_done_callback(lambda ended: self._close_abandoned(generation, ended))
+
+    def _close_abandoned(self, generation: Generation, ended: asyncio.Future[None]) -> None:
+        """Close a generation that the engine has ended, for its client or because the engine stopped."""
+        if not ended.cancelled():
+            ended.exception()  # asyncio logs an exception that is never looked at
+        self._close(generation)
+
+    def _conclude(self, account: Account | None, generation: Generation, event: Final) -> Final:
+        """Account for a generation that the engine has ended, and store its answer; return the event for its client.
+
+        This runs before the client can read the event, so that its next request finds the answer stored.
+        """
+        turn = self.open.get(generation)
+        try:
+            if generation.abandoned:
+                return event
+            if isinstance(event, Failure):
+                self.metrics.count_failed()
+                return event
+            self.metrics.count_finished(event.report, event.reason)
+            if account is not None:
+                retrieval = account.fields("".join(generation.parts))
+                event = replace(event, report=replace(event.report, retrieval=retrieval))
+            if turn is not None:
+                return self._remember(generation, turn, event, account)
+            if event.sampled is not None:
+                self.answers.remember(generation.scope, "".join(generation.parts), event.sampled)
+            return event
+        finally:
+            self._close(generation)
+
+    def _remember(self, generation: Generation, turn: PendingTurn, end: End, account: Account | None) -> End:
+        """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
+        request = generation.request
+        assert request.layout is not None
+        answer, key, is_content = turn.read("".join(generation.parts))
+        sampled = None if end.sampled is None else turn.ids(end.sampled)
+        if sampled is not None:
+            self.answers.remember(generation.scope, key, sampled)
+        entries = turn.entries(request.layout, answer, sampled if is_content else None)
+        remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
+        if request.index_scope.is_shared and generation.limit:
+            found = account.found if account else None
+            answered = AnsweredChat(request.id, request.index_scope, turn.options, entries, found=found)
+            self.idle.add(answered, turn.chat.prompt)
+        return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
+
+    def _resume_after(self, generation: Generation, event: Final) -> Final:
+        """Resume the idle prefill that gave way to a prompt that was computed ahead."""
+        self.idle.resume()
+        return event
+
+    def _close(self, generation: Generation) -> None:
+        self.open.pop(generation, None)
+        self.idle.resume()
+
+    def close(self) -> None:
+        self.engine.stop()
+        self.builder.close()
+        self.grammars.close()
+        for tier in self.tiers:
+            tier.close()
+        self.conversations.close()
+        self.context.close()
+        self.model.close()
+
+    # ---- limits and properties -------------------------------------------------------------------------------------
+
+    @property
+    def max_open(self) -> int:
+        """How many requests may run or wait."""
+        return self.settings.parallel + self.settings.max_queue
+
+    def _check_queue(self, num_new: int) -> None:
+        if num_new > self.max_open:
+            raise RequestError(f"{num_new} answers at once: expected at most {self.max_open}", param="n")
+        if len(self.open) + num_new > self.max_open:
+            self.metrics.count_refused()
+            raise RequestError(
+                f"{len(self.open)} answers are running or waiting, of at most {self.max_open}: try again later",
+                status=429,
+                code="queue_full",
+                retry_after=self.metrics.seconds_until_room(self.settings.parallel),
+            )
+
+
+def _secret() -> str:
+    """An id's part that cannot be guessed: a client that knows an answer's id may go on from the answer."""
+    return secrets.token_hex(12)

@@ -1,0 +1,237 @@
+"""The ledger of the device: sequences, the cells that they hold, and the memory operations that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .eviction import Candidates, EvictionPolicy
+from .plan import Drop, Operation, Share, Trim
+from .radix import Node, Sequence, path
+
+
+class Ledger:
+    """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes their shape.
+
+    Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan.
+    on_idle: is told of runs whose copies may leave host memory. rest: how many of a prompt's last tokens are computed even
+    if they are cached.
+    """
+
+    def __init__(
+        self, num_cells: int, num_sequences: int, on_idle: Callable[[Node], None], *, policy: EvictionPolicy, rest: int
+    ) -> None:
+        self.num_cells = num_cells
+        self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
+        self.num_pending = 0  # claimed and not computed yet: cells that are promised
+        self.num_in_use = 0  # ready cells that running requests need
+        self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
+        self.leaves = Candidates(self._place, self.is_leaf)
+        self._num_sequences = num_sequences
+        self._free_ids = list(range(num_sequences))[::-1]
+        self._operations: list[Operation] = []
+        self._num_parked = 0  # ever
+        self._on_idle, self._policy, self._rest = on_idle, policy, rest
+
+    def clear(self) -> None:
+        """Forget everything, even in an inconsistent state. No cell or sequence is in use then."""
+        self.parked, self._operations = {}, []
+        self.num_ready = self.num_pending = self.num_in_use = 0
+        self._free_ids = list(range(self._num_sequences))[::-1]
+        self.leaves.clear()
+
+    @property
+    def num_reclaimable(self) -> int:
+        """Cells that eviction could free now."""
+        return self.num_ready - self.num_in_use
+
+    @property
+    def num_free_ids(self) -> int:
+        """Sequences that could begin now."""
+        return len(self._free_ids)
+
+    def take_operations(self) -> tuple[Operation, ...]:
+        """Return the memory operations decided since the last call, in the order in which they must run."""
+        operations, self._operations = tuple(self._operations), []
+        return operations
+
+    def perform(self, operation: Operation) -> None:
+        """Queue an operation behind those that were decided before."""
+        self._operations.append(operation)
+
+    # ---- running sequences -----------------------------------------------------------------------------------------
+
+    def begin(self, tip: Node) -> Sequence:
+        """Return a new sequence, still without KV, on the path to `tip`. Needs a free id."""
+        return Sequence(self._free_ids.pop(), tip)
+
+    def resume(self, sequence: Sequence, tip: Node) -> None:
+        """Let a parked sequence run again, on a path to `tip` that begins with its own."""
+        del self.parked[sequence.tip]
+        sequence.tip, sequence.active = tip, True
+
+    def share(self, sequence: Sequence, upto: int) -> None:
+        """Let `sequence` hold its path up to position `upto`, from the sequence that holds most of it."""
+        nodes = [node for node in path(sequence.tip) if sequence.length < node.end and node.start < upto]
+        donor = nodes[0].longest_holder()
+        self._operations.append(Share(donor.id, sequence.id, sequence.length, upto))
+        for node in nodes:
+            node.sequences.add(sequence)
+        sequence.length = upto
+
+    def catch_up(self, sequence: Sequence) -> int:
+        """Share KV that other sequences have computed on this sequence's path. Return how many tokens that was."""
+        node = next((node for node in path(sequence.tip) if node.ready), None)
+        upto = sequence.most_cached(node.start + node.ready, self._rest) if node else 0
+        gained = upto - sequence.length
+        if gained > 0:
+            self.share(sequence, upto)
+        return max(gained, 0)
+
+    def advance(self, sequence: Sequence, stop: int) -> None:
+        """Note that `sequence` has computed its path up to position `stop`.
+
+        Where another sequence has the same tokens already, the new cells are given back and the old ones shared: a token's
+        KV stands in one cell only.
+        """
+        for node in path(sequence.tip):
+            if node.start >= stop:
+                continue
+            if node.end <= sequence.length:
+                break
+            fresh = min(stop, node.end) - node.start
+            computed_from = max(sequence.length - node.start, 0)
+            twice = min(node.ready, fresh)
+            if twice > computed_from:
+                holder, start, end = node.longest_holder(), node.start + computed_from, node.start + twice
+                self._operations += [Trim(sequence.id, start, end), Share(holder.id, sequence.id, start, end)]
+            self.count_ready(node, max(fresh - node.ready, 0))
+            node.sequences.add(sequence)
+        sequence.length = stop
+
+    # ---- parked sequences ------------------------------------------------------------------------------------------
+
+    def park(self, sequence: Sequence) -> None:
+        """Keep a sequence after its request. It is dropped if another one covers it, and drops those that it covers."""
+        sequence.active = False
+        for node in path(sequence.tip):
+            parked = self.parked.get(node)
+            if parked and _is_covered(parked):
+                self.drop(parked)
+        if sequence.length == 0 or _is_covered(sequence):
+            self.drop(sequence)
+        else:
+            self._keep(sequence)
+
+    # Whose cells are these? A running prompt with its answer, from position 0 on:
+    #
+    #     |----- shared prefix -----|-------- own --------|------ pending ------|---- private tail ----|
+    #     0      cached, or forked         computed               claimed           generated tokens
+    #
+    #                     held by                                    counted in               freed by
+    #     shared prefix   the request's sequence and more of them    num_ready, num_in_use    evict, once no request uses it
+    #     own             the request's sequence alone               num_ready, num_in_use    evict, once no request uses it
+    #     pending         no sequence yet: promised cells            num_pending              _prune, if it is never computed
+    #     private tail    the request's sequence                     Request.num_tail         release: it becomes a run
+    #     idle runs       parked sequences                           num_ready                evict, leaves first
+    #
+    # A cell is counted once, however many sequences hold it, so eviction could free num_ready - num_in_use cells. A leaf is
+    # a run that one parked sequence alone holds: to trim that sequence frees its cells. The leaf's parent may be next.
+
+    def take_leaf(self) -> Node | None:
+        """Choose the leaf that leaves the device next: the lowest priority, and of equals the one parked first."""
+        leaf = self.leaves.pop()
+        if leaf is not None:
+            self._policy.on_evict(leaf.priority)
+        return leaf
+
+    def take_unused(self) -> Node | None:
+        """Choose a leaf that no request has used and that has a copy in host memory, the one parked first."""
+        unused = (leaf for leaf in self.parked if not leaf.frequency and leaf.blob is not None)
+        return next(filter(self.is_leaf, unused), None)
+
+    def retreat(self, sequence: Sequence, leaf: Node) -> None:
+        """Free the cells of a leaf. Its parked sequence ends at the parent from now on, if it is needed there."""
+        assert leaf.parent is not None and leaf.sequences == {sequence}
+        del self.parked[leaf]
+        self.count_ready(leaf, -leaf.ready)
+        leaf.sequences.clear()
+        self._operations.append(Trim(sequence.id, leaf.start, sequence.length))
+        sequence.tip, sequence.length = leaf.parent, leaf.start
+        self.park(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """End a sequence that no request runs. Cells that no other sequence holds are free."""
+        if self.parked.get(sequence.tip) is sequence:
+            del self.parked[sequence.tip]
+        for node in path(sequence.tip):
+            node.sequences.discard(sequence)
+            self._offer(node)
+        self._operations.append(Drop(sequence.id))
+        self._free_ids.append(sequence.id)
+
+    def is_leaf(self, node: Node) -> bool:
+        """Return whether the cells of a run can be freed: a parked sequence ends in it, and no other one holds it.
+
+        A sequence that holds a run behind it holds this one, too.
+        """
+        return node in self.parked and not node.in_use and len(node.sequences) == 1
+
+    def _keep(self, sequence: Sequence) -> None:
+        self._num_parked += 1
+        sequence.parked_at = self._num_parked
+        self.parked[sequence.tip] = sequence
+        self.leaves.offer(sequence.tip)
+
+    def _offer(self, node: Node) -> None:
+        """Consider a run that may have become a leaf, or has another priority."""
+        if node in self.parked:
+            self.leaves.offer(node)
+
+    def _place(self, node: Node) -> tuple[float, int]:
+        return node.priority, self.parked[node].parked_at if node in self.parked else 0
+
+    # ---- runs ------------------------------------------------------------------------------------------------------
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Move the tip of a parked sequence that ends in the upper part of a run that was cut."""
+        parked = self.parked.get(lower)  # active tips are always at a run's end
+        if parked and parked.length <= upper.end:
+            del self.parked[lower]
+            parked.tip = upper
+            self._keep(parked)
+        self._offer(lower)
+
+    def touch(self, node: Node) -> None:
+        """Set the priority of a run that is used, pinned or unpinned now."""
+        node.priority = self._policy.priority(node)
+        self._offer(node)
+
+    def begin_use(self, node: Node) -> None:
+        """Count one more running request with this run on its path."""
+        if not node.in_use:
+            self.num_in_use += node.ready
+            self.num_pending += len(node.tokens) - node.ready
+        node.in_use += 1
+
+    def end_use(self, node: Node) -> None:
+        """Count one running request less with this run on its path."""
+        node.in_use -= 1
+        if not node.in_use:
+            self.num_in_use -= node.ready
+            self.num_pending -= len(node.tokens) - node.ready
+            self._on_idle(node)
+            self._offer(node)
+
+    def count_ready(self, node: Node, change: int) -> None:
+        """Count `change` more ready tokens of a run, or fewer, if it is negative."""
+        node.ready += change
+        self.num_ready += change
+        if node.in_use:
+            self.num_in_use += change
+            self.num_pending -= change
+            self._on_idle(node)  # its copy is not claimed any more: the KV is on the device
+
+
+def _is_covered(sequence: Sequence) -> bool:
+    """Return whether another sequence holds all KV that this one holds."""
+    return any(other.length >= sequence.length for other in sequence.tip.sequences if other is not sequence)

@@ -1,0 +1,316 @@
+"""The prefix tree: claim, extend, release, pin, evict."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from .costs import UNMEASURED, Costs, Profile
+from .device import Ledger
+from .eviction import EvictionPolicy, count_use
+from .host import Copies, HostTier
+from .radix import NO_TOKENS, Claim, Node, PromptTree, Section, Sequence, descendants, most_cached, path, without_copy
+from .scope import Scope
+from .source import Source
+
+
+class Pins:
+    """A pin never makes a request fail: where running requests need all the cells, pinned runs leave, too.
+
+    clock: seconds, as `time.monotonic` counts them.
+    """
+
+    def __init__(self, tree: PromptTree, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tree, self._clock = tree, clock
+        self._ends: list[tuple[float, int, Node]] = []  # when the pin on the path to a node ends
+        self._count = itertools.count()
+
+    def pin(self, scope: Scope, tokens: np.ndarray, seconds: float = math.inf) -> int:
+        """Pin the cached runs of a prompt (int32) for some seconds from now. Return how many tokens they have."""
+        until = self._clock() + seconds
+        nodes = self._path_of(scope, tokens)
+        for node in nodes:
+            node.pinned_until = max(node.pinned_until, until)
+            self._tree.pinned.add(node)
+            self._tree.price(node)
+        if nodes and until < math.inf:
+            self._note_end(until, nodes[0])
+        return sum(len(node.tokens) for node in nodes)
+
+    def unpin(self, scope: Scope, tokens: np.ndarray) -> int:
+        """End the pins on a prompt, but not on runs that other pinned prompts share. Return how many tokens that were."""
+        released = 0
+        for node in self._path_of(scope, tokens):
+            if node.pinned_until and not any(child.pinned_until for child in node.children.values()):
+                released += len(node.tokens)
+                self._end(node)
+        return released
+
+    def expire(self) -> None:
+        """End the pins whose time is over."""
+        while self._ends and self._ends[0][0] <= self._clock():
+            until, _, tip = heapq.heappop(self._ends)
+            for node in path(tip):
+                if node.pinned_until and node.pinned_until <= until:
+                    self._end(node)
+
+    def runs(self) -> Iterator[Node]:
+        """Iterate over the pinned runs."""
+        return iter(self._tree.pinned)
+
+    def _path_of(self, scope: Scope, tokens: np.ndarray) -> list[Node]:
+        """Return the cached runs that lie wholly in a prompt, the last one first."""
+        match = self._tree.match(scope, tokens)
+        return [node for node in path(match.node) if node.end <= match.length and node.is_cached]
+
+    def _note_end(self, until: float, tip: Node) -> None:
+        """Remember when a pin ends.
+
+        Renewed pins and evicted runs leave outdated entries. When they are too many, only pinned runs keep an entry.
+        """
+        heapq.heappush(self._ends, (until, next(self._count), tip))
+        if len(self._ends) > 2 * len(self._tree.pinned) + 64:
+            pinned = [node for node in self._tree.pinned if node.pinned_until < math.inf]
+            self._ends = [(node.pinned_until, next(self._count), node) for node in pinned]
+            heapq.heapify(self._ends)
+
+    def _end(self, node: Node) -> None:
+        node.pinned_until = 0.0
+        self._tree.pinned.discard(node)
+        self._tree.price(node)
+
+
+# ---- The prefix tree: a radix tree over tokens that is the index of all KV, with a ledger of its cells. -----------------
+#
+# A slot is an execution lane, not a cache: computed KV stays in the tree, held by parked sequences, until cells run out
+# and
+# the leaf of the lowest priority is evicted. Sources: SGLang's radix attention; RAGCache, section 5.1 (knowledge tree);
+# llama_cpp_ex ADR 007 (a slot's history outlives its request).
+
+
+class OutOfSequences(RuntimeError):
+    """Every sequence id is in use by a running request: a programmer's error (more lanes than the tree was made for)."""
+
+
+class PrefixTree(PromptTree):
+    """Finds, claims, releases and evicts runs. Acts decide memory operations, which the ledger hands to the next plan.
+
+    ledger: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * lanes
+    + 1. host: the tier for evicted runs; without one they are lost. policy: the order of eviction. profile: the cost of
+    computing a run. costs: of this device; their `rest` is the number of a prompt's last tokens that are always computed.
+    """
+
+    def __init__(
+        self,
+        num_cells: int,
+        num_sequences: int = 256,
+        host: HostTier | None = None,
+        policy: EvictionPolicy | None = None,
+        profile: Profile | None = None,
+        costs: Costs = UNMEASURED,
+    ) -> None:
+        self.host, self.rest = host or HostTier(), costs.rest
+        super().__init__(costs, self.host.has_room)
+        self.ledger = Ledger(num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), rest=self.rest)
+        self.copies = Copies(self.ledger, self.host, self.rest, self._remove)
+        self.profile = profile or Profile(costs.chunk)
+        self.num_evicted = 0  # tokens that left the device, ever
+
+    def clear(self) -> None:
+        """Forget everything, even in an inconsistent state. No cell, sequence or copy is in use then."""
+        self.roots, self.pinned = {}, set()
+        self.ledger.clear()
+        self.host.clear()
+
+    def void(self) -> None:
+        """Forget what stood on the device alone, and what was decided and never done. The copies that were made stay.
+
+        No cell and no sequence is in use then, whatever the counts say now.
+        """
+        self.ledger.clear()
+        for node in [node for root in self.roots.values() for node in descendants(root)]:
+            node.ready = node.in_use = 0
+            node.sequences.clear()
+        for node in without_copy(self):
+            self.host.drop(node)
+            self.pinned.discard(node)
+            self._unlink(node)
+        self.roots = {scope: root for scope, root in self.roots.items() if root.children}
+        self.host.recount()
+
+    def claim(
+        self,
+        scope: Scope,
+        tokens: np.ndarray,
+        stops: Seq[int] = (),
+        documents: Seq[tuple[str, int, int]] = (),
+        guess: bool = False,
+        sections: Seq[Section] = (),
+    ) -> Claim:
+        """Put a prompt's whole path into the tree, in use, and give it a sequence that holds its cached beginning.
+
+        A parked sequence that is a prefix of the prompt is continued in place; any other match is forked, and its donor
+        stays as it is. stops: ascending positions where nodes must end. documents: (key, start, stop) of each. guess: no
+        client asked for the prompt yet, so its runs do not count as used. sections: what is computed of it, all if there are
+        none. Raises OutOfSequences, and ValueError for a document outside the prompt; the tree is as before then.
+        """
+        if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
+            raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
+        self._clock += 1
+        sections = sections or ((0, len(tokens)),)
+        if not guess:
+            self._vacate(scope, tokens, sections)
+        match = self.match(scope, tokens)
+        cached = most_cached(sections, match.ready, self.rest)
+        parked = self.ledger.parked.get(match.ready_node)
+        own = parked if parked and parked.length == match.ready == cached else None
+        continues = match.length == match.node.end and not match.node.children
+        ends = self.insert(self.root(scope), tokens, sorted({*stops, *(at for _, *span in documents for at in span)}))
+        for key, start, stop in documents:
+            ends[start].place(key, ends[stop])
+        tip = ends[len(tokens)]
+        for node in (nodes := list(path(tip))):
+            self.ledger.begin_use(node)
+        sequence = own or self._begin(tip)
+        sequence.sections = tuple(sections)
+        self._count_use(nodes, continues=continues, guess=guess)
+        if own is not None:
+            self.ledger.resume(own, tip)
+        elif cached:
+            self.ledger.share(sequence, cached)
+        return Claim(sequence, cached, Source.OWN if own else Source.FORK if cached else Source.NONE)
+
+    def release(self, sequence: Sequence, tail: np.ndarray = NO_TOKENS) -> None:
+        """End a request's use of `sequence`, which stays parked. tail: its generated tokens that have KV (int32)."""
+        self._clock += 1
+        claimed = sequence.tip
+        for node in path(claimed):
+            node.last_use = self._clock
+            self.ledger.end_use(node)
+        if len(tail):
+            sequence.tip = self._descend(claimed, tail)
+            self._count_use(list(itertools.takewhile(lambda node: node is not claimed, path(sequence.tip))))
+            self.ledger.advance(sequence, sequence.tip.end)
+        self._prune(sequence)
+        self.ledger.park(sequence)
+
+    def evict(self, needed: int = 1, unused: bool = False) -> int:
+        """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
+
+        Fewer are freed where running requests need all others. unused: only runs that no request has used, and with a copy.
+        """
+        freed, take = 0, self.ledger.take_unused if unused else self.ledger.take_leaf
+        while freed < needed and (leaf := take()):
+            freed, front = freed + leaf.ready, leaf.parent
+            self._leave_device(leaf)
+            self.copies.save_front(front)
+        self.num_evicted += freed
+        return freed
+
+    def price(self, node: Node) -> None:
+        self.ledger.touch(node)
+        self.host.touch(node)
+
+    def forget(self, scope: Scope) -> None:
+        """Drop a scope with all its KV. None of its requests may be running."""
+        root = self.roots.pop(scope, None)
+        nodes = list(descendants(root)) if root else []
+        for sequence in {sequence for node in nodes for sequence in node.sequences}:
+            assert not sequence.active
+            self.ledger.drop(sequence)
+        for node in nodes:
+            self.ledger.count_ready(node, -node.ready)
+            self.host.drop(node)
+        self.pinned.difference_update(nodes)
+
+    def drop(self, scope: Scope) -> int:
+        """Forget the KV of a scope on device and host that no running request needs. Return how many tokens that were."""
+        return self.discard(list(descendants(self.roots[scope]))[::-1] if scope in self.roots else [])
+
+    def discard(self, nodes: Iterable[Node]) -> int:
+        """Forget those of these runs, deepest first, that are not in use and have no children. Return their tokens."""
+        dropped = 0
+        for node in nodes:
+            if node.in_use or node.children:
+                continue
+            dropped += len(node.tokens)
+            if node.ready:
+                self._leave_device(node, keep=False)
+            else:
+                self._remove(node)
+        return dropped
+
+    def _vacate(self, scope: Scope, tokens: np.ndarray, sections: Seq[Section]) -> None:
+        """Move the prompt's last `rest` tokens, and all runs behind them, to host memory if only idle sequences hold them.
+
+        Their second computation then gets the same cells. Kernels sum over cells in vectors: other cells, another order.
+        """
+        if self.rest == 1 or not self.host.max_tokens:
+            return
+        if (at := most_cached(sections, ready := self.match(scope, tokens).ready, self.rest)) == ready:
+            return
+        node = self._descend(self.roots[scope], tokens[:at]).children[int(tokens[at])]
+        for run in [node, *descendants(node)][::-1]:
+            if run.ready and not node.in_use:
+                self._leave_device(run)
+
+    def _begin(self, tip: Node) -> Sequence:
+        """Return a new sequence for the path to `tip`, which is in use. Without an id the path goes again."""
+        while not self.ledger.num_free_ids:
+            if not self.evict():
+                for node in path(tip):
+                    self.ledger.end_use(node)
+                self._prune(Sequence(-1, tip))
+                raise OutOfSequences("no sequence id is free and nothing can be evicted")
+        return self.ledger.begin(tip)
+
+    def _count_use(self, nodes: list[Node], continues: bool = False, guess: bool = False) -> None:
+        count_use(nodes, self.profile, continues=continues, guess=guess)
+        for node in nodes:
+            self.price(node)
+
+    def _leave_device(self, leaf: Node, keep: bool = True) -> None:
+        """Free a leaf's cells. keep: the run moves to host memory; it is forgotten if not, or if the tier refuses it."""
+        sequence = self.ledger.parked[leaf]
+        saved = keep and self.copies.save(leaf, sequence)
+        self.ledger.retreat(sequence, leaf)
+        if not saved:
+            self._remove(leaf)
+
+    def _split(self, lower: Node, at: int) -> Node:
+        upper = super()._split(lower, at)
+        self.host.split(upper, lower)
+        self.ledger.split(upper, lower)
+        return upper
+
+    def _prune(self, sequence: Sequence) -> None:
+        """Take away the end of a released path that was never computed: the rest of a cancelled request's prompt."""
+        while (node := sequence.tip).parent and not node.in_use and not node.children and not node.complete:
+            if node.ready:
+                node.tokens = node.tokens[: node.ready]
+                self._unlink_document(node)
+                break
+            if node.blob is not None:
+                break
+            sequence.tip = node.parent
+            self._remove(node)
+        for node in path(sequence.tip):
+            if 0 < node.ready < len(node.tokens) and not node.in_use:
+                # Restored but for its last token, before runs that are still in host memory: so is the rest of this one.
+                self._split(node, node.ready)
+                break
+        while sequence.tip.parent and sequence.tip.start >= sequence.length:
+            sequence.tip = sequence.tip.parent
+
+    def _remove(self, node: Node) -> None:
+        """Take a run that is not on the device out of the tree, with the copies behind it."""
+        for run in [node, *descendants(node)][::-1]:
+            self.host.drop(run)
+            self.pinned.discard(run)
+            self._unlink(run)

@@ -1,0 +1,166 @@
+"""The slots in which requests run, and what each of them held last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import numpy as np
+
+from .archive import Archive
+from .plan import HostCopy, Save
+from .prefix_tree import PrefixTree
+from .radix import NO_TOKENS, common_prefix, path
+from .request import Request
+from .scope import Scope
+from .snapshots import Snapshots
+from .tier import Record
+
+
+@dataclass(slots=True)
+class Lane:
+    """The place of one running request.
+
+    last: id of the last request of a client here; -1 before the first. scope, history (int32): of that request; empty if
+    nothing of it was kept. num_prompt: the tokens of its prompt in the history. ahead (int32): the tokens of its next turn
+    that have been prefilled since. Any other background request leaves no trace here.
+    """
+
+    id: int
+    request: Request | None = None
+    sequence_id: int = -1
+    last_use: int = 0
+    last: int = -1
+    scope: Scope | None = None
+    history: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    num_prompt: int = 0
+    ahead: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+
+    def remember(self, scope: Scope | None, history: np.ndarray, num_prompt: int, last: int = -1) -> None:
+        """Replace the history. num_prompt: the tokens of the prompt, of which the history may have fewer."""
+        self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
+        self.num_prompt = min(num_prompt, len(history))
+
+    def is_continued_by(self, request: Request) -> bool:
+        """Return whether a prompt begins with the last one that ran here.
+
+        The answer may read another way in the next turn: without its reasoning, or as other tokens of the same text.
+        """
+        mine, prompt = self.history[: self.num_prompt], request.tokens[: request.num_tokens]
+        return self.scope == request.index_scope and 0 < len(mine) == common_prefix(mine, prompt)
+
+
+class Lanes:
+    """A fixed number of lanes."""
+
+    def __init__(self, count: int) -> None:
+        self._lanes = tuple(Lane(id) for id in range(count))
+        self._clock = 0
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes)
+
+    def __getitem__(self, id: int) -> Lane:
+        return self._lanes[id]
+
+    @property
+    def any_idle(self) -> bool:
+        return any(lane.request is None for lane in self._lanes)
+
+    def may_take(self, request: Request) -> bool:
+        """Return whether the lane that a request wants is idle."""
+        return request.wanted_lane < 0 or self._lanes[request.wanted_lane].request is None
+
+    def take(self, request: Request, sequence_id: int) -> None:
+        """Give a request its idle lane: the one it wants, else the one it continues, else the least recently used.
+
+        sequence_id: of the request's sequence, which may be a new one even where it continues a lane.
+        """
+        idle = [lane for lane in self._lanes if lane.request is None and request.wanted_lane in (-1, lane.id)]
+        continued = [lane for lane in idle if lane.is_continued_by(request)]
+        lane = max(continued, key=lambda lane: lane.num_prompt, default=min(idle, key=lambda lane: lane.last_use))
+        lane.request, request.lane = request, lane.id
+        if request.background:
+            if followed := self._followed(request):
+                followed.sequence_id = sequence_id
+            return
+        self._clock += 1
+        lane.sequence_id, lane.last_use = sequence_id, self._clock
+
+    def leave(self, request: Request) -> None:
+        """Take a request off its lane, which remembers it if a client sent it."""
+        lane = self._lanes[request.lane]
+        lane.request = None
+        if request.background:
+            if followed := self._followed(request):
+                followed.ahead = request.tokens[: request.computed]
+            return
+        scope = request.scope if request.cache else request.snapshot_scope
+        history = NO_TOKENS if scope is None else request.tokens[: request.computed]
+        lane.remember(scope, history, request.num_prompt, request.id)
+
+    def _followed(self, request: Request) -> Lane | None:
+        """Return the lane of the request whose next turn this one prefills, if the lane still remembers it."""
+        return next((lane for lane in self._lanes if lane.last == request.follows), None)
+
+
+# ---- The prompts that lanes ran last: saved as records, restored, and erased. -------------------------------------------
+
+
+class Histories:
+    """Acts on idle lanes, between two steps.
+
+    carry_out: performs the operations that the tree has decided, at once. If it raises, the state of memory is unknown, and
+    only `Scheduler.recover` sets that right.
+    """
+
+    def __init__(self, tree: PrefixTree, snapshots: Snapshots, archive: Archive, *, carry_out: Callable[[], None]) -> None:
+        self._tree, self._snapshots = tree, snapshots
+        self._archive, self._carry_out = archive, carry_out
+
+    def save(self, lane: Lane) -> list[Record]:
+        """Return the records of a lane's history as far as it has KV; each begins where the one before it ends.
+
+        Runs without a copy get one outside the host tier: to make room in the tier could drop the runs before them. Without
+        a host tier nothing can be copied, and the list is empty.
+        """
+        if self._snapshots.max_bytes:
+            self._carry_out()
+            node = self._snapshots.longest(lane.scope, lane.history)
+            runs = reversed(list(path(node))) if node else ()
+            return list(takewhile(bool, map(self._snapshots.get, runs)))  # type: ignore[arg-type]
+        if not self._tree.host.max_tokens:
+            return []
+        runs = self._archive.cached(lane.scope, lane.history)
+        blobs = [node.blob or HostCopy(node.start, stop) for node, stop in runs]
+        for (node, _), blob in zip(runs, blobs, strict=True):
+            if blob is not node.blob:
+                self._tree.ledger.perform(Save(node.longest_holder().id, blob))
+        self._carry_out()
+        made = [self._archive.part(node, blob, stop) for (node, stop), blob in zip(runs, blobs, strict=True)]
+        return list(takewhile(bool, made))  # type: ignore[arg-type]
+
+    def remember(self, lane: Lane, scope: Scope, tokens: np.ndarray) -> int:
+        """Make these tokens a lane's history, as far as they are cached. Return how many that are."""
+        if self._snapshots.max_bytes:
+            node = self._snapshots.longest(scope, tokens)
+            length = node.end if node else 0
+        else:
+            length = self._archive.length(scope, tokens)
+        lane.remember(scope, tokens[:length], length)
+        return length
+
+    def erase(self, lane: Lane) -> int:
+        """Forget KV that only a lane's history and the start of its next turn need. Return how many tokens that were."""
+        known = (lane.ahead, lane.history)
+        if self._snapshots.max_bytes:
+            return sum(self._snapshots.discard(lane.scope, tokens) for tokens in known)
+        return sum(self._discard(lane.scope, tokens) for tokens in known)
+
+    def _discard(self, scope: Scope | None, tokens: np.ndarray) -> int:
+        runs = self._archive.cached(scope, tokens)
+        return self._tree.discard([node for node, stop in reversed(runs) if stop == node.end])

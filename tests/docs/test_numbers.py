@@ -1,0 +1,95 @@
+"""Numbers in the documents that are constants of the code, and sentences about a table."""
+
+import re
+
+import pytest
+from slotcache.front import cli as front
+from slotcache.front import events, orders
+from slotcache.models import grammar, json_schema
+from slotcache.models.times import CPU, OTHER
+from slotcache.retrieval import files, ranking
+from slotcache.server.api import reply
+from slotcache.server.chat import text_prompt, tool_results
+from slotcache.server.config.settings import SETTINGS
+from slotcache.server.http.bodies import LARGEST, Bodies
+from slotcache.server.http.connection import Connection
+from slotcache.server.search import retrieve
+from slotcache.slots import queue, snapshots
+
+from docs.markdown import read, rows, section
+
+WINDOW = next(setting.default for setting in SETTINGS if setting.name == "window")
+WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
+TOLD = [
+    ("docs/how-it-works.md", "the queue compares the first {} of the waiting requests", queue.LOOK_AHEAD),
+    ("docs/how-it-works.md", "the same uncached text of {} tokens or more", CPU.min_shared),
+    ("docs/how-it-works.md", "runs in steps of {} tokens", CPU.background_step),
+    ("docs/how-it-works.md", "each is to end after {} ms", OTHER.background_ns / 1e6),
+    ("docs/how-it-works.md", "none closer than {} tokens to another one of its prompt", snapshots.SPACING),
+    ("docs/how-it-works.md", "a last question of fewer than {} tokens", snapshots.SPACING * snapshots.QUESTION),
+    ("docs/how-it-works.md", "the newest {}, and more once", snapshots.UNUSED),
+    ("docs/how-it-works.md", "which has {} s of processor time", json_schema.SECONDS),
+    ("docs/how-it-works.md", "and {} GiB, and then in a thread", json_schema.BYTES >> 30),
+    ("docs/how-it-works.md", "are kept, up to {} MiB", grammar.KEPT >> 20),
+    ("docs/how-it-works.md", "with {} times that process's stack", grammar.STACK / json_schema.STACK),
+    ("docs/api.md", "It may have {} characters", json_schema.MAX_BYTES),
+    ("docs/api.md", "its last {} tokens count", text_prompt.WINDOW * 3 // 4),
+    ("docs/api.md", "its first {} tokens count", text_prompt.WINDOW // 4),
+    ("docs/api.md", "In a context of fewer than {} tokens half of it", 2 * text_prompt.WINDOW),
+    ("docs/api.md", "Another text of {} characters or more", tool_results.LEAST),
+    ("docs/api.md", "may take {} times `--max-body`", LARGEST),
+    ("docs/api.md", "must arrive at {} kB/s", Bodies.up_to(1).rate / 1000),
+    ("docs/api.md", "after {} s of grace (408)", Bodies.up_to(1).patience),
+    ("docs/api.md", "reads nothing for {} s is closed", Connection.patience),
+    ("docs/retrieval.md", "takes longer than {} ms and the server is idle", reply.STAGE * 1000),
+    ("docs/retrieval.md", "the prompt with the first {} documents", retrieve.MOST_AHEAD),
+    ("docs/retrieval.md", "files above {} MiB", files.MAX_BYTES >> 20),
+    ("docs/retrieval.md", "first {} of that search", ranking.DEPTH),
+    ("docs/retrieval.md", "those that quote {} words or more", retrieve.QUOTED_WORDS),
+    ("docs/retrieval.md", "at most {} of each kind", retrieve.MOST),
+    ("docs/scale.md", "The front remembers {} of these orders", orders.MAX_TURNS),
+    ("docs/scale.md", "an event of more than {} MiB", events.LARGEST_EVENT >> 20),
+    ("docs/scale.md", "answers that are under way {} seconds", front.GRACE),
+    ("SECURITY.md", "may take {} s of processor time", json_schema.SECONDS),
+]
+
+
+@pytest.mark.parametrize(("name", "sentence", "value"), TOLD, ids=[f"{name} {text[:40]}" for name, text, _ in TOLD])
+def test_a_number_is_the_codes(name, sentence, value):
+    text = " ".join(read(name).split())
+    assert value == int(value)
+    number = int(value)
+    forms = {f"{number:,}", str(number), WORDS.get(number, "")} - {""}
+    assert any(sentence.format(form) in text for form in forms), f"{name}: {sentence!r} is {number} in the code"
+
+
+def test_an_answer_of_a_grammar_may_wait_a_second():
+    assert grammar.PATIENCE == 1 and "waiting for more than a second in all fails" in read("docs/how-it-works.md")
+
+
+def test_the_bound_on_overtaking_is_told_with_its_exceptions():
+    """Settings.md is made from the settings: how-it-works says the same in words."""
+    text = " ".join(section(read("docs/how-it-works.md"), "## One step").split())
+    assert WINDOW and "after `--window` times no later one of its priority" in text
+    assert "not hold against a higher priority, nor while the lane" in text
+
+
+def test_what_is_said_of_eviction_policies_is_in_their_table():
+    text = section(read("docs/benchmarks.md"), "## Eviction policies")
+    table = [list(map(float, cells[2:6])) for cells in rows(text)]
+    ahead = {name: sum(row[at] > row[0] for row in table) for at, name in enumerate(("pgdsf", "gdsf", "lru", "lfu")) if at}
+    said = re.search(
+        r"LFU is ahead of PGDSF in (\d+) of the (\d+) rows.*?GDSF in (\d+) and LRU in (\d+)", " ".join(text.split())
+    )
+    assert said and tuple(map(int, said.groups())) == (ahead["lfu"], len(table), ahead["gdsf"], ahead["lru"])
+
+
+def test_a_figure_in_bold_missed_its_target():
+    """In tables whose last columns are a ratio and its target, both at most."""
+    found = 0
+    for cells in rows(section(read("docs/benchmarks.md"), "## Reading along with a search")):
+        *_, ratio, target = cells
+        if (said := re.match(r"(\*\*)?([\d.]+)(?:\*\*)? of ", ratio)) and re.fullmatch(r"[\d.]+", target):
+            assert bool(said[1]) == (float(said[2]) > float(target)), cells
+            found += 1
+    assert found >= 8

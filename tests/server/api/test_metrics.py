@@ -1,0 +1,72 @@
+"""Metrics by llama-server's names, against the figures of the answers."""
+
+import re
+import time
+
+import pytest
+
+from server.conftest import running, until
+
+
+@pytest.fixture(scope="module")
+def counting(tiny):
+    with running(tiny, parallel=1) as up:
+        yield up
+
+
+def test_the_counters_are_the_sums_of_the_answers(counting):
+    before = {name: counting.metric(f"llamacpp:{name}_total") for name in ("prompt_tokens", "tokens_predicted")}
+    body = {"prompt": "the quick brown fox jumps over the lazy dog", "cache_prompt": True, "ignore_eos": True}
+    timings = [counting.http.post("/completion", json=body | {"n_predict": n}).json()["timings"] for n in (1, 4, 9)]
+    assert timings[1]["cache_n"] > 0
+    computed, cached = (sum(timing[name] for timing in timings) for name in ("prompt_n", "cache_n"))
+    assert counting.metric("llamacpp:prompt_tokens_total") == before["prompt_tokens"] + computed
+    assert counting.metric("llamacpp:prompt_tokens_cached_total") == cached
+    assert counting.metric("llamacpp:tokens_predicted_total") == before["tokens_predicted"] + 14
+    assert counting.metric("llamacpp:n_tokens_max") == (computed + cached) / 3 + 9
+    for name, part in (("prompt_seconds", "prompt_ms"), ("tokens_predicted_seconds", "predicted_ms")):
+        spent = sum(timing[part] for timing in timings) / 1000
+        assert counting.metric(f"llamacpp:{name}_total") == pytest.approx(spent, rel=1e-6)
+    assert counting.metric("llamacpp:prompt_tokens_seconds") > 0 < counting.metric("llamacpp:predicted_tokens_seconds")
+    steps = counting.metric("llamacpp:n_decode_total")
+    assert steps >= 14 and counting.metric("llamacpp:n_busy_slots_per_decode") == 1
+
+
+def test_requests_that_run_and_wait_are_counted(counting):
+    body = {"prompt": "Hello", "n_predict": 4000, "ignore_eos": True, "stream": True}
+    with counting.http.stream("POST", "/completion", json=body) as first:
+        lines = first.iter_lines()  # httpx closes the stream with its iterator
+        next(lines)
+        with counting.http.stream("POST", "/completion", json=body) as second:
+            until(lambda: counting.metric("llamacpp:requests_deferred") == 1)
+            assert counting.metric("llamacpp:requests_processing") == 1
+            assert second.status_code == 200
+    until(lambda: not counting.metric("llamacpp:requests_processing"))
+
+
+def test_all_fifteen_have_a_type_and_a_help(counting):
+    answer = counting.http.get("/metrics")
+    assert time.time() - 3600 < int(answer.headers["process-start-time-unix"]) <= time.time()
+    lines = [line.split(" ", 3) for line in answer.text.splitlines() if "llamacpp:" in line]
+    typed = {line[2]: line[3] for line in lines if line[:2] == ["#", "TYPE"]}
+    told = {line[2] for line in lines if line[:2] == ["#", "HELP"]}
+    valued = {line[0] for line in lines if line[0] != "#"}
+    assert set(typed) == told == valued and len(typed) == 15
+    assert [list(typed.values()).count(kind) for kind in ("counter", "gauge")] == [10, 5]
+
+
+def test_flags_turn_routes_off_and_on(tiny):
+    with running(tiny, metrics=False, slots=False) as server:
+        for path in ("/metrics", "/slots"):
+            answer = server.http.get(path)
+            assert answer.status_code == 501 and answer.json()["error"]["type"] == "not_supported_error"
+            assert f"--{path[1:]}" in answer.json()["error"]["message"]
+
+
+def test_each_help_text_says_alone_what_is_counted(counting):
+    """A dashboard shows one metric: its text must not lean on that of another."""
+    lines = counting.http.get("/metrics").text.splitlines()
+    helps = dict(line.removeprefix("# HELP ").split(" ", 1) for line in lines if line.startswith("# HELP "))
+    assert len(helps) > 60
+    leaning = re.compile(r"^(Their|What|Of both)\b|\b(of them|they take|beside it|take there|computed them)\b")
+    assert {name: text for name, text in helps.items() if leaning.search(text) or len(text) < 8} == {}

@@ -1,0 +1,158 @@
+"""The dialects of Responses and Messages on answers with thoughts and calls, read by the reader of a model family."""
+
+import json
+from typing import Any
+
+import pytest
+from slotcache.server.api.messages import MessagesReply, MessagesRequest
+from slotcache.server.api.reply import ResponseMeta, WholeAnswer, unseal
+from slotcache.server.api.responses import Output, ResponsesReply, messages_of
+from slotcache.server.chat.body import ChatRequest
+from slotcache.server.chat.decode import decode
+from slotcache.server.engine.generation import Delta, End
+from slotcache.server.engine.usage import Report
+from slotcache.server.formats.families import THINK, detect
+
+HERMES = detect(f"<tool_call> {THINK.starts[0]}")
+CALLS = '<tool_call>\n{"name": "look", "arguments": {"at": [1, "x"]}}\n</tool_call>'
+TEXT = f"<think>\nLet me see.\n</think>\n\nI will look.\n{CALLS}\n{CALLS}"
+
+
+def reader():
+    return HERMES.reader({"look": {"at": frozenset({"array"})}}, seed="0")
+
+
+def ended(reason="stop", stop=None) -> End:
+    report = Report(
+        lane=0, source="none", num_prompt=20, num_cached=8, num_generated=len(TEXT), stop=stop, documents=[], repeated=(),
+        miss=None, queue_time=0.0, prompt_time=1.0, generation_time=1.0, num_preempted=0,
+    )  # fmt: skip
+    return End("", reason, report)
+
+
+def envelope():
+    return ResponseMeta(
+        id="resp_0", model="m", fingerprint="f", options=ChatRequest(messages=[], max_tokens=1000), created=5
+    )
+
+
+def responses(kept=None, **changed: Any):
+    output = Output("0", summarises=changed.pop("summarises", False), seals=changed.pop("seals", False))
+    return ResponsesReply(
+        envelope(), reader(), {}, output=output, keep=(kept if kept is not None else []).append, caches=True
+    )
+
+
+def messages(shows_thoughts=True):
+    return MessagesReply(envelope(), reader(), lambda: (20, 8), shows_thoughts=shows_thoughts, caches=False)
+
+
+def streamed(dialect, size, text=TEXT, end=None):
+    """The events of an answer that comes in pieces of `size` characters, a token for each character."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    sent = dialect.begin()
+    for piece in pieces:
+        sent += dialect.delta(0, Delta(piece, (0,) * len(piece)))
+    sent += dialect.end(0, end or ended()) + dialect.close([end or ended()])
+    found = [event.decode().strip().split("\n") for event in sent]
+    assert all(name == f"event: {json.loads(data[6:])['type']}" for name, data in found)
+    return [json.loads(data[6:]) for _, data in found]
+
+
+def whole(dialect, text=TEXT, end=None) -> Any:
+    answer = WholeAnswer(tuple(Delta(letter, (0,)) for letter in text), end or ended())
+    return json.loads(json.dumps(dialect.whole([answer])))
+
+
+def without_ids(value: Any) -> Any:
+    """A value without the ids of calls, which each reader makes anew."""
+    if isinstance(value, dict):
+        return {name: without_ids(inner) for name, inner in value.items() if name not in ("call_id", "completed_at")}
+    return [without_ids(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("summarises", [False, True])
+def test_items_of_a_response(size, summarises):
+    kept: list[bytes] = []
+    found = streamed(responses(kept, summarises=summarises, seals=True), size)
+    response = found[-1]["response"]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert without_ids(response) == without_ids(whole(responses(summarises=summarises, seals=True)))
+    assert json.loads(kept[0]) == response and response["status"] == "completed"
+    thought, said, *calls = response["output"]
+    part = {"type": "summary_text" if summarises else "reasoning_text", "text": "Let me see."}
+    assert thought["summary" if summarises else "content"] == [part] and not thought["content" if summarises else "summary"]
+    assert unseal(thought["encrypted_content"], "") == "Let me see."
+    assert said["content"][0]["text"] == "I will look."
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [("look", {"at": [1, "x"]})] * 2
+    assert len({call["call_id"] for call in calls}) == len({item["id"] for item in response["output"]}) - 2 == 2
+    usage = response["usage"]
+    assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+    assert usage["input_tokens_details"] == {"cached_tokens": 8, "cache_write_tokens": 12}
+    (back,) = messages_of(response["output"])
+    assert back["content"] == "I will look." and back["reasoning_content"] == "Let me see." and len(back["tool_calls"]) == 2
+
+
+def test_each_item_is_added_filled_and_done():
+    found = streamed(responses(), 4)
+    for at, item in enumerate(found[-1]["response"]["output"]):
+        of_item = [event for event in found if event.get("output_index") == at]
+        first, *_, last = of_item
+        assert first["type"] == "response.output_item.added" and first["item"]["status"] == "in_progress"
+        assert last["type"] == "response.output_item.done" and last["item"] == item and item["status"] == "completed"
+        assert {event["item_id"] for event in of_item[1:-1]} == {item["id"]}
+        deltas = "".join(event["delta"] for event in of_item if event["type"].endswith(".delta"))
+        (done,) = (event for event in of_item if event["type"].endswith(("text.done", "arguments.done")))
+        assert done.get("text", done.get("arguments")) == deltas != ""
+
+
+def test_an_answer_that_is_cut_off_is_incomplete():
+    cut = TEXT[: TEXT.index('"x"')]
+    response = streamed(responses(), 5, cut, ended("length"))[-1]["response"]
+    assert response["status"] == "incomplete" and response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][-1]["status"] == "incomplete" and response["output"][0]["status"] == "completed"
+
+
+def test_an_empty_answer_has_an_empty_message():
+    response = whole(responses(), "")
+    assert [item["content"][0]["text"] for item in response["output"]] == [""]
+    message = whole(messages(), "")
+    assert message["content"] == [{"type": "text", "text": ""}] and message["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("shows_thoughts", [True, False])
+def test_blocks_of_a_message(size, shows_thoughts):
+    found = streamed(messages(shows_thoughts), size)
+    blocks: list[Any] = []
+    for event in found:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append({name: value or "" for name, value in event["content_block"].items()})
+        if event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            _, (name, text) = event["delta"].items()
+            blocks[-1]["input" if name == "partial_json" else name] += text
+    for block in blocks:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block["input"])
+    message = whole(messages(shows_thoughts))
+    assert [without_tool_ids(block) for block in blocks] == [without_tool_ids(block) for block in message["content"]]
+    assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
+    assert blocks[0]["thinking"] == ("Let me see." if shows_thoughts else "")
+    assert unseal(blocks[0]["signature"], "") == ("" if shows_thoughts else "Let me see.")
+    assert found[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    sent = [{"role": "user", "content": "?"}, {"role": "assistant", "content": message["content"]}]
+    back = decode(json.dumps({"max_tokens": 5, "messages": sent}).encode(), MessagesRequest).chat().messages[-1]
+    assert back["content"] == "I will look." and back["reasoning_content"] == "Let me see." and len(back["tool_calls"]) == 2
+
+
+def without_tool_ids(block):
+    return {name: value for name, value in block.items() if name != "id"}
+
+
+def test_arguments_that_are_cut_off_are_an_empty_object():
+    cut = TEXT[: TEXT.index('"x"')]
+    message = whole(messages(), cut, ended("length"))
+    assert message["content"][-1]["input"] == {} and message["stop_reason"] == "model_context_window_exceeded"

@@ -1,0 +1,123 @@
+"""The stages of a search inside a chat, over a real port: documents are computed while a reranker takes seconds."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from gguf import PoolingType
+from slotcache.models.demo import FILE
+from slotcache.models.demo.corpus import SUGGESTED, Corpus
+from slotcache.retrieval import Query
+from slotcache.server.search.retrieve import MOST_AHEAD
+from support.encoders import bert
+from support.notes import is_ready
+
+from server.conftest import running, until
+
+READ = 20  # documents that the reranker reads
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory):
+    """A server with an embedder, and with a reranker that needs seconds for the documents of one question."""
+    folder = tmp_path_factory.mktemp("staged")
+    settings: dict[str, Any] = {
+        "docs": str(Corpus.load().write(folder / "corpus")),
+        "docs_db": str(folder / "db"),
+        "embedding_model": str(bert(folder / "bert.gguf")),
+        "rerank_model": str(bert(folder / "ranker.gguf", PoolingType.RANK, layers=4, width=512)),
+    }
+    with running(FILE, flash_attn="auto", **settings) as up:
+        until(lambda: is_ready(up))
+        yield up
+
+
+def chat(server, question, system, **fields):
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    return server.chat(messages=messages, max_tokens=24, ignore_eos=False, **fields)
+
+
+@contextmanager
+def asked(server, *question, **fields):
+    """A chat whose search has come to the reranker. Yields the future of its answer."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(chat, server, *question, **fields)
+        until(lambda: server.vectors.reranking.num_open)
+        yield answer
+
+
+def text_of(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
+def num_computed(server):
+    """Tokens that were computed ahead so far."""
+    return server.metric("slotcache_idle_prompt_tokens_total")
+
+
+def num_computing(server):
+    """Prompts that are being computed ahead."""
+    return server.metric("slotcache_requests_background")
+
+
+def is_searching(server):
+    return server.vectors.reranking.num_open and not server.service.open
+
+
+def leaders(server, question):
+    """The documents that lead before the reranker's stage."""
+    library = server.library
+    hits = asyncio.run(library.index.search(library.embedding.query).hits(Query(text=question)))
+    return {hit.chunk.id for hit in hits[:MOST_AHEAD]}
+
+
+def test_the_documents_that_lead_are_computed_while_the_reranker_runs(staged):
+    question, before = (SUGGESTED[0], "Answer."), num_computed(staged)
+    with asked(staged, *question, retrieval={"top_k": READ}) as answer:
+        until(lambda: num_computed(staged) > before and not num_computing(staged))
+        assert is_searching(staged)
+    documents = answer.result()["slotcache"]["documents"]
+    reused = {one["id"] for one in documents if one["cached_tokens"] == one["tokens"]}
+    shown = {one["id"] for one in documents}  # those that half of the context has room for
+    assert reused == leaders(staged, SUGGESTED[0]) & shown and 1 < len(reused) < len(shown)
+
+
+def test_what_was_computed_ahead_never_reaches_the_answer(staged):
+    question, before = (SUGGESTED[1], "Answer briefly."), num_computed(staged)
+    with asked(staged, *question, retrieval={"top_k": 1}) as ahead:
+        until(lambda: num_computed(staged) > before and not num_computing(staged))
+    warm, cold = ahead.result(), chat(staged, *question, retrieval={"top_k": 1}, cache_prompt=False)
+    (found,) = (one["id"] for one in warm["slotcache"]["retrieved"])
+    assert leaders(staged, SUGGESTED[1]) - {found}, "more documents were computed than the one that is found"
+    assert [one["id"] for one in warm["slotcache"]["documents"]] == [found]
+    assert warm["slotcache"]["retrieved"] == cold["slotcache"]["retrieved"]
+    assert text_of(warm) == text_of(cold) and warm["usage"]["prompt_tokens"] == cold["usage"]["prompt_tokens"]
+    assert warm["slotcache"]["cached_tokens"] > 0 == cold["slotcache"]["cached_tokens"]
+
+
+def test_a_request_of_any_client_ends_what_is_computed_ahead(staged):
+    question = (SUGGESTED[2], "The harbour is open. " * 400)
+    dropped = staged.metric("slotcache_speculations_dropped_total")
+    with asked(staged, *question, retrieval=True) as answer:
+        until(lambda: num_computing(staged))
+        staged.chat("Hello", cache_scope="other", max_tokens=1)
+        assert staged.metric("slotcache_speculations_dropped_total") == dropped + 1
+        assert num_computing(staged) == 0 and is_searching(staged)
+    cold = chat(staged, *question, retrieval=True, cache_prompt=False)
+    assert text_of(answer.result()) == text_of(cold)
+
+
+def test_nothing_is_computed_ahead_beside_a_running_answer(staged):
+    before = num_computed(staged)
+    endless = {"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with staged.http.stream("POST", "/v1/chat/completions", json=endless) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        few = [f"{id}.md" for id in sorted(Corpus.load().documents)[:6]]  # an answer runs beside: the reranker is slow
+        with asked(staged, SUGGESTED[0], "Answer soon.", retrieval={"paths": few}) as answer:
+            while staged.service.open and staged.vectors.reranking.num_open:
+                assert num_computing(staged) == 0
+        assert answer.result()["slotcache"]["retrieved"]
+    assert num_computed(staged) == before

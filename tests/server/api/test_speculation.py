@@ -1,0 +1,223 @@
+"""Turns opened before their search is done: what was right is found in the cache, and nothing wrong is in the way."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from slotcache.models.errors import Interrupted
+from slotcache.ordering.policy import read_along
+from slotcache.slots.plan import Plan
+from support.architectures import delta, mamba2
+
+from server.conftest import DEADLINE, REST, running, until
+
+DOCUMENTS = [
+    {"id": f"s{number}", "text": f"Paper {number} is about the {name} of the island and what it is made of. " * 4}
+    for number, name in enumerate(["harbour", "bridge", "market", "tower", "mill", "garden"])
+]
+SYSTEM = {"role": "system", "content": "Answer from the papers, briefly, and say where it stands in them."}
+MESSAGES = [SYSTEM, {"role": "user", "content": "What is it made of?"}]
+
+
+def speculate(server, **body):
+    answer = server.http.post("/v1/speculate", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def at_rest(server):
+    """Wait until what was started is computed."""
+    until(lambda: server.service.engine.inbox.ask(lambda: server.service.engine.scheduler.idle).result())
+
+
+def used(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_the_final_documents_find_what_was_computed_ahead(server):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": "right"}
+    before = server.metric("slotcache_idle_prompt_tokens_total")
+    started = speculate(server, **body)
+    assert started["object"] == "speculation" and started["state"] == "started"
+    at_rest(server)
+    answer = server.chat(**body)
+    assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+    assert server.metric("slotcache_idle_prompt_tokens_total") - before == answer["usage"]["prompt_tokens"]
+    plain = server.chat(**body | {"cache_prompt": False, "document_order": "retrieval"})
+    assert plain["choices"] == answer["choices"]
+
+
+def test_before_there_are_documents_everything_in_front_of_them_is_computed(server):
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": "Of stone, most of it."},
+        {"role": "user", "content": "And the roof?"},
+    ]
+    before = server.metric("slotcache_idle_prompt_tokens_total")
+    speculate(server, messages=history, cache_scope="open")
+    at_rest(server)
+    answer = server.chat(messages=history, documents=DOCUMENTS[:2], cache_scope="open")
+    assert used(answer) == server.metric("slotcache_idle_prompt_tokens_total") - before > 40
+    assert answer["slotcache"]["documents"][0]["cached_tokens"] == 0
+
+
+def test_a_later_stage_takes_the_place_of_the_one_before_and_keeps_what_both_begin_with(server):
+    stages = [DOCUMENTS[:2], [*DOCUMENTS[:1], DOCUMENTS[4]], [*DOCUMENTS[:1], DOCUMENTS[4], DOCUMENTS[5]]]
+    for documents in stages:
+        assert speculate(server, messages=MESSAGES, documents=documents, cache_scope="stages", id="t")["state"] == "started"
+    at_rest(server)
+    answer = server.chat(messages=MESSAGES, documents=stages[-1], cache_scope="stages")
+    assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+
+
+def test_wrong_documents_never_reach_an_answer(server):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[3:5], "cache_scope": "wrong", "max_tokens": 16}
+    speculate(server, messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="wrong")
+    answer = server.chat(**body)
+    assert [document["id"] for document in answer["slotcache"]["documents"]] == ["s3", "s4"]
+    assert server.chat(**body | {"cache_prompt": False})["choices"] == answer["choices"]
+
+
+def test_scopes_do_not_share_what_was_computed_ahead(server):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3]}
+    speculate(server, **body, cache_scope="mine")
+    at_rest(server)
+    assert used(server.chat(**body, cache_scope="yours")) == 0
+
+
+@pytest.mark.parametrize("generate", [delta, mamba2])
+def test_states_are_computed_ahead_too_and_only_their_scope_finds_them(generate, tmp_path):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "max_tokens": 8}
+    with running(generate(tmp_path / "model.gguf")) as up:
+        speculate(up, messages=MESSAGES, documents=DOCUMENTS[:2], cache_scope="mine", id="t")
+        at_rest(up)
+        speculate(up, **body, cache_scope="mine", id="t")
+        at_rest(up)
+        answer = up.chat(**body, cache_scope="mine")
+        assert answer["slotcache"]["source"] == "snapshot" and used(answer) > answer["usage"]["prompt_tokens"] - 40
+        assert used(up.chat(**body, cache_scope="yours")) == 0
+        assert up.chat(**body | {"cache_prompt": False, "document_order": "retrieval"})["choices"] == answer["choices"]
+
+
+def test_under_load_nothing_is_computed_ahead_and_the_answer_says_so(server):
+    ended = threading.Event()
+
+    def talk():
+        server.chat("Tell me a story.", max_tokens=1500)
+        ended.set()
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    until(lambda: any(slot["is_processing"] for slot in server.http.get("/slots").json()))
+    state = speculate(server, messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="load")["state"]
+    assert state == "skipped" and not ended.is_set()
+    thread.join()
+    assert used(server.chat(messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="load")) == 0
+
+
+@contextmanager
+def standing_still(server):
+    """The engine hears what it is told, and computes nothing meanwhile."""
+    runner = server.service.engine.runner
+    step = runner.run
+
+    def run(plan, samplers=None):
+        step(Plan(plan.operations))
+        if plan.spans:
+            raise Interrupted
+        return []
+
+    runner.run = run
+    try:
+        yield
+    finally:
+        runner.run = step
+
+
+def test_a_request_is_not_kept_waiting_and_what_is_done_by_then_stays(server):
+    long = [{"id": f"l{number}", "text": f"Chapter {number}. " + f"word{number} " * 250} for number in range(6)]
+    before = server.metric("slotcache_speculations_dropped_total")
+    assert speculate(server, messages=MESSAGES, documents=long, cache_scope="way")["state"] == "started"
+    server.chat("Something else.", cache_scope="other")
+    assert server.metric("slotcache_speculations_dropped_total") == before + 1
+    answer = server.chat(messages=MESSAGES, documents=long, cache_scope="way")
+    assert used(answer) < answer["usage"]["prompt_tokens"] - REST
+
+
+def test_a_turn_that_will_not_come_can_be_dropped(server):
+    long = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
+    query = {"scope": "drop", "id": "mine"}
+    with standing_still(server):
+        speculate(server, messages=MESSAGES, documents=long, cache_scope="drop", id="mine")
+        assert server.http.delete("/v1/speculate", params=query).json()["state"] == "dropped"
+        assert server.http.delete("/v1/speculate", params=query).json()["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": MESSAGES, "id": ""}, "id"),
+        ({"messages": MESSAGES, "documents": [{"id": "a"}]}, "documents[0].text"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}, *MESSAGES]}, None),
+    ],
+)
+def test_what_could_not_be_a_chat_cannot_be_speculated_on(server, body, param):
+    answer = server.http.post("/v1/speculate", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_staged_search_drives_it_with_a_few_lines(server):
+    async def search():
+        for stage in (DOCUMENTS[4:6], DOCUMENTS[2:5], DOCUMENTS[2:5]):
+            await asyncio.sleep(0.01)
+            yield stage
+
+    async def turn():
+        async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE) as client:
+            body = {"messages": MESSAGES, "cache_scope": "search"}
+            return await read_along(lambda path, body: client.post(path, json=body), body, search())
+
+    documents = asyncio.run(turn())
+    assert documents == DOCUMENTS[2:5]
+    at_rest(server)
+    answer = server.chat(messages=MESSAGES, documents=documents, cache_scope="search")
+    assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+
+
+LONG = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
+
+
+def background(server):
+    return server.service.engine.inbox.ask(lambda: len(server.service.engine.background._generations)).result()
+
+
+def test_speculations_that_wait_are_bounded_like_requests(tiny):
+    with running(tiny, parallel=1, max_queue=3) as server, standing_still(server):
+        states = [
+            server.http.post("/v1/speculate", json={"messages": MESSAGES, "documents": LONG, "id": str(number)})
+            for number in range(7)
+        ]
+        assert [answer.json()["state"] for answer in states] == ["started"] * 4 + ["skipped"] * 3
+        again = speculate(server, messages=MESSAGES, documents=LONG, id="0")
+        assert again["state"] == "started"  # in place of the earlier one
+        assert server.metric("slotcache_requests_background") == 4
+
+
+def test_speculations_that_are_done_are_let_go(server):
+    for number in range(5):
+        speculate(server, messages=MESSAGES, documents=DOCUMENTS[:1], cache_scope="done", id=f"done {number}")
+        at_rest(server)
+    assert background(server) <= 1
+
+
+def test_a_scope_that_is_dropped_is_not_computed_for(server):
+    speculate(server, messages=MESSAGES, documents=LONG, cache_scope="gone", id="mine")
+    speculate(server, messages=MESSAGES, documents=LONG, cache_scope="stays", id="mine")
+    server.http.delete("/v1/cache", params={"scope": "gone"})
+    at_rest(server)
+    assert server.http.get("/v1/cache", params={"scope": "gone"}).json()["runs"] == []
+    assert server.http.get("/v1/cache", params={"scope": "stays"}).json()["tokens"]["device"] > 1000

@@ -1,0 +1,322 @@
+"""A step that fails, or that does not end: what is kept, who is answered, and what /health says."""
+
+import logging
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from slotcache.models.errors import RunnerError
+from slotcache.models.runner import Runner, States
+from slotcache.server.engine import watchdog
+from slotcache.slots.radix import descendants, path
+from support.architectures import hybrid, recurrent
+
+from server.conftest import running, until
+from server.engine.test_engine import CHAT, LONG, Stream
+
+DOCUMENTS = "The departure time of the express to the northern harbour is seven forty, and it is late in winter. " * 4
+POISON = 7  # max_tokens of a request with which each step fails
+
+
+def question(number, turn):
+    return f"Question {number}: what of turn {turn} on the train? " * 16
+
+
+def turn(server, number, messages, **fields):
+    """Ask the next question of a conversation; the messages up to its answer, and the answer."""
+    messages = messages or [{"role": "system", "content": DOCUMENTS}]
+    messages = [*messages, {"role": "user", "content": question(number, len(messages))}]
+    answer = server.chat(messages=messages, **fields)
+    return [*messages, answer["choices"][0]["message"]], answer
+
+
+def fail(engine, monkeypatch, when, times=1, share=1.0):
+    """Let steps fail whose requests `when` says: behind a share of their operations. The list of such steps."""
+    run, failed = engine.runner.run, []
+
+    def broken(plan, samplers):
+        requests = {request.id: request for request in engine.scheduler.running}
+        spans = [requests[span.request] for span in plan.spans]
+        if len(failed) < times and any(map(when, spans)):
+            failed.append([request.id for request in engine.scheduler.running])
+            for operation in plan.operations[: int(share * len(plan.operations))]:
+                engine.runner.apply(operation)
+            raise RunnerError("injected")
+        return run(plan, samplers)
+
+    monkeypatch.setattr(engine.runner, "run", broken)
+    return failed
+
+
+def are_copied(engine):
+    """Whether all idle KV has a copy in host memory, as some idle time makes it."""
+    tree, snapshots = engine.scheduler.tree, engine.scheduler.snapshots
+
+    def question():
+        runs = {node for sequence in tree.ledger.parked.values() for node in path(sequence.tip) if tree.host.max_tokens}
+        runs |= {node for root in snapshots.roots.values() for node in descendants(root)}
+        return bool(runs) and all(node.blob is not None and node.blob.data is not None for node in runs)
+
+    return engine.inbox.ask(question).result(10)
+
+
+def is_poison(request):
+    return request.limit == POISON
+
+
+@pytest.mark.parametrize(
+    ("generate", "share", "count"), [(None, 0.0, 20), (None, 1.0, 5), (hybrid, 1.0, 5), (recurrent, 0.5, 4)]
+)
+def test_conversations_that_were_idle_go_on_from_their_copies_to_the_bit(
+    tiny, tmp_path, monkeypatch, generate, share, count
+):
+    """Of idle conversations, each reuses at least 0.95 of what it would have reused, and answers the same."""
+    model = generate(tmp_path / "model.gguf") if generate else tiny
+    with running(model, failed_steps=1, ctx_size=16384) as server:
+        engine = server.service.engine
+        first = [turn(server, number, [])[0] for number in range(count)]
+        until(lambda: are_copied(engine))
+        usual = [turn(server, number, messages)[1] for number, messages in enumerate(first)]
+        until(lambda: are_copied(engine))
+        server.http.delete("/v1/cache")
+        first = [turn(server, number, [])[0] for number in range(count)]
+        until(lambda: are_copied(engine))
+        fail(engine, monkeypatch, is_poison, share=share)
+        assert server.chat("Something else", max_tokens=POISON)["usage"]["completion_tokens"] == POISON
+        behind = [turn(server, number, messages)[1] for number, messages in enumerate(first)]
+        for one, other in zip(behind, usual, strict=True):
+            assert one["choices"][0]["message"] == other["choices"][0]["message"]
+            assert one["timings"]["cache_n"] >= 0.95 * other["timings"]["cache_n"] > 300
+
+
+def test_requests_without_a_token_run_again_and_only_streams_end(tiny, monkeypatch):
+    with running(tiny, failed_steps=1, parallel=2) as server:
+        alone = server.chat("Another question", max_tokens=8)["choices"]
+        stream = Stream(server)
+        assert stream.began.wait(30)
+        engine = server.service.engine
+        failed = fail(engine, monkeypatch, lambda request: request.limit == 8)
+        answers = asked(server, *[{"content": "Another question", "max_tokens": 8}] * 3)
+        assert [answer["choices"] for answer in answers] == [alone] * 3 and len(failed) == 1
+        assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
+        assert server.metric("slotcache_restarted_requests_total") >= 1
+
+
+def asked(server, *bodies):
+    """Ask at the same time; the answers."""
+    answers: list[Any] = [None] * len(bodies)
+
+    def ask(at):
+        answers[at] = server.chat(**bodies[at])
+
+    threads = [threading.Thread(target=ask, args=(at,)) for at in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return answers
+
+
+def test_a_request_that_fails_each_step_takes_no_other_one_with_it(tiny, monkeypatch):
+    with running(tiny, failed_steps=3, parallel=4) as server:
+        engine = server.service.engine
+        failed = fail(engine, monkeypatch, is_poison, times=1000)
+        questions = [{"content": question(number, 0), "max_tokens": 24} for number in range(8)]
+        alone = [server.chat(**one)["choices"] for one in questions]
+        server.http.delete("/v1/cache")
+        poisoned = []
+        body = {"messages": [{"role": "user", "content": question(9, 0)}], "max_tokens": POISON, "temperature": 0}
+        ask = threading.Thread(target=lambda: poisoned.append(server.http.post(CHAT, json=body)))
+        # All come at once, so that the first step that fails has requests without a token beside the poisonous one.
+        gate = threading.Event()
+        engine.inbox.put(lambda: gate.wait(30))
+        ask.start()
+        until(lambda: len(server.service.open) == 1)
+        answers = threading.Thread(target=lambda: poisoned.append(asked(server, *questions)))
+        answers.start()
+        until(lambda: len(server.service.open) == 9)
+        gate.set()
+        ask.join(60)
+        answers.join(60)
+        (refused,) = [one for one in poisoned if not isinstance(one, list)]
+        assert refused.status_code == 500 and refused.json()["error"]["type"] == "server_error"
+        (found,) = [one for one in poisoned if isinstance(one, list)]
+        assert [answer["choices"] for answer in found] == alone
+        assert len(failed[0]) > 1 and [len(one) for one in failed[1:]] == [1, 1]
+        assert server.chat()["usage"]["completion_tokens"] == 4
+
+
+def test_streams_pause_while_one_that_may_be_the_cause_runs_alone(tiny, monkeypatch):
+    with running(tiny, failed_steps=3, parallel=3) as server:
+        alone = Stream(server).text
+        engine = server.service.engine
+        streams = []
+
+        def one_that_waits_for_a_stream(request):
+            return is_poison(request) and (not failed or bool(streams))
+
+        failed = fail(engine, monkeypatch, one_that_waits_for_a_stream, times=3)
+        # The first failure takes both back to the queue; the stream, at its head, has its tokens when the other one comes.
+        gate = threading.Event()
+        engine.inbox.put(lambda: gate.wait(30))
+        streams.append(Stream(server))
+        until(lambda: len(server.service.open) == 1)
+        body = {"messages": [{"role": "user", "content": question(9, 0)}], "max_tokens": POISON, "temperature": 0}
+        refused = []
+        ask = threading.Thread(target=lambda: refused.append(server.http.post(CHAT, json=body)))
+        ask.start()
+        until(lambda: len(server.service.open) == 2)
+        gate.set()
+        ask.join(60)
+        assert refused[0].status_code == 500 and [len(one) for one in failed] == [2, 1, 1]
+        assert streams[0].text == alone and "error" not in streams[0].finals[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 1.5, "seed": 42},
+        {"temperature": 1.0, "seed": 3, "repeat_penalty": 1.4, "dry_multiplier": 0.8},
+        {"regex": "(yes|no|perhaps){8,}", "temperature": 0.9, "seed": 7},
+        {"logprobs": True, "top_logprobs": 2},
+    ],
+)
+def test_a_sampler_that_has_chosen_begins_again(tiny, monkeypatch, fields):
+    """The step fails behind the choice of its token, which nobody saw."""
+    body = {"max_tokens": 24, **fields}
+    with running(tiny, failed_steps=1) as server:
+        usual = server.chat("Say something", **body)["choices"]
+        runner = server.service.engine.runner
+        sample = runner._sample
+
+        def broken(*given):
+            monkeypatch.setattr(runner, "_sample", sample)
+            sample(*given)
+            raise MemoryError
+
+        monkeypatch.setattr(runner, "_sample", broken)
+        assert server.chat("Say something", **body)["choices"] == usual
+
+
+def test_a_copy_that_does_not_come_back_is_not_used_again(tiny, monkeypatch):
+    with running(tiny, failed_steps=1) as server:
+        engine = server.service.engine
+        messages, _ = turn(server, 0, [])
+        until(lambda: are_copied(engine))
+        engine.inbox.ask(lambda: engine.scheduler.tree.evict(10_000)).result(10)
+        put = States._set
+
+        def broken(states, data, sequence, flags):
+            if any(data is node.blob.data for node in engine.scheduler.tree.host.nodes):
+                raise RunnerError("it read 0 bytes")
+            put(states, data, sequence, flags)
+
+        monkeypatch.setattr(States, "_set", broken)
+        _, again = turn(server, 0, messages)
+        assert again["usage"]["completion_tokens"] == 4
+
+
+def test_private_requests_run_again(tiny, monkeypatch):
+    with running(tiny, failed_steps=2) as server:
+        usual = server.chat("Hello there", cache_prompt=False)["choices"]
+        fail(server.service.engine, monkeypatch, lambda request: not request.cache, times=2)
+        again = server.chat("Hello there", cache_prompt=False)
+        assert again["choices"] == usual and again["timings"]["cache_n"] == 0
+        check_empty(server.service.engine)
+
+
+def check_empty(engine):
+    """Nothing of a private request is left."""
+    assert all(scope.is_shared for scope in engine.inbox.ask(lambda: list(engine.scheduler.tree.roots)).result(10))
+
+
+def test_a_request_whose_client_leaves_does_not_run_again(tiny, monkeypatch):
+    with running(tiny, failed_steps=1) as server:
+        engine = server.service.engine
+        gate, closed = threading.Event(), threading.Event()
+
+        def held(request):
+            closed.set()
+            return gate.wait(30) and is_poison(request)
+
+        fail(engine, monkeypatch, held)
+        with httpx.stream("POST", server.url + CHAT, json=LONG | {"max_tokens": POISON}, timeout=30):
+            assert closed.wait(30)
+        gate.set()
+        until(lambda: not server.service.open)
+        assert server.chat()["usage"]["completion_tokens"] == 4
+
+
+def test_a_step_that_hangs_is_told_and_its_end_as_well(tiny, monkeypatch, caplog):
+    monkeypatch.setattr(watchdog, "TOKEN", 0)
+    with running(tiny) as server:
+        engine, gate = server.service.engine, threading.Event()
+        decode = engine.runner._decode
+        monkeypatch.setattr(engine.watchdog, "_seconds", 0.05)
+        monkeypatch.setattr(engine.runner, "_decode", lambda **given: gate.wait(60) and decode(**given))
+        with caplog.at_level(logging.WARNING, "slotcache.engine"):
+            answers = []
+            ask = threading.Thread(target=lambda: answers.append(server.chat()))
+            ask.start()
+            until(lambda: server.http.get("/health").status_code == 503)
+            error = server.http.get("/health").json()["error"]
+            assert error["code"] == "step_hangs" and "a step hangs" in error["message"]
+            assert server.http.get("/v1/models").status_code == 200
+            gate.set()
+            ask.join(30)
+        assert answers[0]["usage"]["completion_tokens"] == 4
+        until(lambda: server.http.get("/health").status_code == 200)
+        assert "the step that hung has ended" in caplog.text
+        monkeypatch.setattr(engine.watchdog, "_seconds", 60)
+        assert server.metric("slotcache_hung_steps_total") >= 1
+
+
+def test_the_log_says_where_a_step_hangs(caplog):
+    dog, ended = watchdog.Watchdog(0.01), threading.Event()
+    with caplog.at_level(logging.WARNING, "slotcache.engine"):
+        dog.watch(threading.get_ident())
+        with dog.step(0):
+            until(lambda: "a step hangs" in caplog.text)
+            assert dog.hanging > 0
+        assert dog.hanging == 0 and dog.num_hangs == 1 and "until(lambda" in caplog.text
+    ended.set()
+    dog.close()
+
+
+@pytest.mark.parametrize("seconds", [0, 300])
+def test_a_long_prompt_is_no_hang(seconds, monkeypatch):
+    """A step of many tokens may take a second for each, as on a machine that is slow."""
+    dog, now = watchdog.Watchdog(seconds), [1000.0]
+    monkeypatch.setattr(watchdog, "perf_counter", lambda: now[0])
+    with dog.step(512):
+        now[0] += 300 + 511
+        assert not dog.hanging
+        now[0] += 2
+        assert bool(dog.hanging) == bool(seconds)
+
+
+def test_a_model_whose_states_do_not_come_back_keeps_no_snapshots(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Runner, "_states_come_back", lambda runner: False)
+    with caplog.at_level(logging.WARNING, "slotcache.engine"), running(hybrid(tmp_path / "hybrid.gguf")) as server:
+        messages, _ = turn(server, 0, [])
+        assert turn(server, 0, messages)[1]["timings"]["cache_n"] == 0
+        assert "it keeps no snapshots" in caplog.text
+
+
+def test_neither_a_load_nor_a_sleep_nor_the_first_tokens_hang(tiny, monkeypatch):
+    watched = []
+    with running(tiny, sleep_idle_seconds=3600) as server:
+        engine = server.service.engine
+        warm_up, load = engine.runner.warm_up, engine.runner.context.open
+        monkeypatch.setattr(engine.runner, "warm_up", lambda: (watched.append(engine.watchdog._step), warm_up())[1])
+        monkeypatch.setattr(engine.runner.context, "open", lambda: (watched.append(engine.watchdog._step), load())[1])
+        server.chat()
+
+        def sleeps():
+            engine.inbox.put(lambda: setattr(engine.sleep, "last_use", -3600))
+            return engine.sleep.is_asleep
+
+        until(sleeps)
+        watched.append(engine.watchdog._step)
+        assert server.chat()["usage"]["completion_tokens"] == 4 and watched == [None] * 3

@@ -1,0 +1,133 @@
+"""Starts with less memory than the model wants: fewer cells and lanes, or one line that says what is missing."""
+
+from dataclasses import replace
+
+import pytest
+from slotcache.bench.random_models import SHAPES, generate
+from slotcache.models.context import breakdown
+from slotcache.models.errors import ModelError
+from slotcache.models.hardware import devices, free_memory
+from slotcache.server.config.settings import Settings
+from slotcache.server.engine.fit import MOST_COUNTED, Measure, fit
+from support.architectures import delta
+
+from ..conftest import running
+from ..test_cli import run
+
+MIB = 1 << 20
+ON_DEVICE = any(device.is_gpu for device in devices())
+pytestmark = pytest.mark.skipif(ON_DEVICE, reason="the CPU's memory is the limit without a device alone")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model with much KV: 8 KiB a token, 64 MiB for the context that it was trained for."""
+    shape = replace(SHAPES["tiny"], width=256, heads=4, kv_heads=4, layers=8, context=8192)
+    return generate(tmp_path_factory.mktemp("models") / "wide.gguf", shape)
+
+
+def chosen(path, **given):
+    """The settings that fit, with the use of the device in MiB."""
+    settings, decision = fit(Settings(threads=1, **given), path)
+    assert decision is not None
+    return settings, sum(use.total for use in decision.chosen.uses) / MIB
+
+
+def test_with_enough_memory_all_stays_as_it_is_wanted(wide):
+    settings, _ = chosen(wide)
+    assert (settings.ctx_size, settings.parallel, settings.gpu_layers, settings.n_cpu_moe) == (8192, 4, -1, 0)
+
+
+def test_the_context_shrinks_with_the_memory(wide):
+    sizes = []
+    for cap in (55, 60, 65, 70, 75):
+        settings, takes = chosen(wide, device_memory=cap)
+        assert cap - 4 < takes <= cap and settings.ctx_size % 256 == 0 and settings.parallel == 4
+        sizes.append(settings.ctx_size)
+    assert sizes == sorted(set(sizes)) and sizes[0] >= 4096 and sizes[-1] < 8192
+
+
+@pytest.mark.parametrize("cap", [45, 60])
+def test_a_server_takes_no_more_than_its_cap_and_answers(wide, cap):
+    """Bytes as llama.cpp counts them of the real context, not of the simulated one that was measured before."""
+    with running(wide, device_memory=cap, ctx_size=0, fit_ctx=1024, flash_attn="auto") as server:
+        real = breakdown(server.service.context.handle)
+        assert sum(use.total for use in real) <= cap * MIB
+        props = server.http.get("/props").json()
+        (device,) = props["memory"]["devices"]
+        assert device["name"] == "CPU" and device["most"] == cap * MIB
+        assert (device["weights"], device["kv"], device["compute"]) == (real[0].weights, real[0].kv, real[0].compute)
+        assert any(line.startswith("fitted: ") for line in props["memory"]["decision"])
+        assert props["default_generation_settings"]["n_ctx"] == props["settings"]["ctx_size"] < 8192
+        assert server.chat("word " * 300)["usage"]["completion_tokens"] == 4
+
+
+def test_a_flag_stays_as_it_is_given(wide):
+    assert chosen(wide, ctx_size=3000, device_memory=60)[0].ctx_size == 3000
+    with pytest.raises(ModelError, match=r"8,000 cells .*: CPU lacks [\d,]+ MiB of .*; it fits with -c \d+$"):
+        fit(Settings(ctx_size=8000, device_memory=60), wide)
+
+
+def test_below_the_least_context_the_line_says_what_would_fit(wide):
+    with pytest.raises(ModelError, match=r"it fits with -c (\d+)$") as refused:
+        fit(Settings(fit_ctx=6000, device_memory=60), wide)
+    cells = int(str(refused.value).rpartition(" ")[2])
+    assert chosen(wide, ctx_size=cells, device_memory=60)[0].ctx_size == cells
+    with pytest.raises(ModelError, match="CPU lacks"):
+        fit(Settings(ctx_size=cells + 512, device_memory=60), wide)
+
+
+def test_where_the_memory_to_leave_free_is_not_there_less_of_it_stays(wide):
+    settings, decision = fit(Settings(fit_target=free_memory() // MIB), wide)
+    assert decision is not None and settings.ctx_size == 8192
+    assert any(line.startswith("of --fit-target only ") for line in decision.lines())
+    assert free_memory() // 4 < decision.margin < free_memory()
+
+
+def test_no_flag_helps_where_the_weights_do_not_fit(wide):
+    with pytest.raises(ModelError, match=r"CPU lacks .*256 cells and a lane do not fit either"):
+        fit(Settings(device_memory=1), wide)
+
+
+def test_lanes_go_where_each_has_states_of_its_own(tmp_path):
+    path = delta(tmp_path / "delta.gguf")
+    _, whole = chosen(path, ctx_size=256)
+    settings, takes = chosen(path, ctx_size=256, device_memory=int(whole))
+    assert settings.parallel < 4 and takes <= int(whole)
+    with pytest.raises(ModelError, match=r"it fits with .*-np [123]"):
+        fit(Settings(ctx_size=256, parallel=5, device_memory=int(whole)), path)
+
+
+def test_without_a_fit_the_start_ends_with_what_was_missing(wide):
+    result = run("serve", "-m", wide, "--port", 1, "--fit", "off", "--device-memory", 60)
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("slotcache: ")]
+    assert "CPU lacks" in line and "--fit chooses" in line and "it fits with -c " in line
+    with pytest.raises(ModelError, match=r"it fits with -c \d+$"):
+        fit(Settings(fit=False, fit_ctx=8000, device_memory=60), wide)
+    assert fit(Settings(fit=False, ctx_size=4096, device_memory=60), wide)[0].ctx_size == 4096
+
+
+def test_doctor_prints_the_decision_and_why(wide):
+    told = run("doctor", "-m", wide, "--device-memory", 60).stdout
+    assert "memory of CPU: at most 60 MiB (--device-memory)" in told
+    assert "wanted: 8,192 cells (-c), 4 lanes (-np): CPU lacks" in told and "fitted: " in told
+    assert "CPU: " in told and ": weights " in told and ", compute buffer " in told
+    refused = run("doctor", "-m", wide, "--device-memory", 1)
+    assert refused.returncode == 2 and "CPU lacks" in refused.stderr
+
+
+def test_a_context_that_nothing_holds_is_refused_at_once(wide):
+    """llama.cpp would take 50 bytes a cell to count it."""
+    with pytest.raises(ModelError, match=r"CPU lacks [\d,]+ MiB.*it fits with -c \d+"):
+        fit(Settings(fit=False, ctx_size=1 << 30, threads=1), wide)
+
+
+def test_more_cells_than_are_counted_lie_on_a_line(wide):
+    """8 KiB a cell, and what the mask takes."""
+    settings = Settings(ctx_size=MOST_COUNTED, threads=1)
+    measure = Measure(settings, wide)
+    one, twice = (measure(replace(settings, ctx_size=times * MOST_COUNTED))[0] for times in (1, 2))
+    measure.close()
+    assert (one.kv, twice.kv) == (MOST_COUNTED * 8192, 2 * MOST_COUNTED * 8192)
+    assert twice.weights == one.weights and one.compute < twice.compute < 2 * one.compute

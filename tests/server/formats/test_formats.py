@@ -1,0 +1,132 @@
+"""Answers read: by family, in any cutting, in linear time."""
+
+import json
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slotcache.server.formats.answer import message
+from slotcache.server.formats.families import FORMATS, GENERIC, THINK, detect
+from slotcache.server.formats.json_text import parameter_types
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of answers.toml."""
+
+    family: str
+    text: str
+    content: str = ""
+    thought: str = ""
+    calls: tuple[tuple[str, ...], ...] = ()
+    opened: str = ""
+
+
+CASES = [Case(**row) for row in tomllib.loads(Path(__file__).with_name("answers.toml").read_text())["answers"]]
+SCHEMA = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS = {"get_weather": parameter_types(SCHEMA), "get_time": parameter_types({"properties": {"city": {"type": "string"}}})}
+BY_NAME = {row.name: row for row in (*FORMATS, GENERIC)}
+THOUGHTS = {
+    "command-r7b": "<|START_THINKING|>",
+    "seed": "<seed:think>",
+    "gemma-4": "<|channel>thought",
+    "solar": "<|think|>",
+    "mistral-args": "[THINK]",
+}
+
+
+def row_of(family):
+    """The row of a family, with the tags of thoughts that its templates have."""
+    return detect("".join((*BY_NAME[family].signs, THOUGHTS.get(family, THINK.starts[0]))))
+
+
+def read(case, cuts=(), **options) -> dict[str, Any]:
+    reader = row_of(case.family).reader(TOOLS, seed="0", opened=case.opened, **options)
+    fragments = []
+    for start, end in zip((0, *cuts), (*cuts, len(case.text)), strict=True):
+        fragments += reader.push(case.text[start:end])
+    return message([*fragments, *reader.finish()])
+
+
+def without_ids(said):
+    calls = [{**call, "id": ""} for call in said.get("tool_calls", ())]
+    return {**said, "tool_calls": calls} if calls else said
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}-{case.text[:24]!r}")
+def test_answers(case: Case):
+    said = read(case)
+    assert (said["content"] or "", said.get("reasoning_content", "")) == (case.content, case.thought)
+    calls = said.get("tool_calls", [])
+    for call, (name, arguments, *id) in zip(calls, case.calls, strict=True):
+        assert call["function"]["name"] == name
+        assert json.loads(call["function"]["arguments"]) == json.loads(arguments)
+        assert call["id"] and id in ([], [call["id"]])
+    whole = without_ids(said)
+    for size in (1, 2, 3, 7):
+        assert without_ids(read(case, range(size, len(case.text), size))) == whole
+
+
+@st.composite
+def mangled(draw):
+    """A family, and text of its answers: parts of several, in any order, cut off anywhere."""
+    texts = [case.text for case in CASES if case.family == (family := draw(st.sampled_from(sorted(BY_NAME))))]
+    texts += ["<", "{", '"', "\n", " ", "Yes", "</think>"]
+    parts = draw(st.lists(st.sampled_from(texts), min_size=1, max_size=4))
+    cut = [part[: draw(st.integers(0, len(part)))] if draw(st.booleans()) else part for part in parts]
+    return Case(family, "".join(cut), opened=draw(st.sampled_from(("", *row_of(family).tags))))
+
+
+@given(mangled(), st.data())
+def test_cuts_change_nothing(case, data):
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(case.text)), max_size=40)))
+    options = {"thinks": data.draw(st.booleans())}
+    whole = without_ids(read(case, **options))
+    assert without_ids(read(case, cuts, **options)) == whole
+    assert without_ids(read(case, range(1, len(case.text)), **options)) == whole
+
+
+@given(mangled())
+def test_calls_are_of_known_tools_with_their_parts_in_order(case):
+    for call in read(case).get("tool_calls", ()):
+        assert call["function"]["name"] in TOOLS and call["id"]
+        assert call["function"]["arguments"].startswith("{")
+
+
+@pytest.mark.parametrize("unit", ["<tool_", "{", '{"name": ', " ", '"', "\\", "(("])
+@pytest.mark.parametrize("family", ["hermes", "llama-3", "qwen3-coder", "gemma-4", "lfm-2", "mistral", "harmony"])
+def test_time_is_linear(family, unit):
+    """Ten times the text takes about ten times as long, and not a hundred times."""
+
+    def spent(size):
+        start = next(iter(row_of(family).tags))
+        text = start + unit * (size // len(unit))
+        began = time.process_time()
+        read(Case(family, text), range(64, len(text), 64))
+        return time.process_time() - began
+
+    assert min(spent(200_000), spent(200_000)) < 50 * max(spent(20_000), 0.005)
+
+
+@pytest.mark.parametrize("family", sorted(BY_NAME))
+def test_control_tokens_never_are_content(family):
+    controls = row_of(family).tags
+    for case in (case for case in CASES if case.family == family):
+        said = read(case, controls=controls)
+        assert not any(tag in (said["content"] or "") for tag in controls if len(tag) > 3)
+
+
+def test_thoughts_stay_in_the_content_on_request():
+    case = Case("hermes", "Hm.\n</think>\n\nYes.", opened="<think>\n")
+    assert read(case, thinks=False) == {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes."}
+
+
+def test_ids_have_the_family_s_form():
+    mistral = read(Case("mistral-args", "[TOOL_CALLS]get_time[ARGS]{}"))
+    assert len(id := mistral["tool_calls"][0]["id"]) == 9 and id.isalnum()
+    assert read(Case("hermes", '<tool_call>{"name": "get_time"}</tool_call>'))["tool_calls"][0]["id"].startswith("call_")

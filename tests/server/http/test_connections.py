@@ -1,0 +1,210 @@
+"""More connections than places: who waits longest for its client makes room, and nobody who is at work."""
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+from slotcache.front.cli import make_server as make_front
+from slotcache.front.settings import FrontSettings
+from slotcache.server.config.settings import Settings
+from slotcache.server.http import connections
+from slotcache.server.http.connection import Connection
+from slotcache.server.http.connections import most_connections
+
+from server.conftest import running, until
+
+PLACES = 8
+NEVER = 1e6  # seconds
+HALF = b"POST /tokenize HTTP/1.1\r\nHost: loc"
+BODY = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+ASKED = {"prompt": "A word", "n_predict": 5, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture
+def server(tiny):
+    with running(tiny) as up:
+        up.http.close()
+        until(lambda: not up.uvicorn.server_state.connections)
+        up.uvicorn.server_state.most = PLACES
+        yield up
+        assert len(up.uvicorn.server_state.connections) <= PLACES
+
+
+@contextmanager
+def opened(server, number, sent=b""):
+    with ExitStack() as open_ones:
+        clients = [open_ones.enter_context(socket.create_connection(address(server), 30)) for _ in range(number)]
+        for client in clients:
+            client.sendall(sent)
+        yield clients
+
+
+def address(server):
+    return "127.0.0.1", httpx.URL(server.url).port
+
+
+def is_closed(client):
+    """Whether the server has closed a connection."""
+    client.setblocking(False)
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def asks(server, path="/health"):
+    return httpx.get(server.url + path, timeout=30).status_code == 200
+
+
+@contextmanager
+def held(server):
+    """Keep the engine from all work; yields what lets it go on."""
+    began, may_go_on = threading.Event(), threading.Event()
+    server.service.engine.inbox.ask(lambda: (began.set(), may_go_on.wait(60)))
+    assert began.wait(30)
+    try:
+        yield may_go_on.set
+    finally:
+        may_go_on.set()
+
+
+def streaming(server):
+    """A stream whose answer has not begun."""
+    body = json.dumps(ASKED).encode()
+    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return opened(server, 1, head + body)
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, BODY], ids=["nothing", "half a head", "half a body"])
+def test_connections_that_wait_make_room_the_longest_waiting_first(server, sent):
+    with opened(server, PLACES, sent) as first:
+        until(lambda: len(server.uvicorn.server_state.connections) == PLACES)
+        with opened(server, 3, sent) as later:
+            until(lambda: sum(map(is_closed, first)) == 3)
+            assert asks(server)
+            assert not any(map(is_closed, later)) and [is_closed(one) for one in first] == [True] * 4 + [False] * 4
+
+
+def test_a_connection_that_is_kept_alive_makes_room(server):
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        assert client.get("/health").status_code == 200
+        with opened(server, PLACES, HALF):
+            until(lambda: len(server.uvicorn.server_state.connections) == PLACES)
+            assert client.get("/health").status_code == 200, "it asks again on a new connection"
+
+
+def test_an_open_answer_is_not_closed_and_new_connections_wait_for_a_place(server, caplog):
+    with ExitStack() as streams, held(server) as let_go:
+        clients = [streams.enter_context(streaming(server))[0] for _ in range(PLACES)]
+        until(lambda: len(server.service.open) == PLACES)
+        later = streams.enter_context(opened(server, 2, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+        until(lambda: "at work" in caplog.text)
+        assert not any(map(is_closed, [*clients, *later]))
+        let_go()
+        for client in clients:
+            client.settimeout(30)
+            assert b'"stop":true' in whole(client)
+        for client in later:
+            client.settimeout(30)
+            assert client.recv(12) == b"HTTP/1.1 200"
+    assert caplog.text.count("at work") == 1
+
+
+def whole(client):
+    received = b""
+    while piece := client.recv(1 << 16):
+        received += piece
+    return received
+
+
+def test_a_body_that_makes_progress_is_not_closed_and_one_that_stops_is(server, monkeypatch):
+    text = json.dumps({"content": "Hello " * 10_000}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(text)
+    monkeypatch.setattr(Connection, "credit", NEVER)
+    monkeypatch.setattr(Connection, "rate", 0.001)
+    with opened(server, 1, head) as (moving,):
+        (connection,) = until_some(lambda: [one for one in server.uvicorn.server_state.connections if one.cycle])
+        moving.sendall(text[:1000])
+        until(lambda: connection._progresses_until)
+        monkeypatch.setattr(Connection, "credit", 0.0)
+        with opened(server, 2 * PLACES, BODY) as stopped:
+            until(lambda: sum(map(is_closed, stopped)) == PLACES + 1)
+            assert asks(server) and not is_closed(moving)
+            moving.setblocking(True)
+            moving.sendall(text[1000:])
+            assert b" 200 " in whole(moving)
+
+
+def until_some(found):
+    until(found)
+    return found()
+
+
+def test_what_is_closed_to_make_room_leaves_one_line_in_the_log(server, caplog):
+    with caplog.at_level("INFO"), opened(server, 10 * PLACES, BODY):
+        until(lambda: "those that wait longest" in caplog.text)
+        assert asks(server)
+        assert caplog.text.count("those that wait longest") == 1 and "/tokenize" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("limit", "each", "most"), [(1024, 1, 768), (1024, 2, 384), (256, 1, 192), (64, 1, 8), (1 << 20, 1, 2048), (-1, 2, 2048)]
+)
+def test_the_limit_lies_well_below_that_of_descriptors(monkeypatch, limit, each, most):
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda which: (limit, limit))
+    assert resource.RLIM_INFINITY == -1 and most_connections(each) == most
+
+
+def test_the_front_has_the_limit_too(monkeypatch):
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda which: (1024, 1024))
+    front, _ = make_front(FrontSettings(upstream="http://127.0.0.1:1"), Settings())
+    assert front.server_state.most == 384  # type: ignore[attr-defined]
+
+
+SERVES = """
+import asyncio, logging, os, resource, sys
+import uvicorn
+from slotcache.server.http.connection import Connection
+from slotcache.server.http.connections import ListeningServer
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"served"})
+
+logging.basicConfig(level="INFO")
+used = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, used + 20))
+config = uvicorn.Config(app, port=int(sys.argv[1]), loop="asyncio", http=Connection, log_config=None, ws="none")
+asyncio.run(ListeningServer(config, 10_000).serve())
+"""
+
+
+def test_without_descriptors_it_logs_one_line_and_goes_on(tmp_path):
+    # The limit on connections is far too high here, as if something else had taken the descriptors.
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-c", SERVES, str(port)], stderr=out)
+    try:
+        until(lambda: "running on" in log.read_text() or process.poll() is not None)
+        with ExitStack() as open_ones:
+            for _ in range(100):
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 30)).sendall(HALF)
+            until(lambda: "cannot be taken now" in log.read_text())
+            assert httpx.get(f"http://127.0.0.1:{port}/", timeout=60).text == "served"
+        assert httpx.get(f"http://127.0.0.1:{port}/", timeout=60).text == "served"
+    finally:
+        process.terminate()
+        process.wait(30)
+    said = log.read_text()
+    assert said.count("cannot be taken now") == 1 and "Traceback" not in said and len(said) < 2000

@@ -1,0 +1,82 @@
+"""Where prompt tokens came from, and what that saved."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from slotcache.models.times import CPU
+from slotcache.slots.archive import Archive
+from slotcache.slots.host import HostTier
+from slotcache.slots.prefix_tree import PrefixTree
+from slotcache.slots.radix import CopySizes
+from slotcache.slots.request import Request
+from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.scope import Scope
+from slotcache.slots.snapshots import Snapshots
+from slotcache.slots.source import ON_DEVICE, Source
+from slotcache.slots.tier import Record
+from support.fixed_prompt import Fixed
+from support.memory import Memory, cut
+from support.scopes import COMMON
+
+SHARE = 0.25  # of the time that tokens take to compute: to bring them back
+PROMPT = np.arange(30, dtype=np.int32)
+
+
+def scheduler_of(max_bytes=0, host=0):
+    """A device on which a token takes a tenth of a second, and a quarter of that to restore."""
+    tree = PrefixTree(200, 8, HostTier(host), costs=replace(CPU, restore_share=SHARE, rest=1))
+    tree.profile.learn(100, 50, 10.0)
+    snapshots = Snapshots(tree, max_bytes, cut=cut, spacing=2)
+    snapshots.sizes = CopySizes(run_token=1, state=5)
+    return Scheduler(tree, num_lanes=1, snapshots=snapshots)
+
+
+def ask(scheduler, memory, tokens):
+    """Have a hybrid compute a prompt."""
+    prompt, alone = Fixed(tokens, [len(tokens)]), Scope.private(len(tokens))
+    request = Request(len(tokens), prompt, 1, alone, cache=False, snapshot_scope=COMMON)
+    scheduler.submit(request)
+    while request.num_tokens == request.num_prompt:
+        plan = scheduler.plan()
+        scheduler.commit(plan, memory.run(plan))
+    scheduler.finish(request)
+    memory.run(scheduler.plan())
+    return request
+
+
+@pytest.mark.parametrize("source", [source for source in Source if source is not Source.NONE])
+def test_what_is_brought_back_saves_less_than_what_is_there(source):
+    scheduler = scheduler_of()
+    request = Request(0, Fixed(PROMPT, [30]), 1, COMMON)
+    scheduler.counters.count_cached(request, source, 20)
+    (reused,) = request.reused
+    whole = scheduler.tree.profile.seconds(0, 20)
+    assert whole == pytest.approx(2.0) and reused.seconds == pytest.approx(whole * (1 if source in ON_DEVICE else 1 - SHARE))
+    assert request.source == source and scheduler.counters.cached_tokens == {source: 20}
+
+
+@pytest.mark.parametrize(("origin", "source"), [(Source.HOST, Source.SNAPSHOT), (Source.DISK, Source.DISK)])
+def test_a_state_counts_by_its_tier_and_its_restore_takes_time(origin, source):
+    first, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
+    ask(first, memory, PROMPT)
+    records = [first.snapshots.get(node) for node in first.snapshots.of(COMMON)]
+    again, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
+    assert records and all(record and again.snapshots.put(record, origin) for record in records)
+    request = ask(again, memory, [*PROMPT, 77])
+    assert request.cached == 30 and request.source == source
+    whole = again.tree.profile.seconds(0, 30)
+    assert sum(one.seconds for one in request.reused) == pytest.approx((1 - SHARE) * whole)
+
+
+@pytest.mark.parametrize(("source", "is_noted"), [(Source.HOST, True), (Source.DISK, False), ("another tier", False)])
+@pytest.mark.parametrize("max_bytes", [0, 1000])
+def test_what_comes_from_a_lower_tier_is_not_written_there_again(source, is_noted, max_bytes):
+    scheduler = scheduler_of(max_bytes, host=100)
+    tier = scheduler.snapshots if max_bytes else Archive(scheduler.tree, cut)
+    tier.take_unsaved()
+    state = np.zeros(5, np.uint8) if max_bytes else None
+    assert tier.put(Record(COMMON, PROMPT, 0, np.zeros(30, np.uint8), state=state), source)
+    noted = tier.take_unsaved()
+    (node,) = scheduler.snapshots.of(COMMON) if max_bytes else scheduler.tree.host.nodes
+    assert noted == [node] * is_noted and node.blob is not None and node.blob.is_written is not is_noted
