@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import TypeGuard
 from unicodedata import category
 
 ID_DIGITS = 10  # of a document's hash that serve as its id: few, because the id is part of the prompt
@@ -56,7 +57,7 @@ class Document:
         """
         if isinstance(value, str):
             return cls(_digest("", text := _text(value, where))[:ID_DIGITS], text)
-        if not isinstance(value, Mapping):
+        if not _is_object(value):
             raise DocumentError(where, f"must be {SHAPES}, not {_kind(value)}")
         fields, inside = _fields(value, where)
         text = _field_text(fields, inside)
@@ -69,7 +70,7 @@ def parse_documents(values: object, where: str = "documents") -> tuple[Document,
 
     Raises DocumentError for a document that cannot be used, and for two texts with the same id.
     """
-    if not isinstance(values, list | tuple):
+    if not _is_list(values):
         raise DocumentError(where, f"must be a list of documents, not {_kind(values)}")
     documents: dict[str, Document] = {}
     for i, value in enumerate(values):
@@ -98,7 +99,7 @@ def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, objec
     where = f"{where}.data"
     if isinstance(data, str):
         return {"text": _text(data, where)}, where
-    if not isinstance(data, Mapping):
+    if not _is_object(data):
         raise DocumentError(where, f"must be a string or an object with a text, not {_kind(data)}")
     if any(data.get(name) is not None for name in TEXT_FIELDS):
         return data, where
@@ -167,8 +168,18 @@ def _digest(*parts: str) -> str:
     return digest.hexdigest()
 
 
+def _is_object(value: object) -> TypeGuard[Mapping[str, object]]:
+    return isinstance(value, Mapping)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, list | tuple)
+
+
 def _kind(value: object) -> str:
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+    names: dict[type, str] = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+    if value is None:
+        return "null"
     return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)
 
 
@@ -201,7 +212,7 @@ def find_documents(messages: Sequence[Message], top: object, takes_results: bool
             found[at] = _parse(given, f"{where}.documents", left)
         elif takes_results and message["role"] in TOOLS and (listed := documents_in(message, f"{where}.content", left)):
             found[at] = listed
-        left -= len(given) if isinstance(given, list | tuple) else len(found.get(at, ()))
+        left -= len(given) if _is_list(given) else len(found.get(at, ()))
     if top is None:
         return found
     last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=None)
@@ -216,7 +227,7 @@ def find_documents(messages: Sequence[Message], top: object, takes_results: bool
 
 def _parse(values: object, where: str, most: int) -> tuple[Document, ...]:
     """Return documents, of which the request may have `most` more. Raises DocumentError."""
-    if isinstance(values, list | tuple) and len(values) > most:
+    if _is_list(values) and len(values) > most:
         raise DocumentError(where, f"brings more documents than the {MOST_DOCUMENTS:,} that a request may have")
     return parse_documents(values, where)
 
@@ -263,11 +274,10 @@ def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:
             content = json.loads(content, parse_constant=_refuse)
         except (ValueError, RecursionError):
             return (), {}
-    if isinstance(content, Mapping):
-        held = next((name for name in LISTS if isinstance(content.get(name), list)), None)
-        beside = {name: value for name, value in content.items() if name != held}
-        return (content[held], beside) if held else ((), {})
-    return (content if isinstance(content, list) else ()), {}
+    if _is_object(content):
+        found = next(((name, listed) for name in LISTS if _is_list(listed := content.get(name))), None)
+        return (found[1], {name: value for name, value in content.items() if name != found[0]}) if found else ((), {})
+    return (content if _is_list(content) else ()), {}
 
 
 def _refuse(constant: str) -> None:
@@ -276,14 +286,14 @@ def _refuse(constant: str) -> None:
 
 
 def _is_document(value: object) -> bool:
-    if not isinstance(value, Mapping) or value.get("type") in ("text", "image_url"):
+    if not _is_object(value) or value.get("type") in ("text", "image_url"):
         return False
     return any(value.get(name) is not None for name in ("id", "doc_id")) and any(value.get(name) for name in TEXT_FIELDS)
 
 
 def _flat(value: object) -> object:
     """Return a document whose further fields stand in its text."""
-    assert isinstance(value, Mapping)
+    assert _is_object(value)
     id = "id" if value.get("id") is not None else "doc_id"
     text = next(name for name in TEXT_FIELDS if value.get(name))
     shown = (id, "title", text)

@@ -1,4 +1,5 @@
 """For LangChain: a document compressor that orders retrieved documents for the most reuse of cached tokens."""
+# pyright: standard
 
 from __future__ import annotations
 

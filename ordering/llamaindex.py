@@ -1,4 +1,5 @@
 """For LlamaIndex: a postprocessor that orders retrieved nodes for the most reuse of cached tokens."""
+# pyright: standard
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class DocumentNode:
 
     parent: DocumentNode | None
     key: str
-    children: dict[str, Step[DocumentNode]] = field(default_factory=dict)
+    children: dict[str, Step[DocumentNode]] = field(default_factory=dict[str, "Step[DocumentNode]"])
 
 
 class KnowledgeTree:
