@@ -6,6 +6,7 @@
 # make device-test                  the tests of the cache on a device that is not the CPU (builds llama.cpp, 4 minutes on 2 cores)
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
 # make crowd                        2,000 half-open connections and 50 streams that nobody reads, 3 minutes: nobody else is hurt
+# make coverage                     the whole suite again, and the share of lines that it runs
 # make lint                         ruff and pyright
 # make house                        how often each rule of the house is broken, and where
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
@@ -20,6 +21,7 @@ PROCESSES ?= 2
 URL ?= http://127.0.0.1:8080
 CASES ?= 420
 ENGINE_INDEX ?=
+ROOMS := server slots ordering retrieval models front
 DEVICE := build/device
 DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -27,13 +29,16 @@ BIN := $(VENV)/bin
 AXE := axe-core@4.14.1
 ENGINE := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test client-test scale-test device-test page-test crowd lint house fuzz install clean
+.PHONY: serve test coverage client-test scale-test device-test page-test crowd lint house fuzz install clean
 
 serve: $(VENV)/.installed
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
 
 test: $(VENV)/.developing
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(ARGS)
+
+coverage: $(VENV)/.developing
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(foreach room,$(ROOMS),--cov $(room)) $(ARGS)
 
 client-test: $(VENV)/.clients
 	$(VENV)/clients/bin/python -m pytest -W ignore::ResourceWarning tests/clients $(ARGS)  # clients leave event loops open

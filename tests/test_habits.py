@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONFIGURED = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, WHEEL = CONFIGURED["project"], CONFIGURED["tool"]["setuptools"]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -41,3 +42,27 @@ def test_every_tool_has_a_version() -> None:
 def test_ci_lints_before_it_tests() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
     assert [line for line in lines if line.startswith("make")] == ["make lint", "make test"]
+
+
+def test_the_wheel_has_every_folder_of_the_rooms() -> None:
+    rooms = {package.split(".")[1] for package in WHEEL["packages"]}
+    folders = {path.parent.relative_to(ROOT) for room in rooms for path in (ROOT / room).rglob("*.py")}
+    assert set(WHEEL["packages"]) == {".".join(("slotcache", *folder.parts)) for folder in folders}
+
+
+def test_the_wheel_has_every_file_that_a_room_reads() -> None:
+    """All that git keeps in a room, but for its code and its README."""
+    kept = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
+    if kept == [""]:
+        pytest.skip("no checkout of git")
+    rooms = {package.split(".")[1] for package in WHEEL["packages"]}
+    data = {
+        path for path in map(Path, kept) if path.parts[:1] and path.parts[0] in rooms and path.suffix not in (".py", ".md")
+    }
+    packed = {
+        path.relative_to(ROOT)
+        for package, patterns in WHEEL["package-data"].items()
+        for pattern in patterns
+        for path in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+    }
+    assert data <= packed, data - packed
