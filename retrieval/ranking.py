@@ -50,8 +50,8 @@ FREQUENT = frozenset(
 
 WITHIN = """(
     select place.chunk from place where place.file in (
-        select file.id from json_each(?1) as asked join file on file.path = asked.value
-        union select file.id from json_each(?1) as asked
+        select file.id from json_each(:paths) as asked join file on file.path = asked.value
+        union select file.id from json_each(:paths) as asked
             join file on file.path > asked.value || '/' and file.path < asked.value || '0'))"""
 """The chunks in files and folders: by ranges of the paths, as 0 follows the slash."""
 
@@ -67,15 +67,17 @@ def search_words(store: Store, query: str, limit: int, paths: Sequence[str] = ()
     score = f"-bm25(words, {TITLE_WEIGHT}, 1.0) as score"
     # The plus keeps SQLite from looking up each chunk by itself, which takes as many searches as there are chunks.
     condition = f"and +rowid in {WITHIN}" if paths else ""
-    statement = f"select rowid, {score} from words where words match ?2 {condition} order by score desc, rowid limit ?3"
+    statement = (
+        f"select rowid, {score} from words where words match :match {condition} order by score desc, rowid limit :limit"
+    )
     with store.reading() as connection:
-        return connection.execute(statement, (_json(paths), match, limit)).fetchall()
+        return connection.execute(statement, {"paths": _json(paths), "match": match, "limit": limit}).fetchall()
 
 
 def numbers_within(store: Store, paths: Sequence[str]) -> list[int]:
     """Return the numbers of the chunks in files and folders."""
     with store.reading() as connection:
-        rows = connection.execute(f"select number from chunk where number in {WITHIN}", [_json(paths)])
+        rows = connection.execute(f"select number from chunk where number in {WITHIN}", {"paths": _json(paths)})
         return [number for (number,) in rows]
 
 
