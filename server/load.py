@@ -30,8 +30,9 @@ from ..models.timing import learn_costs
 from ..slots.disk import DiskTier
 from ..slots.drafts import Drafts
 from ..slots.eviction import EvictionPolicy
-from ..slots.host import HostTier
+from ..slots.host import HostMemory
 from ..slots.prefix_tree import PrefixTree
+from ..slots.radix import CopySizes
 from ..slots.scheduler import Scheduler
 from ..slots.scope import Scope
 from ..slots.snapshots import Snapshots
@@ -191,9 +192,10 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     limit = min(most, model.context_train or most)
     learn_costs(context)
     runner = Runner(context, adapters)
-    host_bytes = _host_bytes(settings)
-    host = HostTier(host_bytes // max(token_bytes(settings, model), 1), EvictionPolicy(settings.eviction))
-    tree = PrefixTree(context.num_cells, context.scratch, host, EvictionPolicy(settings.eviction), costs=context.costs)
+    policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
+    host, none = HostMemory(_host_bytes(settings), EvictionPolicy(policy), sizes=sizes, cut=runner.states.cut), HostMemory()
+    of_runs, of_states = (host, none) if model.can_trim else (none, host)
+    tree = PrefixTree(context.num_cells, context.scratch, of_runs, EvictionPolicy(policy), costs=context.costs)
     max_stall = settings.max_stall / 1000 or math.inf
     scheduler = Scheduler(
         tree,
@@ -203,9 +205,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         max_stall=max_stall,
         idle_cells=settings.idle_cells,
         window=settings.window,
-        snapshots=Snapshots(
-            tree, 0 if model.can_trim else host_bytes, policy=EvictionPolicy(settings.eviction), cut=runner.states.cut
-        ),
+        snapshots=Snapshots(tree, of_states),
         drafts=Drafts(context.costs, max_rows=min(context.max_rows, context.batch), max_stall=max_stall, ends=model.ends),
     )
     answers = AnswerMemory()

@@ -209,7 +209,7 @@ def start(host: AppState, loaded: load.Loaded, on_failure: Callable[[], None] = 
 def _bring_back(service: Service, then: Callable[[], None]) -> None:
     """Load the records of lower tiers, in a thread. What they hold is not read ahead again."""
     if service.tiers:
-        Arrivals(service.engine).load(service.tiers, load.token_bytes(service.settings, service.model))
+        Arrivals(service.engine).load(service.tiers)
     if service.idle.beginnings is not None:
         service.idle.beginnings.has_kv = True
         then()

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from .host import PromptTree
 from .plan import Clear, HostCopy, Operation, Restore, Save, Share, Trim
 from .prefix_tree import PrefixTree
-from .radix import Node, PromptTree, path
+from .radix import Node, path
 from .request import Layout, Prompt, Request
 from .scope import Scope
 from .separate import keeps_copies, num_kept, num_placed
@@ -186,7 +187,7 @@ class Cells:
         while not (tree.ledger.num_free_ids and self._fits_free(prompt.arrange(self._index, scope), scope)):
             if not tree.evict(unused=True):
                 return False
-        return self._index.has_room_for(missing)
+        return self._index.host.has_room_for(missing)
 
     def forget_order(self) -> None:
         """No cell is in use any more."""
@@ -204,7 +205,7 @@ class Cells:
         """
         tree, sequence = self._tree, request.sequence
         excess = tree.ledger.num_reclaimable - self._idle_cells
-        if not tree.host.max_tokens or excess <= 0 or sequence is None:
+        if not tree.host.max_bytes or excess <= 0 or sequence is None:
             return
         left = request.num_tokens - sequence.length - tree.copies.restorable(sequence)
         if tree.costs.pays_to_spill(left, min(request.limit, USUAL_ANSWER)):
@@ -236,7 +237,7 @@ class Cells:
     def _to_swap(self, num_tokens: int, computing: list[Request]) -> tuple[list[Node], int]:
         """Return the runs on the device, and the cells that a step does not see; 0 where it is no faster without them."""
         tree, costs = self._tree, self._tree.costs
-        if num_tokens <= costs.swap_from_tokens or (used := self.num_used) > tree.host.max_tokens:
+        if num_tokens <= costs.swap_from_tokens or not tree.host.could_hold(used := self.num_used):
             return [], 0
         if all(request.background for request in computing):
             return [], 0  # a new request may abort the step; then it must not wait for moves

@@ -1,6 +1,6 @@
 """The disk tier: files, their index, neighbours, writes behind.
 
-A file is one record (see `slots.archive`), written aside and renamed, with checksums, so that a torn one is noticed. Files
+A file is one record (see `HostMemory`), written aside and renamed, with checksums, so that a torn one is noticed. Files
 lie in a folder of the model and of every setting that changes the KV; all folders together stay within one bound. A thread
 of its own writes and deletes: the engine only queues records. Two servers may share a folder: before each write, a server
 looks for the files that the other one has written and deleted.

@@ -8,314 +8,117 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import numpy as np
 
-from .costs import Costs, Profile
+from .costs import Costs
 from .device import Ledger
 from .eviction import Candidates, EvictionPolicy
 from .plan import HostCopy, Restore, Save
-from .radix import CopySizes, Match, Node, PromptTree, Sequence, descendants, path, scope_of, without_copy
+from .radix import CopySizes, Match, Node, RadixTree, Sequence, descendants, path, scope_of
 from .scope import Scope
 from .source import Source
-from .tier import Cut, HostMemory, LowerTier, Record
+from .tier import Cut, LowerTier, Record
 
-# ---- A tree of runs and recurrent states in host memory, within one budget of bytes. ------------------------------------
-#
-#     runs       |-- instructions --|-- document --|-- question and answer --|      each run behind the run before it
-#     states                        S              S                         S
-#                                                  |-- another question --|
-#                                                                         S
-#
-# Every leaf has a state, or it is of no use. The state that saves the least time a byte leaves first, with the runs
-# that only
-# it needs.
+BY_TOKEN = CopySizes(run_token=1)
+"""A budget of tokens: a run takes one byte for each."""
 
 
-class StateTree(PromptTree):
-    """The tier protocol, with nodes for keys: a node is a run, and may have a state at its end.
+class HostMemory:
+    """The copies of one tree's runs, and of the states at their ends: what fits, what leaves, what is new.
 
-    max_bytes: of all runs and states; 0: none is kept. costs: of this device. profile: the time that tokens take.
-    policy: the order in which states leave. cut: takes a part out of a run.
+    max_bytes: the budget; 0 means that nothing is copied. policy: the order in which copies leave. sizes: what they take.
+    cut: takes a part out of the copy of a run. A record stands for itself: it has all tokens from the first one on, so it is
+    taken only where its tokens match.
     """
 
+    index: PromptTree  # the tree, which says what is of no use without a copy that leaves; it sets this
+
     def __init__(
-        self, max_bytes: int, *, costs: Costs, profile: Profile, policy: EvictionPolicy | None = None, cut: Cut
+        self,
+        max_bytes: int = 0,
+        policy: EvictionPolicy | None = None,
+        *,
+        sizes: CopySizes = BY_TOKEN,
+        cut: Cut = lambda run, start, stop: run,
     ) -> None:
-        super().__init__(costs, self._has_room_for)
-        self.max_bytes = max_bytes
-        self.sizes = CopySizes()
+        self.max_bytes, self.sizes, self._cut = max_bytes, sizes, cut
         self.num_bytes = 0
-        self.num_runs = self.num_tokens = 0  # runs, and their tokens
+        self.num_tokens = 0  # of all copies of runs
         self.num_states = 0
-        self.unused: dict[Node, None] = {}  # states within prompts that no second prompt has used, the oldest first
-        self.aged: set[Node] = set()  # nodes whose states have left for that reason
-        # Changed since the last `take_unsaved`, and in no lower tier; None: they are not written behind.
-        self.unsaved: dict[Node, None] | None = None
-        self._profile, self._cut = profile, cut
-        self._policy = policy or EvictionPolicy()
-        self.candidates = Candidates(lambda node: (node.host_priority, 0), self.may_leave)
-
-    def __len__(self) -> int:
-        return self.num_states
-
-    def size_of(self, num_tokens: int) -> int:
-        """Return the bytes of a state behind `num_tokens` tokens."""
-        return self.sizes.state + num_tokens * self.sizes.state_token
-
-    def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
-        node = self.longest(scope, tokens)
-        return node.end if node is not None else 0
-
-    def may_continue(self, node: Node) -> bool:
-        return node.state is not None
-
-    def continued(self, origin: Node, match: Match) -> int:
-        stop = origin.end + match.length
-        ends = (node.end for node in path(match.node) if node.state is not None and origin.end < node.end <= stop)
-        return max(ends, default=origin.end) - origin.end
-
-    def _has_room_for(self, num_tokens: int) -> bool:
-        size = self.size_of(num_tokens) + num_tokens * self.sizes.run_token
-        return self.num_bytes + size <= self.max_bytes
-
-    def has_room(self, record: Record) -> bool:
-        """Return whether a record fits with nothing leaving for it."""
-        missing = len(record.tokens) - self._length(record.scope, record.tokens)
-        state = self.size_of(len(record.tokens)) if record.state is not None else 0
-        return self.num_bytes + missing * self.sizes.run_token + state <= self.max_bytes
-
-    def of(self, scope: Scope) -> list[Node]:
-        """Return the nodes of a scope with a state at their end."""
-        return [node for node in descendants(self.roots[scope]) if node.state] if scope in self.roots else []
-
-    def get(self, node: Node) -> Record | None:
-        """Return a run with the state at its end as a record; None if it is gone or has not been made."""
-        if node.blob is None or node.blob.data is None or (node.state and node.state.data is None):
-            return None
-        tokens = np.concatenate([one.tokens for one in path(node)][::-1])
-        whole = (node.blob.start, node.blob.stop) == (node.start, node.end)
-        documents = ((key, origin.end) for origin, key in node.document_of)
-        return Record(
-            scope_of(node),
-            tokens,
-            node.start,
-            node.blob.data if whole else self._cut(node.blob.data, node.start, node.end),
-            documents=tuple((key, at) for key, at in documents if at <= node.start),
-            frequency=node.frequency,
-            token_cost=node.token_cost,
-            state=node.state.data if node.state else None,
-        )
-
-    def along(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Iterator[Node]:
-        """Return the nodes with states that these tokens begin with, the longest one first.
-
-        known: a node on their path; the search begins there.
-        """
-        match = self.match_from(known, tokens[known.end :]) if known is not None else self.match(scope, tokens)
-        stop = match.length + (known.end if known is not None else 0)
-        return (node for node in path(match.node) if node.state is not None and node.end <= stop)
-
-    def longest(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Node | None:
-        """Return the node with the deepest state that these tokens begin with."""
-        return next(self.along(scope, tokens, known), None)
-
-    def put(self, record: Record, source: str = Source.HOST) -> bool:
-        """Keep a record that comes from elsewhere if the runs before it are kept and it fits. Return whether it is kept now.
-
-        Of a run that is partly kept, the rest is taken. source: as in `Archive.put`.
-        """
-        start, stop = self._length(record.scope, record.tokens), len(record.tokens)
-        if (
-            start < record.start
-            or not self.has_room(record)
-            or not all(0 <= at <= record.start for _, at in record.documents)
-        ):
-            return False
-        stops = sorted({start, *(at for _, at in record.documents)})
-        ends = self.insert(self.root(record.scope), record.tokens, stops)
-        node, is_written = ends[stop], source != Source.HOST
-        if node.blob is None:
-            data = record.data if start == record.start else self._cut(record.data, start, stop)
-            self.keep_run(node, HostCopy(start, stop, data, source=source, is_written=is_written))
-        if record.state is not None and node.state is None:
-            self.keep_state(node, HostCopy(0, stop, record.state, source=source, is_written=is_written))
-            node.frequency = record.frequency
-        for key, at in record.documents:
-            ends[at].place(key, node)
-        self.price(node)
-        return True
-
-    def take_unsaved(self) -> list[Node]:
-        """Return the nodes that changed since the last call; the first call begins to note them."""
-        taken, self.unsaved = self.unsaved or {}, {}
-        return list(taken)
-
-    def drop(self, scope: Scope) -> int:
-        """Forget a scope. Return how many tokens its runs had."""
-        before = self.num_tokens
-        for node in list(descendants(self.roots[scope]))[::-1] if scope in self.roots else []:
-            self.forget(node)
-        return before - self.num_tokens
-
-    def discard(self, scope: Scope | None, tokens: np.ndarray) -> int:
-        """Forget the states along a prompt, unless a longer one stands on them. Return how many tokens that were."""
-        before = self.num_tokens
-        for node in list(self.along(scope, tokens)):
-            if not node.children:
-                self.forget(node)
-        return before - self.num_tokens
-
-    def void(self) -> None:
-        """Forget what was decided and never performed, with all that stands on it: a record may have come in behind it."""
-        lost = set(without_copy(self))
-        for node in [node for root in self.roots.values() for node in descendants(root)][::-1]:
-            if node in lost or (node.state is not None and node.state.data is None):
-                self.forget(node)
-
-    def clear(self) -> None:
-        """Forget everything, even in an inconsistent state."""
-        self.roots, self.pinned, self.unused, self.aged = {}, set(), {}, set()
-        self.num_bytes = self.num_runs = self.num_tokens = self.num_states = 0
-        self.candidates.clear()
-
-    def forget(self, node: Node) -> None:
-        """Drop the state at the end of a node, and the runs that no other state needs."""
-        if node.state is not None:
-            node.state = None
-            self.unused.pop(node, None)
-            self.num_states -= 1
-            self.num_bytes -= self.size_of(node.end)
-        while node.parent and node.blob and not node.children and node.state is None:
-            parent = node.parent
-            node.blob.users -= 1
-            self.num_bytes -= 0 if node.blob.users else len(node.blob) * self.sizes.run_token
-            self.num_runs -= 1
-            self.num_tokens -= len(node.tokens)
-            self.pinned.discard(node)
-            self.aged.discard(node)
-            node.blob = None  # as of a node that was forgotten before
-            self._unlink(node)
-            node = parent
-        self.candidates.offer(node)
-
-    def price(self, node: Node) -> None:
-        """Set the priority of a state that is used or new: the time that it saves, a byte that leaves with it."""
-        if not self.may_leave(node):
-            return  # a run that states stand on leaves with them
-        above = node.parent
-        while above is not None and above.parent is not None and above.state is None:
-            above = above.parent
-        begin, size = above.end if above is not None else 0, self.size_of(node.end)
-        size += 0 if node.children else (node.end - begin) * self.sizes.run_token
-        length = node.end - begin
-        node.token_cost = self._profile.cost(begin, length) * length / max(size, 1)
-        node.last_use, node.host_priority = self._clock, self._policy.priority(node)
-        self.candidates.offer(node)
-
-    def may_leave(self, node: Node) -> bool:
-        """Return whether something would be freed: a state, or a run that no state needs."""
-        return node.blob is not None and (node.state is not None or not node.children)
-
-    def _length(self, scope: Scope, tokens: np.ndarray) -> int:
-        """Return how many leading tokens are in kept runs."""
-        return self.match(scope, tokens).length
-
-    def keep_run(self, node: Node, blob: HostCopy) -> None:
-        """Give a node its run."""
-        node.blob = blob
-        self.num_runs += 1
-        self.num_tokens += len(node.tokens)
-        self.num_bytes += len(blob) * self.sizes.run_token
-        self._note(node, blob)
-
-    def keep_state(self, node: Node, blob: HostCopy) -> None:
-        """Give a node a state at its end."""
-        node.state = blob
-        self.aged.discard(node)
-        self.num_states += 1
-        self.num_bytes += self.size_of(node.end)
-        self._note(node, blob)
-
-    def _note(self, node: Node, blob: HostCopy) -> None:
-        if self.unsaved is not None and not blob.is_written:
-            self.unsaved[node] = None
-
-    def make_room(self, node: Node) -> None:
-        """Let states leave until the budget holds. `node` is new, or used now, and stays."""
-        self._clock += 1
-        node.host_priority = np.inf
-        while self.num_bytes > self.max_bytes and (least := self.candidates.pop()):
-            self._policy.on_evict(least.host_priority)
-            self.forget(least)
-        if self.num_bytes > self.max_bytes:  # a copy that was cut in two is freed with its last part only
-            self.forget(node)
-        else:
-            self.price(node)
-
-    def _split(self, lower: Node, at: int) -> Node:
-        upper = super()._split(lower, at)
-        if lower.blob is not None:
-            upper.blob = lower.blob
-            upper.blob.users += 1
-            self.num_runs += 1
-            if self.unsaved is not None and lower in self.unsaved:
-                self.unsaved[upper] = None
-        return upper
-
-
-class HostTier:
-    """The ledger of the copies and their budget. max_tokens: 0 means that nothing is copied."""
-
-    def __init__(self, max_tokens: int = 0, policy: EvictionPolicy | None = None) -> None:
-        self.max_tokens = max_tokens
-        self.num_tokens = 0  # tokens that all blobs hold
-        self.num_saved = 0  # tokens saved, ever
-        self.num_restored = 0  # tokens restored, ever
-        self.nodes: set[Node] = set()
         # Kept since the last `take_unsaved`, and in no lower tier; None: they are not written behind.
         self.unsaved: dict[Node, None] | None = None
         self._policy = policy or EvictionPolicy()
         self.candidates = Candidates(lambda node: (node.host_priority, 0), self.may_leave)
 
+    @property
+    def nodes(self) -> list[Node]:
+        """The runs with a copy, parents first."""
+        roots = self.index.roots.values()
+        return [node for root in roots for node in descendants(root) if node.blob is not None]
+
     def clear(self) -> None:
         """Forget all copies."""
-        self.nodes, self.num_tokens = set(), 0
+        self.num_bytes = self.num_tokens = self.num_states = 0
         self.candidates.clear()
         self.unsaved = None if self.unsaved is None else {}
 
     def recount(self) -> None:
         """Count the copies anew, of which any may leave now."""
-        blobs = {node.blob for node in self.nodes if node.blob is not None}
-        self.num_tokens = sum(map(len, blobs))
+        nodes = self.nodes
+        states = [node for node in nodes if node.state is not None]
+        self.num_tokens = sum(map(len, {node.blob for node in nodes if node.blob is not None}))
+        self.num_states = len(states)
+        self.num_bytes = self.num_tokens * self.sizes.run_token + sum(self.size_of(node.end) for node in states)
         self.candidates.clear()
-        for node in self.nodes:
+        for node in nodes:
             self.offer(node)
 
-    def has_room(self, num_tokens: int) -> bool:
-        """Return whether `num_tokens` more tokens fit with no copy leaving for them."""
-        return self.num_tokens + num_tokens <= self.max_tokens
+    # ---- the budget ------------------------------------------------------------------------------------------------
 
-    def save(self, node: Node) -> HostCopy:
-        """Return a new, empty blob for a node's run. The caller has made room for it."""
-        self.num_saved += len(node.tokens)
-        return self.keep(node, HostCopy(node.start, node.end))
+    def size_of(self, num_tokens: int) -> int:
+        """Return the bytes of a state behind `num_tokens` tokens; 0 for a model without."""
+        return self.sizes.state + num_tokens * self.sizes.state_token
 
-    def keep(self, node: Node, blob: HostCopy) -> HostCopy:
-        """Give a node a copy of its own."""
-        node.blob = blob
-        self.nodes.add(node)
-        self.num_tokens += len(blob)
-        if self.unsaved is not None and not blob.is_written:
-            self.unsaved[node] = None
-        self.touch(node)
-        return blob
+    def could_hold(self, num_tokens: int) -> bool:
+        """Return whether so many tokens of a prompt, with a state behind them, would fit with nothing beside them."""
+        return 0 < self.max_bytes >= num_tokens * self.sizes.run_token + self.size_of(num_tokens)
+
+    def has_room_for(self, num_tokens: int) -> bool:
+        """Return whether that many new tokens of a prompt, with a state behind them, fit with nothing leaving for them."""
+        return self._fits(num_tokens, self.size_of(num_tokens))
+
+    def has_room(self, record: Record) -> bool:
+        """Return whether what is not kept of a record fits with nothing leaving for it."""
+        num_tokens, has_state = self._missing(record)
+        return self._fits(num_tokens, has_state * self.size_of(len(record.tokens)))
+
+    def make_room(self, num_tokens: int = 0) -> bool:
+        """Let copies leave until so many tokens of a run fit. Return False if too few may leave."""
+        if not self.could_hold(num_tokens):
+            return False
+        while not self._fits(num_tokens):
+            if (least := self.candidates.pop()) is None:
+                return False
+            self._policy.on_evict(least.host_priority)
+            self.index.lose(least)
+        return True
+
+    def may_leave(self, node: Node) -> bool:
+        """Return whether something would be freed: a state, or a run that no other one with a copy stands on.
+
+        What a running request is about to restore stays.
+        """
+        if node.blob is None or (node.in_use and not node.ready):
+            return False
+        return node.state is not None or all(child.blob is None for child in node.children.values())
 
     def touch(self, node: Node) -> None:
-        """Set the priority of a run that is used, pinned or unpinned now, or that comes to this tier."""
+        """Set the priority of copies that are used, pinned or unpinned now, or that are new."""
         node.host_priority = self._policy.priority(node)
         self.offer(node)
 
@@ -324,97 +127,243 @@ class HostTier:
         if node.blob is not None:
             self.candidates.offer(node)
 
+    def _fits(self, num_tokens: int, state_bytes: int = 0) -> bool:
+        return self.num_bytes + num_tokens * self.sizes.run_token + state_bytes <= self.max_bytes
+
+    def _missing(self, record: Record) -> tuple[int, bool]:
+        """Return how many tokens of a record are not cached, and whether it has a state that is not."""
+        end = self.index.match(record.scope, record.tokens).exact_end
+        num_tokens = len(record.tokens) - self.index.num_cached(record.scope, record.tokens)
+        return num_tokens, record.state is not None and (end is None or end.state is None)
+
+    # ---- copies ----------------------------------------------------------------------------------------------------
+
+    def keep(self, node: Node, kv: HostCopy | None = None, state: HostCopy | None = None) -> None:
+        """Give a node a copy of its run, one of the state at its end, or both. There is room for it, or is made later."""
+        if kv is not None:
+            node.blob = kv
+            self._count_run(kv, 1)
+        if state is not None:
+            node.state = state
+            self._count_state(node, 1)
+        if self.unsaved is not None and not all(one.is_written for one in (kv, state) if one is not None):
+            self.unsaved[node] = None
+
     def split(self, upper: Node, lower: Node) -> None:
-        """Let both parts of a run that was cut use its blob."""
+        """Let both parts of a run that was cut use its copy."""
         if lower.blob is not None:
             upper.blob = lower.blob
             upper.blob.users += 1
-            self.nodes.add(upper)
-            self.offer(upper)
             if self.unsaved is not None and lower in self.unsaved:
                 self.unsaved[upper] = None
 
-    def drop(self, node: Node) -> None:
-        """Forget a node's copy, if it has one."""
+    def release(self, node: Node) -> None:
+        """Forget the copies of a node, if it has any."""
+        self.release_state(node)
         if node.blob is None:
             return
         node.blob.users -= 1
-        self.num_tokens -= 0 if node.blob.users else len(node.blob)
+        if not node.blob.users:
+            self._count_run(node.blob, -1)
         node.blob = None
-        self.nodes.discard(node)
         if node.parent is not None:
             self.offer(node.parent)
 
-    def least(self) -> Node | None:
-        """Choose the copy that leaves next: of all copies that may leave, the one with the lowest priority."""
-        least = self.candidates.pop()
-        if least is not None:
-            self._policy.on_evict(least.host_priority)
-        return least
+    def release_state(self, node: Node) -> None:
+        """Forget the state at the end of a node, if it has one."""
+        if node.state is not None:
+            node.state = None
+            self._count_state(node, -1)
 
-    def may_leave(self, node: Node) -> bool:
-        """Return whether a run has a copy with no copy behind it, and no running request is about to restore it."""
-        claimed = node.in_use and not node.ready
-        return node in self.nodes and not claimed and all(child.blob is None for child in node.children.values())
+    def _count_run(self, blob: HostCopy, change: int) -> None:
+        self.num_tokens += change * len(blob)
+        self.num_bytes += change * len(blob) * self.sizes.run_token
+
+    def _count_state(self, node: Node, change: int) -> None:
+        self.num_states += change
+        self.num_bytes += change * self.size_of(node.end)
+
+    # ---- records, to and from lower tiers and files ----------------------------------------------------------------
+
+    def get(self, node: Node) -> Record | None:
+        """Return a run with the state at its end as a record; None if a copy is gone or has not been made."""
+        return self.part(node, node.blob, node.end) if node.blob is not None else None
+
+    def part(self, node: Node, blob: HostCopy, stop: int) -> Record | None:
+        """Return a run up to position `stop` as a record, from a copy that reaches it; None if a copy is not made yet."""
+        if blob.data is None or (node.state is not None and node.state.data is None):
+            return None
+        whole = (blob.start, blob.stop) == (node.start, stop)
+        tokens = np.concatenate([one.tokens for one in path(node)][::-1])[:stop]
+        documents = ((key, origin.end) for origin, key in node.document_of if stop == node.end)
+        return Record(
+            scope_of(node),
+            tokens,
+            node.start,
+            blob.data if whole else self._cut(blob.data, node.start, stop),
+            documents=tuple((key, at) for key, at in documents if at <= node.start),
+            frequency=node.frequency,
+            token_cost=node.token_cost,
+            state=node.state.data if node.state is not None else None,
+        )
+
+    def put(self, record: Record, tier: str | None = None) -> bool:
+        """Keep a record if the runs before it are cached and it fits. Return whether it is cached now.
+
+        Of a record that is partly cached, the rest is taken. tier: the name of the lower tier that it comes from; a record
+        from elsewhere is new to lower tiers.
+        """
+        index, stop = self.index, len(record.tokens)
+        num_missing, needs_state = self._missing(record)
+        if not num_missing and not needs_state:
+            return True
+        start = stop - num_missing
+        is_claimed = index.match(record.scope, record.tokens).length > start  # a running request computes it
+        if start < record.start or is_claimed or not self.has_room(record):
+            return False
+        if not all(0 <= at <= record.start for _, at in record.documents):
+            return False
+        ends = index.insert(index.root(record.scope), record.tokens, sorted({start, *(at for _, at in record.documents)}))
+        node, is_written = ends[stop], tier is not None
+        if num_missing:
+            data = record.data if start == record.start else self._cut(record.data, start, stop)
+            self.keep(node, HostCopy(start, stop, data, source=tier or Source.HOST, is_written=is_written))
+        if needs_state:
+            source = tier or Source.SNAPSHOT
+            self.keep(node, state=HostCopy(0, stop, record.state, source=source, is_written=is_written))
+        if index.may_continue(node):
+            node.frequency, node.token_cost, node.num_misses = record.frequency, record.token_cost, 1
+        for key, at in record.documents:
+            ends[at].place(key, node)
+        index.price(node)
+        return True
+
+    def take_unsaved(self) -> list[Node]:
+        """Return the nodes that were given copies since the last call; the first call begins to note them."""
+        taken, self.unsaved = self.unsaved or {}, {}
+        return list(taken)
 
 
-# ---- The operations that bring a path's KV back from host memory. -------------------------------------------------------
+class PromptTree(RadixTree):
+    """The tree that prompts are compared with: that of KV, or that of states for models whose memory cannot be cut.
 
-
-def restores(sequence: Sequence, rest: int) -> list[tuple[Restore, list[Node]]]:
-    """Return an operation for each blob that follows the sequence's KV on its path, with the runs that the blob covers.
-
-    The path's last `rest` tokens are left out and computed: the last one gives the logits.
+    host: has the copies of its runs.
     """
-    runs: list[tuple[Node, HostCopy]] = []
-    reached = sequence.length
-    for node in reversed(list(itertools.takewhile(lambda node: node.end > sequence.length, path(sequence.tip)))):
-        if node.ready or node.blob is None or node.start != reached:
-            break
-        runs.append((node, node.blob))
-        reached = node.end
-    last = sequence.most_cached(reached, rest)
+
+    def __init__(self, costs: Costs, host: HostMemory) -> None:
+        super().__init__()
+        self.costs, self.host = costs, host
+        self.pinned: set[Node] = set()  # runs that a client asked to keep
+        host.index = self
+
+    def clear(self) -> None:
+        """Forget everything, even in an inconsistent state."""
+        self.roots, self.pinned = {}, set()
+        self.host.clear()
+
+    def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
+        """Return how many leading tokens of a prompt need not be computed, but for its `rest`."""
+        return self.match(scope, tokens).length
+
+    def continued(self, origin: Node, match: Match) -> int:
+        """Return how many tokens behind `origin` need not be computed, of those that `match` has found there."""
+        return match.length
+
+    def may_continue(self, node: Node) -> bool:
+        """Return whether a prompt can continue from the end of a cached run."""
+        return True
+
+    def cached(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
+        """Return the runs with KV that a prompt begins with, first to last, each with the position where its KV ends."""
+        match, runs = self.match(scope, tokens), []
+        for node in reversed(list(path(match.node))):
+            known = min(node.end, match.length)
+            stop = known if node.blob is not None else min(known, node.start + node.ready)
+            if stop > node.start:
+                runs.append((node, stop))
+            if stop < node.end:
+                break
+        return runs
+
+    def num_cached(self, scope: Scope | None, tokens: np.ndarray) -> int:
+        """Return how many leading tokens of a prompt have KV on the device or in host memory."""
+        runs = self.cached(scope, tokens)
+        return runs[-1][1] if runs else 0
+
+    @abstractmethod
+    def price(self, node: Node) -> None:
+        """Set the priority of a run that is used, pinned or unpinned now."""
+
+    def drop(self, scope: Scope) -> int:
+        """Forget the KV of a scope that no running request needs. Return how many tokens that were."""
+        return self.discard(list(descendants(self.roots[scope]))[::-1] if scope in self.roots else [])
+
+    @abstractmethod
+    def discard(self, nodes: Iterable[Node]) -> int:
+        """Forget those of these runs, deepest first, that are not in use and have no children. Return their tokens."""
+
+    @abstractmethod
+    def lose(self, node: Node) -> None:
+        """Release a copy that leaves host memory, and forget the runs that are of no use without it."""
+
+    def without_copy(self) -> list[Node]:
+        """Return the runs that a device takes with it: those without the bytes of a copy, and all behind. Deepest first."""
+        lost: dict[Node, None] = {}
+        for root in self.roots.values():
+            for node in descendants(root):  # parents first
+                if node.parent in lost or node.blob is None or node.blob.data is None:
+                    lost[node] = None
+        return list(reversed(lost))
+
+    def _split(self, lower: Node, at: int) -> Node:
+        upper = super()._split(lower, at)
+        self.host.split(upper, lower)
+        if lower.pinned_until:
+            self.pinned.add(upper)
+        return upper
+
+    def _remove(self, node: Node) -> None:
+        """Take a run that is not on the device out of the tree, with the copies behind it."""
+        for run in [node, *descendants(node)][::-1]:
+            self.host.release(run)
+            self.pinned.discard(run)
+            self._unlink(run)
+
+
+# ---- Copies: made when a run leaves the device, when a step needs it, or in idle time. ----------------------------------
+
+
+def restores(tip: Node, sequence: int, begin: int) -> list[tuple[Restore, list[Node]]]:
+    """Return an operation for each copy that follows position `begin` on the path to `tip`, with the runs that it covers.
+
+    They end in front of a run without a copy, or with KV on the device.
+    """
     found: list[tuple[Restore, list[Node]]] = []
-    for node, blob in runs:
-        start, stop = node.start, min(node.end, last)
-        if start >= stop:
+    for node in reversed(list(itertools.takewhile(lambda node: node.end > begin, path(tip)))):
+        if node.ready or node.blob is None:
             break
-        if found and found[-1][0].blob is blob:
+        if found and found[-1][0].blob is node.blob:
             restore, nodes = found.pop()
-            found.append((replace(restore, stop=stop), [*nodes, node]))
+            found.append((replace(restore, stop=node.end), [*nodes, node]))
         else:
-            found.append((Restore(blob, sequence.id, start, stop), [node]))
+            found.append((Restore(node.blob, sequence, max(node.start, begin), node.end), [node]))
     return found
-
-
-def restores_to(tip: Node, sequence: int, begin: int) -> list[Restore]:
-    """Return an operation for each blob of the path to `tip`, from position `begin` on. All of its runs have one."""
-    found: list[Restore] = []
-    behind = itertools.takewhile(lambda node: node.end > begin, path(tip))
-    for node in reversed(list(behind)):
-        assert node.blob is not None
-        start = found.pop().start if found and found[-1].blob is node.blob else max(node.start, begin)
-        found.append(Restore(node.blob, sequence, start, node.end))
-    return found
-
-
-# ---- Copies -------------------------------------------------------------------------------------------------------------
-# Copies of runs in host memory: made when a run leaves the device, when a step needs it, or in idle time.
 
 
 class Copies:
-    """Decides which runs get a copy in the host tier and which copies leave it for them, and brings copies back.
+    """Decides which runs get a copy in host memory, and brings copies back.
 
-    rest: how many of a path's last tokens are not brought back. remove: takes a run that has lost its last copy out of the
-    tree, with the runs behind it.
+    rest: how many of a path's last tokens are not brought back.
     """
 
-    def __init__(self, ledger: Ledger, host: HostTier, rest: int, remove: Callable[[Node], None]) -> None:
-        self._ledger, self._host, self._rest, self._remove = ledger, host, rest, remove
+    def __init__(self, ledger: Ledger, host: HostMemory, rest: int) -> None:
+        self._ledger, self._host, self._rest = ledger, host, rest
+        self.num_saved = 0  # tokens, ever
+        self.num_restored = 0  # tokens, ever
 
     def save_if_free(self, node: Node) -> HostCopy | None:
         """Return the run's copy, made now if all of the run has been computed and no other copy has to leave for it."""
-        if node.complete and self._host.has_room(len(node.tokens)):
+        if node.complete and self._host.has_room_for(len(node.tokens)):
             self.save(node, node.longest_holder())
         return node.blob
 
@@ -426,7 +375,7 @@ class Copies:
         """
         for sequence in self._ledger.parked.values():
             for node in reversed(list(path(sequence.tip))):
-                if node.blob is None and sequence.length >= node.end and self._host.has_room(len(node.tokens)):
+                if node.blob is None and sequence.length >= node.end and self._host.has_room_for(len(node.tokens)):
                     return self.save(node, sequence)
         return False
 
@@ -442,22 +391,18 @@ class Copies:
         """Make sure that a run has a copy in host memory. Return False if the tier has no room for it."""
         if node.blob is not None:
             return True
-        host, size = self._host, len(node.tokens)
-        if size > host.max_tokens:
+        if not self._host.make_room(len(node.tokens)):
             return False
-        while not host.has_room(size):
-            least = host.least()
-            if least is None:
-                return False
-            host.drop(least)
-            if not least.ready:
-                self._remove(least)
-        self._ledger.perform(Save(sequence.id, host.save(node)))
+        blob = HostCopy(node.start, node.end)
+        self._host.keep(node, blob)
+        self._host.touch(node)
+        self._ledger.perform(Save(sequence.id, blob))
+        self.num_saved += len(blob)
         return True
 
     def restorable(self, sequence: Sequence) -> int:
         """Return how many tokens `restore` would bring back, each into a free cell."""
-        return sum(restore.stop - restore.start for restore, _ in restores(sequence, self._rest))
+        return sum(restore.stop - restore.start for restore, _ in self._restores(sequence))
 
     def restore(self, sequence: Sequence) -> list[tuple[str, int]]:
         """Bring back the copies that follow on the sequence's path, up to its last `rest` tokens.
@@ -465,7 +410,7 @@ class Copies:
         Return the tier that each copy came from, and how many tokens, in order.
         """
         restored: list[tuple[str, int]] = []
-        for restore, nodes in restores(sequence, self._rest):
+        for restore, nodes in self._restores(sequence):
             source, size = restore.blob.source, restore.stop - restore.start
             restored.append((source, size))
             self._ledger.perform(restore)
@@ -473,8 +418,18 @@ class Copies:
                 self._ledger.count_ready(node, min(node.end, restore.stop) - node.start)
                 node.sequences.add(sequence)
             sequence.length = restore.stop
-        self._host.num_restored += sum(size for _, size in restored)
+        self.num_restored += sum(size for _, size in restored)
         return restored
+
+    def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
+        """Leave out the path's last tokens, which are computed: the last one gives the logits."""
+        found = restores(sequence.tip, sequence.id, sequence.length)
+        last = sequence.most_cached(found[-1][0].stop if found else sequence.length, self._rest)
+        return [
+            (replace(restore, stop=min(restore.stop, last)), [node for node in nodes if node.start < last])
+            for restore, nodes in found
+            if restore.start < last
+        ]
 
 
 # ---- From lower tiers back to host memory, when the server starts. ------------------------------------------------------
@@ -504,21 +459,19 @@ def load_records(tier: LowerTier, num_bytes: int, adopt: Callable[[str, Record],
 
 
 class WriteBehind:
-    """Lives in the engine's thread. host: the tiers in host memory. lower: the tiers that get their records.
+    """Lives in the engine's thread. lower: the tiers that get the records of host memory.
 
     Runs of private scopes, and those that no later process could use, stay in host memory.
     """
 
-    def __init__(self, host: Seq[HostMemory], lower: Seq[LowerTier]) -> None:
-        self.lower = tuple(lower)
-        self._host = tuple(host) if lower else ()
-        for tier in self._host:
-            tier.take_unsaved()  # from now on it notes them
+    def __init__(self, host: HostMemory, lower: Seq[LowerTier]) -> None:
+        self._host, self.lower = host, tuple(lower)
+        if lower:
+            host.take_unsaved()  # from now on it notes them
 
     def write(self) -> None:
         """Hand over the copies that were made since the last call."""
-        for tier in self._host:
-            for node in tier.take_unsaved():
-                record = tier.get(node)
-                if node.blob is not None and record is not None and record.scope.is_shared and record.scope.is_lasting:
-                    node.blob.is_written = any([below.put(record) for below in self.lower])
+        for node in self._host.take_unsaved() if self.lower else ():
+            record = self._host.get(node)
+            if node.blob is not None and record is not None and record.scope.is_shared and record.scope.is_lasting:
+                node.blob.is_written = any([below.put(record) for below in self.lower])

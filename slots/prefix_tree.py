@@ -14,8 +14,8 @@ import numpy as np
 from .costs import UNMEASURED, Costs, Profile
 from .device import Ledger
 from .eviction import EvictionPolicy, count_use
-from .host import Copies, HostTier
-from .radix import NO_TOKENS, Claim, Node, PromptTree, Section, Sequence, descendants, most_cached, path, without_copy
+from .host import Copies, HostMemory, PromptTree
+from .radix import NO_TOKENS, Claim, Node, Section, Sequence, descendants, most_cached, path
 from .scope import Scope
 from .source import Source
 
@@ -102,7 +102,7 @@ class PrefixTree(PromptTree):
     """Finds, claims, releases and evicts runs. Acts decide memory operations, which the ledger hands to the next plan.
 
     ledger: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * lanes
-    + 1. host: the tier for evicted runs; without one they are lost. policy: the order of eviction. profile: the cost of
+    + 1. host: takes evicted runs; without it they are lost. policy: the order of eviction. profile: the cost of
     computing a run. costs: of this device; their `rest` is the number of a prompt's last tokens that are always computed.
     """
 
@@ -110,23 +110,22 @@ class PrefixTree(PromptTree):
         self,
         num_cells: int,
         num_sequences: int = 256,
-        host: HostTier | None = None,
+        host: HostMemory | None = None,
         policy: EvictionPolicy | None = None,
         profile: Profile | None = None,
         costs: Costs = UNMEASURED,
     ) -> None:
-        self.host, self.rest = host or HostTier(), costs.rest
-        super().__init__(costs, self.host.has_room)
+        super().__init__(costs, host or HostMemory())
+        self.rest = costs.rest
         self.ledger = Ledger(num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), rest=self.rest)
-        self.copies = Copies(self.ledger, self.host, self.rest, self._remove)
+        self.copies = Copies(self.ledger, self.host, self.rest)
         self.profile = profile or Profile(costs.chunk)
         self.num_evicted = 0  # tokens that left the device, ever
 
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell, sequence or copy is in use then."""
-        self.roots, self.pinned = {}, set()
+        super().clear()
         self.ledger.clear()
-        self.host.clear()
 
     def void(self) -> None:
         """Forget what stood on the device alone, and what was decided and never done. The copies that were made stay.
@@ -137,10 +136,8 @@ class PrefixTree(PromptTree):
         for node in [node for root in self.roots.values() for node in descendants(root)]:
             node.ready = node.in_use = 0
             node.sequences.clear()
-        for node in without_copy(self):
-            self.host.drop(node)
-            self.pinned.discard(node)
-            self._unlink(node)
+        for node in self.without_copy():
+            self._remove(node)
         self.roots = {scope: root for scope, root in self.roots.items() if root.children}
         self.host.recount()
 
@@ -217,6 +214,11 @@ class PrefixTree(PromptTree):
         self.ledger.touch(node)
         self.host.touch(node)
 
+    def lose(self, node: Node) -> None:
+        self.host.release(node)
+        if not node.ready:
+            self._remove(node)
+
     def forget(self, scope: Scope) -> None:
         """Drop a scope with all its KV. None of its requests may be running."""
         root = self.roots.pop(scope, None)
@@ -226,15 +228,10 @@ class PrefixTree(PromptTree):
             self.ledger.drop(sequence)
         for node in nodes:
             self.ledger.count_ready(node, -node.ready)
-            self.host.drop(node)
+            self.host.release(node)
         self.pinned.difference_update(nodes)
 
-    def drop(self, scope: Scope) -> int:
-        """Forget the KV of a scope on device and host that no running request needs. Return how many tokens that were."""
-        return self.discard(list(descendants(self.roots[scope]))[::-1] if scope in self.roots else [])
-
     def discard(self, nodes: Iterable[Node]) -> int:
-        """Forget those of these runs, deepest first, that are not in use and have no children. Return their tokens."""
         dropped = 0
         for node in nodes:
             if node.in_use or node.children:
@@ -251,7 +248,7 @@ class PrefixTree(PromptTree):
 
         Their second computation then gets the same cells. Kernels sum over cells in vectors: other cells, another order.
         """
-        if self.rest == 1 or not self.host.max_tokens:
+        if self.rest == 1 or not self.host.max_bytes:
             return
         if (at := most_cached(sections, ready := self.match(scope, tokens).ready, self.rest)) == ready:
             return
@@ -285,7 +282,6 @@ class PrefixTree(PromptTree):
 
     def _split(self, lower: Node, at: int) -> Node:
         upper = super()._split(lower, at)
-        self.host.split(upper, lower)
         self.ledger.split(upper, lower)
         return upper
 
@@ -307,10 +303,3 @@ class PrefixTree(PromptTree):
                 break
         while sequence.tip.parent and sequence.tip.start >= sequence.length:
             sequence.tip = sequence.tip.parent
-
-    def _remove(self, node: Node) -> None:
-        """Take a run that is not on the device out of the tree, with the copies behind it."""
-        for run in [node, *descendants(node)][::-1]:
-            self.host.drop(run)
-            self.pinned.discard(run)
-            self._unlink(run)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from .radix import PromptTree
+from .host import PromptTree
 from .request import Layout, Request
 from .separate import next_stage
 

@@ -5,16 +5,14 @@ A radix tree, as in SGLang's radix attention: a child is found by its first toke
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 import numpy as np
 
-from .costs import Costs
 from .plan import HostCopy
 from .scope import Scope
 from .source import Source
@@ -34,7 +32,7 @@ class Node:
         KV       |---- ready ----|.pending.|      ready: computed, and in exactly one cell a token
                  start                    end     pending: claimed by a running request, which will compute it
         blob     |------- all of it -------|      the copy in host memory, if one was ever made
-        state                              |      the recurrent state behind it, of a model that has one: see `Snapshots`
+        state                              |      the recurrent state behind it, of a model that has one: see `StateTree`
 
     sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
     in use is not evicted. documents: the ends of documents that begin behind this run, by their keys. document_of: the
@@ -269,40 +267,6 @@ class RadixTree:
         node.document_of.clear()
 
 
-class PromptTree(RadixTree):
-    """The tree that prompts are compared with: that of KV, or that of snapshots for models whose memory cannot be cut.
-
-    has_room_for: whether that many new tokens of a prompt fit into host memory with nothing leaving for them.
-    """
-
-    def __init__(self, costs: Costs, has_room_for: Callable[[int], bool]) -> None:
-        super().__init__()
-        self.costs, self.has_room_for = costs, has_room_for
-        self.pinned: set[Node] = set()  # runs that a client asked to keep
-
-    def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
-        """Return how many leading tokens of a prompt need not be computed, but for its `rest`."""
-        return self.match(scope, tokens).length
-
-    def continued(self, origin: Node, match: Match) -> int:
-        """Return how many tokens behind `origin` need not be computed, of those that `match` has found there."""
-        return match.length
-
-    def may_continue(self, node: Node) -> bool:
-        """Return whether a prompt can continue from the end of a cached run."""
-        return True
-
-    @abstractmethod
-    def price(self, node: Node) -> None:
-        """Set the priority of a run that is used, pinned or unpinned now."""
-
-    def _split(self, lower: Node, at: int) -> Node:
-        upper = super()._split(lower, at)
-        if lower.pinned_until:
-            self.pinned.add(upper)
-        return upper
-
-
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     """Return how many leading tokens two int32 arrays share."""
     size = min(len(a), len(b))
@@ -317,16 +281,6 @@ def path(node: Node) -> Iterator[Node]:
         above = node.parent
         yield node
         node = above
-
-
-def without_copy(tree: RadixTree) -> list[Node]:
-    """Return the runs that a device takes with it: those without the bytes of a copy, and all behind such. Deepest first."""
-    lost: dict[Node, None] = {}
-    for root in tree.roots.values():
-        for node in descendants(root):  # parents first
-            if node.parent in lost or node.blob is None or node.blob.data is None:
-                lost[node] = None
-    return list(reversed(lost))
 
 
 def scope_of(node: Node) -> Scope:

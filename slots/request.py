@@ -10,9 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
+from .host import PromptTree
 from .lookup import Lookup
 from .prefix_tree import PrefixTree
-from .radix import Claim, Node, PromptTree, Section, Sequence, common_prefix
+from .radix import Claim, Node, Section, Sequence, common_prefix
 from .reuse import MovedDocument, ReadDocuments, ids_of
 from .scope import Scope
 from .source import Source

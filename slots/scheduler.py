@@ -21,15 +21,17 @@ from .cells import Cells
 from .costs import PrefillBudget, chunk_size
 from .counters import Counters
 from .drafts import Drafts
+from .host import HostMemory, PromptTree
 from .plan import Plan, Restore, Span
 from .prefix_tree import Pins, PrefixTree
 from .queue import Queue
-from .radix import NO_TOKENS, PromptTree, descendants, path
+from .radix import NO_TOKENS, Node, descendants, path
 from .request import Request
 from .separate import keep_moved, note_read
 from .slot import Lanes
 from .snapshots import Snapshots, next_stop
 from .source import Source
+from .state_tree import StateTree
 
 
 def fetch(tree: PrefixTree, cells: Cells, counters: Counters, request: Request, *, spans: int = 0) -> None:
@@ -238,8 +240,8 @@ class Scheduler:
     ) -> None:
         self.tree, self.lanes, self.batch_size = tree, Lanes(num_lanes), batch_size
         self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
-        self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
-        self.index: PromptTree = self.snapshots if self.snapshots.max_bytes else tree  # what prompts are compared with
+        self.snapshots = Snapshots(tree, HostMemory()) if snapshots is None else snapshots
+        self.index: PromptTree = self.snapshots if self.snapshots.host.max_bytes else tree  # what prompts are compared with
         self.waiting = Queue(self.index, window, self.lanes.may_take)
         self.drafts = drafts or Drafts(tree.costs)
         self.running: list[Request] = []  # in order of admission
@@ -480,19 +482,11 @@ def check_tree(tree: PrefixTree) -> None:
         assert node.ready == max(held, default=0) and min(held, default=1) > 0
         assert node.in_use or node.complete or (node.blob and not node.ready), "a run that nobody will compute"
         assert node.ready == 0 or node.parent.complete
-        assert (node.blob is not None) == (node in tree.host.nodes)
-        if node.blob is not None:
-            assert node.blob.start <= node.start and node.end <= node.blob.stop
         for key, end in node.documents.items():
             assert (node, key) in end.document_of and node in path(end)
         for origin, key in node.document_of:
             assert origin.documents[key] is node
-    assert tree.pinned == {node for node in nodes if node.pinned_until}
-    blobs = {node.blob for node in nodes if node.blob is not None}
-    assert tree.host.nodes <= set(nodes)
-    assert tree.host.num_tokens == sum(len(blob) for blob in blobs) <= tree.host.max_tokens
-    assert all(blob.users == sum(node.blob is blob for node in nodes) for blob in blobs)
-    assert tree.host.candidates.nodes >= {node for node in tree.host.nodes if tree.host.may_leave(node)}
+    check_host(tree, nodes)
     ids = [sequence.id for sequence in sequences]
     assert len(ids) == len(set(ids)) and not set(ids) & set(ledger._free_ids)
     assert ledger.leaves.nodes == {node for node in ledger.parked if ledger.is_leaf(node)}
@@ -503,31 +497,36 @@ def check_tree(tree: PrefixTree) -> None:
         assert held == {node for node in nodes if sequence in node.sequences}
 
 
-def check_snapshots(snapshots: Snapshots) -> None:
-    """Raise AssertionError where runs, states and the budget disagree."""
-    nodes = [node for root in snapshots.roots.values() for node in descendants(root)]
-    states = [node for node in nodes if node.state is not None]
+def check_host(tree: PromptTree, nodes: list[Node]) -> None:
+    """Raise AssertionError where a tree's copies, their budget and its pins disagree."""
+    host, states = tree.host, [node for node in nodes if node.state is not None]
     blobs = {node.blob for node in nodes if node.blob is not None}
-    assert snapshots.num_states == len(states) and snapshots.num_runs == len(nodes)
-    assert snapshots.num_tokens == sum(len(node.tokens) for node in nodes)
-    runs = snapshots.sizes.run_token * sum(len(blob) for blob in blobs)
-    assert snapshots.num_bytes == runs + sum(snapshots.size_of(node.end) for node in states) <= snapshots.max_bytes
+    assert host.num_tokens == sum(map(len, blobs)) and host.num_states == len(states)
+    size = host.num_tokens * host.sizes.run_token + sum(host.size_of(node.end) for node in states)
+    assert host.num_bytes == size <= host.max_bytes
     for node in nodes:
-        assert node.parent is not None and node.parent.end == node.start
-        assert node.blob is not None and node.blob.start <= node.start and node.end <= node.blob.stop
-        assert node.blob.users == sum(other.blob is node.blob for other in nodes)
+        assert node.blob is None or (node.blob.start <= node.start and node.end <= node.blob.stop)
         assert node.state is None or (node.state.start, node.state.stop) == (0, node.end)
-    assert all(node.state is not None and node.frequency < 2 for node in snapshots.unused)
-    assert all(node.state is None for node in snapshots.aged) and snapshots.aged <= set(nodes)
-    assert snapshots.pinned == {node for node in nodes if node.pinned_until}
-    assert snapshots.candidates.nodes == {node for node in nodes if snapshots.may_leave(node)}
+    assert all(blob.users == sum(node.blob is blob for node in nodes) for blob in blobs)
+    assert host.candidates.nodes == {node for node in nodes if host.may_leave(node)}
+    assert tree.pinned == {node for node in nodes if node.pinned_until}
+
+
+def check_states(tree: StateTree) -> None:
+    """Raise AssertionError where runs and states disagree."""
+    nodes = [node for root in tree.roots.values() for node in descendants(root)]
+    for node in nodes:
+        assert node.parent is not None and node.parent.end == node.start and node.blob is not None
+    assert all(node.state is not None and node.frequency < 2 for node in tree.unused)
+    assert all(node.state is None for node in tree.aged) and tree.aged <= set(nodes)
+    check_host(tree, nodes)
 
 
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError where requests, lanes, sequences and cells disagree."""
     tree, ledger = scheduler.tree, scheduler.tree.ledger
     check_tree(tree)
-    check_snapshots(scheduler.snapshots)
+    check_states(scheduler.snapshots)
     assert scheduler.cells.num_used <= ledger.num_cells
     assert [lane.request for lane in scheduler.lanes if lane.request] == sorted(
         scheduler.running, key=lambda request: request.lane

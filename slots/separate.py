@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from .host import PromptTree
 from .plan import HostCopy, Save, Span
 from .prefix_tree import PrefixTree
-from .radix import Node, PromptTree, path
+from .radix import Node, path
 from .request import Layout, PlacedDocument, Request
 from .reuse import KvPart, MovedDocument
 from .scope import Scope

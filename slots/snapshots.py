@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from .eviction import EvictionPolicy
-from .host import StateTree, restores_to
+from .host import HostMemory, restores
 from .plan import HostCopy, Load, Save, Snap
 from .prefix_tree import PrefixTree
 from .radix import Node, path
 from .request import Request
 from .source import Source
-from .tier import Cut
+from .state_tree import StateTree
 
 SPACING = 64  # tokens between two states of a prompt
 QUESTION = 4  # times the spacing: the fewest tokens of a last question for which a state behind it is worth a batch more
@@ -29,22 +28,13 @@ UNUSED = 64  # states within prompts that wait for a second prompt; as many more
 class Snapshots(StateTree):
     """Takes states of running requests and brings them back.
 
-    tree: has the ledger of the sequences. max_bytes, policy, cut: as in `StateTree`. spacing: the fewest tokens between two
+    tree: has the ledger of the sequences. host: keeps nothing if it has no budget. spacing: the fewest tokens between two
     states of a prompt, but for its end. unused: states within prompts that may wait for a second one; more where such
     states leave and have to be taken again.
     """
 
-    def __init__(
-        self,
-        tree: PrefixTree,
-        max_bytes: int,
-        *,
-        spacing: int = SPACING,
-        unused: int = UNUSED,
-        policy: EvictionPolicy | None = None,
-        cut: Cut = lambda run, start, stop: run,
-    ) -> None:
-        super().__init__(max_bytes, costs=tree.costs, profile=tree.profile, policy=policy, cut=cut)
+    def __init__(self, tree: PrefixTree, host: HostMemory, *, spacing: int = SPACING, unused: int = UNUSED) -> None:
+        super().__init__(tree.costs, host, tree.profile)
         self.num_taken = 0  # states, ever
         self.num_loaded = 0  # states, ever
         self._tree, self._spacing, self._most_unused = tree, max(spacing, tree.rest), unused
@@ -84,19 +74,18 @@ class Snapshots(StateTree):
             return Source.NONE, 0
         assert node.state is not None
         self._count_use(node, request)
-        for restore in restores_to(node, request.sequence.id, begin):
+        for restore, _ in restores(node, request.sequence.id, begin):
             self._tree.ledger.perform(restore)
         self._tree.ledger.perform(Load(node.state, request.sequence.id))
         self._tree.ledger.advance(request.sequence, node.end)
         self.num_loaded += 1
-        return source if (source := node.state.source) != Source.HOST else Source.SNAPSHOT, node.end - begin
+        return node.state.source, node.end - begin
 
     def take(self, request: Request) -> None:
         """Keep the present state of a request's sequence, and the runs up to it, if the budget has room for that path."""
         assert request.sequence is not None and request.layout is not None
         scope, tokens = request.snapshot_scope, request.tokens[: request.computed]
-        path_bytes = len(tokens) * self.sizes.run_token + self.size_of(len(tokens))
-        if scope is None or not len(tokens) or not self.max_bytes or path_bytes > self.max_bytes:
+        if scope is None or not len(tokens) or not self.host.could_hold(len(tokens)):
             return
         origin = self._known(request, len(tokens)) or self.root(scope)
         begin, layout = origin.end, request.layout
@@ -109,13 +98,13 @@ class Snapshots(StateTree):
         node = nodes[len(tokens) - begin]
         new = [run for run in takewhile(lambda run: run is not origin, path(node)) if run.blob is None]
         for run in reversed(new):
-            self.keep_run(run, blob := HostCopy(run.start, run.end))
+            self.host.keep(run, blob := HostCopy(run.start, run.end))
             self._tree.ledger.perform(Save(request.sequence.id, blob))
         if not any(document.start < node.end < document.stop for document in layout.documents):
             request.taken = node
         if node.state is None:
             self._most_unused += UNUSED * (node in self.aged)
-            self.keep_state(node, state := HostCopy(0, node.end))
+            self.host.keep(node, state=(state := HostCopy(0, node.end, source=Source.SNAPSHOT)))
             self.num_taken += 1
             self._tree.ledger.perform(Snap(request.sequence.id, state))
             node.frequency += not request.guess

@@ -14,10 +14,9 @@ from ...models.runner import Runner
 from ...models.sampling import Sampler
 from ...models.sampling_params import GREEDY
 from ...slots.drafts import Drafts
-from ...slots.host import HostTier
+from ...slots.host import HostMemory, PromptTree
 from ...slots.lookup import Draft, Lookup
 from ...slots.prefix_tree import PrefixTree
-from ...slots.radix import PromptTree
 from ...slots.request import Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
@@ -102,7 +101,7 @@ class Streams:
     """A pool with a scheduler. fixed: each step of a request with a source has drafts of the same length."""
 
     def __init__(self, context: Context, runner: Runner, *, fixed: bool = False, max_stall: float = 0.2) -> None:
-        tree = PrefixTree(context.num_cells, context.scratch, HostTier(0), costs=context.costs)
+        tree = PrefixTree(context.num_cells, context.scratch, HostMemory(), costs=context.costs)
         rows, ends = min(context.max_rows, context.batch), context.model.ends
         drafts = (Fixed if fixed else Drafts)(context.costs, max_rows=rows, max_stall=max_stall, ends=() if fixed else ends)
         self.scheduler = Scheduler(tree, num_lanes=LANES, batch_size=context.batch, max_stall=max_stall, drafts=drafts)

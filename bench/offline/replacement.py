@@ -16,7 +16,7 @@ import numpy as np
 
 from ...slots.costs import Profile
 from ...slots.eviction import POLICIES, EvictionPolicy
-from ...slots.host import HostTier
+from ...slots.host import HostMemory
 from ...slots.prefix_tree import PrefixTree
 from ...slots.radix import Node
 from ...slots.scope import Scope
@@ -172,7 +172,7 @@ def hit_rate(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> flo
     The pool has room for one prompt, so all idle KV moves to the host tier, as in the server.
     """
     longest = max(len(blocks) for blocks, _ in trace.prompts)
-    tree = PrefixTree(2 * longest, 8, HostTier(capacity, replacement), profile=_Costs(trace.tokens))
+    tree = PrefixTree(2 * longest, 8, HostMemory(capacity, replacement), profile=_Costs(trace.tokens))
     foresight = replacement if isinstance(replacement, Foresight) else None
     hits = total = 0
     for number, (blocks, stops) in enumerate(trace.prompts):

@@ -14,7 +14,8 @@ from ...ordering.arrangement import Arrangement, arrange
 from ...ordering.document import Document
 from ...ordering.policy import Step, cached_ranks, walk
 from ...ordering.prompt import rank_hint
-from ...slots.radix import NO_TOKENS, Node, PromptTree
+from ...slots.host import PromptTree
+from ...slots.radix import NO_TOKENS, Node
 from ...slots.request import Layout, PlacedDocument, Prompt
 from ...slots.reuse import MovedDocument, mark
 from ...slots.scope import Scope

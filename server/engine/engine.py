@@ -22,12 +22,10 @@ from ...models.model import Model
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Chances, Sampler
 from ...models.sampling_params import GREEDY
-from ...slots.archive import Archive
 from ...slots.host import WriteBehind
 from ...slots.plan import Plan
 from ...slots.request import Request
 from ...slots.scheduler import Scheduler, check
-from ...slots.snapshots import Snapshots
 from ...slots.tier import LowerTier
 from ..http.api_errors import RequestError, not_loaded
 from .generation import End, Failure, Generation, Outbox
@@ -403,13 +401,12 @@ class Engine:
         self.roster = Generations(scheduler, self.outbox, is_end)
         self.background = Background(scheduler, self.roster.end)
         self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep)
-        self.archive = Archive(scheduler.tree, runner.states.cut)
         self.watchdog = Watchdog(hang_after)
         self.failure: str | None = None
         self.step_seconds = 0.0  # of the last step
         self.host_seconds = 0.0  # of the last step, outside llama.cpp
         self.num_failed_steps = 0
-        self._behind = WriteBehind((self.archive, scheduler.snapshots), lower)
+        self._behind = WriteBehind(scheduler.index.host, lower)
         self._checks, self._stopping = checks, False
         self._failed_idle = False  # the last failure was no request's, and no step has been computed since
         self._on_failure: Callable[[], None] = lambda: None
@@ -439,11 +436,6 @@ class Engine:
         except Exception:
             self._recover()  # the tree counts operations as done that were not
             raise
-
-    @property
-    def host_tier(self) -> Archive | Snapshots:
-        """The tier in host memory that takes records."""
-        return self.scheduler.snapshots if self.scheduler.snapshots.max_bytes else self.archive
 
     def _run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
         with self.watchdog.step(plan.num_tokens):
@@ -523,22 +515,22 @@ class Engine:
         # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
         # are more than the cores, all of them sleep at each barrier instead of spinning (a token took 1.13 times
         # llama-server's time, and 1.03 times since).
-        snapshots = self.scheduler.snapshots
+        runs, states = self.scheduler.tree.host, self.scheduler.snapshots.host
         try:
             can_move = self.runner.warm_up()
-            if snapshots.max_bytes:
+            if states.max_bytes:
                 sizes = self.runner.measure_states()
                 if sizes is None:
                     logger.warning("the states of this model do not come back as they were saved: it keeps no snapshots")
-                    snapshots.max_bytes = 0
+                    states.max_bytes = 0
                 else:
-                    snapshots.sizes = sizes
+                    states.sizes = sizes
         except Exception:
             logger.exception("the warm-up failed")
-            can_move, snapshots.max_bytes = False, 0
+            can_move, states.max_bytes = False, 0
             self.runner.clear()  # or its cells would stay in use, unknown to the tree
         if not can_move:
-            self.scheduler.tree.host.max_tokens = 0
+            runs.max_bytes = 0
 
     def _fall_asleep(self) -> None:
         """Move the KV on the device to host memory, as far as that has room, and free the device."""
@@ -573,7 +565,7 @@ class Engine:
             "a step failed: %d requests end with an error, %d begin again, and %d tokens stay in host memory",
             len(failed),
             len(again),
-            self.scheduler.tree.host.num_tokens + self.scheduler.snapshots.num_tokens,
+            self.scheduler.index.host.num_tokens,
         )
         self.runner.clear()
         self.roster.fail(failed, RequestError("the engine failed while computing this", status=500))

@@ -15,7 +15,6 @@ from ...slots import record
 from ...slots.host import load_records
 from ...slots.record import CorruptFile, ForeignFile
 from ...slots.slot import Histories, Lane
-from ...slots.source import Source
 from ...slots.tier import LowerTier, Provenance, Record
 from ..http.api_errors import RequestError
 from .engine import Engine
@@ -30,10 +29,10 @@ class Arrivals:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._is_warm = engine, False
 
-    def adopt(self, record: Record, source: str = Source.HOST, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+    def adopt(self, record: Record, tier: str | None = None, is_wanted: Callable[[], bool] = lambda: True) -> bool:
         """Put a record into host memory. True: it is in host memory now. Waits for the current step.
 
-        source: as in `Archive.put`. is_wanted: asked in the engine's thread, at the last moment.
+        tier: as in `HostMemory.put`. is_wanted: asked in the engine's thread, at the last moment.
         """
         self._await_warm_up(ADOPT_SECONDS)
         engine, states, stop = self._engine, self._engine.runner.states, len(record.tokens)
@@ -41,28 +40,28 @@ class Arrivals:
         if not is_state or not states.accepts(record.data, record.start, stop):
             logger.warning("the KV of %d tokens in a file does not fit this model", stop - record.start)
             return False
-        return engine.inbox.ask(lambda: is_wanted() and engine.host_tier.put(record, source)).result(ADOPT_SECONDS)
+        return engine.inbox.ask(lambda: is_wanted() and engine.scheduler.index.host.put(record, tier)).result(ADOPT_SECONDS)
 
-    def load(self, tiers: Sequence[LowerTier], token_bytes: int) -> None:
-        """Fill host memory with the records that an earlier run of the server left. token_bytes: of a token's KV.
+    def load(self, tiers: Sequence[LowerTier]) -> None:
+        """Fill host memory with the records that an earlier run of the server left.
 
         KV computed since the start is never evicted for them.
         """
         engine = self._engine
         with contextlib.suppress(RequestError):
             self._await_warm_up()
-        budget = engine.scheduler.tree.host.max_tokens * token_bytes + engine.scheduler.snapshots.max_bytes
+        host = engine.scheduler.index.host
 
         def adopt(tier: LowerTier, key: str, record: Record) -> bool:
             try:
-                return self.adopt(record, tier.name, lambda: key in tier and engine.host_tier.has_room(record))
+                return self.adopt(record, tier.name, lambda: key in tier and host.has_room(record))
             except RequestError as error:  # the server is shutting down: no other record needs to be tried
                 raise TimeoutError(str(error)) from None
 
         with contextlib.suppress(TimeoutError, RequestError):  # the server is shutting down
             for tier in tiers:
                 began = perf_counter()
-                count = load_records(tier, budget, partial(adopt, tier))
+                count = load_records(tier, host.max_bytes, partial(adopt, tier))
                 logger.info("%d runs came back from %s in %.1f s", count, tier, perf_counter() - began)
 
     def _await_warm_up(self, timeout: float | None = None) -> None:
@@ -81,7 +80,7 @@ class LaneStore:
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
         self._inbox, self._scheduler, self._background = engine.inbox, engine.scheduler, engine.background
         tree, snapshots = engine.scheduler.tree, engine.scheduler.snapshots
-        self._histories = Histories(tree, snapshots, engine.archive, carry_out=engine.carry_out)
+        self._histories = Histories(tree, snapshots, carry_out=engine.carry_out)
         self._arrivals, self._made_by = Arrivals(engine), made_by
 
     async def save(self, number: int, path: Path) -> tuple[int, int]:
@@ -144,7 +143,7 @@ class LaneStore:
         lane = self._lane(number)
         if lane.scope is not None and not lane.scope.is_lasting:
             raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
-        if len(lane.history) and not self._scheduler.snapshots.max_bytes and not self._scheduler.tree.host.max_tokens:
+        if len(lane.history) and not self._scheduler.index.host.max_bytes:
             raise RequestError("KV cannot be saved here: that takes --cache-ram, and a model without a sliding window")
         return self._histories.save(lane)
 

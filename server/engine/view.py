@@ -63,8 +63,8 @@ def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:
         "cells": ("KV cells in the pool", tree.ledger.num_cells),
         "cells_used": ("KV cells in use", scheduler.cells.num_used),
         "cells_reclaimable": ("KV cells in use that eviction could free now", tree.ledger.num_reclaimable),
-        "host_bytes": ("Bytes of the KV copies in host memory", tree.host.num_tokens * token_bytes),
-        "host_budget_bytes": ("Bytes that KV copies in host memory may take", tree.host.max_tokens * token_bytes),
+        "host_bytes": ("Bytes of the KV copies in host memory", tree.host.num_bytes),
+        "host_budget_bytes": ("Bytes that KV copies in host memory may take", tree.host.max_bytes),
         "copies_bytes": (
             "Bytes beside --cache-ram: KV of documents read separately that requests keep",
             copies * token_bytes,
@@ -75,10 +75,10 @@ def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:
             for name, tier in tiers.items()
         },
         "pinned_tokens": ("Tokens of prompts that clients pinned in the cache", pinned),
-        "snapshots": ("Recurrent states in host memory", len(scheduler.snapshots)),
+        "snapshots": ("Recurrent states in host memory", scheduler.snapshots.host.num_states),
         "snapshot_bytes": (
             "Bytes of recurrent states in host memory, with their KV",
-            scheduler.snapshots.num_bytes,
+            scheduler.snapshots.host.num_bytes,
         ),
         "sequences_parked": (
             "Sequences on the device that hold KV for reuse and that no request runs",
@@ -113,7 +113,7 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
         "drafted_tokens": ("Tokens of the drafts that a step checked", counters.drafted_tokens),
         "accepted_tokens": ("Drafted tokens that were the sampler's choice", counters.accepted_tokens),
         "evicted_tokens": ("Tokens whose KV was evicted from the device", tree.num_evicted),
-        "saved_tokens": ("Tokens whose KV was copied to host memory", tree.host.num_saved),
+        "saved_tokens": ("Tokens whose KV was copied to host memory", tree.copies.num_saved),
         **{
             f"{name}_written_runs": (f"Runs of KV written to {name}", tier.num_written if tier else 0)
             for name, tier in tiers.items()
@@ -126,7 +126,7 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
             "Tokens of others whose KV left the device while a prompt was computed, and came back",
             scheduler.cells.num_swapped,
         ),
-        "restored_tokens": ("Tokens whose KV was brought back from host memory", tree.host.num_restored),
+        "restored_tokens": ("Tokens whose KV was brought back from host memory", tree.copies.num_restored),
         "speculations_dropped": (
             "Prompts computed ahead that gave way to a request or to another one",
             engine.background.num_dropped,
@@ -211,7 +211,7 @@ class CacheContents:
         nodes = [node for node, _ in found]
         device = sum(node.ready for node in nodes)
         host = sum(len(node.tokens) for node in nodes if node.blob is not None)
-        states = [WholeState(node.end, snapshots.size_of(node.end)) for one in scopes for node in snapshots.of(one)]
+        states = [WholeState(node.end, snapshots.host.size_of(node.end)) for one in scopes for node in snapshots.of(one)]
         places = {node: place for place, node in enumerate(nodes)}
         texts = [(node.tokens, places.get(node.parent) if node.parent else None) for node in nodes]
         return cls({"device": device, "host": host}, [CachedRun.of(*one) for one in found], states, texts)
@@ -339,12 +339,12 @@ class View:
     @property
     def keeps_snapshots(self) -> bool:
         """Whether snapshots are kept: the model's state cannot be cut, and --cache-ram has room."""
-        return self._scheduler.snapshots.max_bytes > 0
+        return self._scheduler.snapshots.host.max_bytes > 0
 
     @property
     def state_tokens(self) -> int:
         """The tokens whose KV takes as many bytes as one recurrent state; 0 for a model without."""
-        return self._scheduler.snapshots.sizes.state // max(self._token_bytes, 1)
+        return self._scheduler.snapshots.host.sizes.state // max(self._token_bytes, 1)
 
     @property
     def num_lanes(self) -> int:

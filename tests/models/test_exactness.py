@@ -179,7 +179,7 @@ def test_with_a_host_tier_one_request_at_a_time_is_exact_wherever_it_forks(model
         forked = lab.run(other, limit=5)
         assert forked.request.cached >= cut
         same(forked, fresh(model, other, 5))
-    assert lab.scheduler.tree.host.num_restored > 500
+    assert lab.scheduler.tree.copies.num_restored > 500
     lab.close()
 
 

@@ -19,9 +19,7 @@ import pytest
 from slotcache.bench.random_models import ModelShape, generate
 from slotcache.models import errors
 from slotcache.models.demo.corpus import Corpus
-from slotcache.models.kv_state import cut
 from slotcache.models.model import Model
-from slotcache.slots.archive import Archive
 from slotcache.slots.radix import descendants
 from slotcache.slots.record import encode, read
 from slotcache.slots.scope import Scope
@@ -167,7 +165,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
             assert answer.request.sources["host"] == most
             yield "restore from host memory", answer
             for content in files(lab, scope):
-                assert Archive(restarted.scheduler.tree, cut).put(read(BytesIO(content), len(content), MADE_BY), Source.DISK)
+                assert restarted.scheduler.tree.host.put(read(BytesIO(content), len(content), MADE_BY), Source.DISK)
             answer = restarted.run(tokens, limit=1, stops=reading.stops, scope=scope)
             assert answer.request.sources["disk"] == most
             yield "restore from disk", answer
@@ -179,8 +177,7 @@ def files(lab: Lab, scope: Scope) -> list[bytes]:
     """Return the records that a server writes to disk for a scope."""
     while plan := lab.scheduler.plan_idle_work():
         lab.runner.run(plan)
-    archive = Archive(lab.scheduler.tree, cut)
-    records = [archive.get(node) for node in descendants(lab.scheduler.tree.roots[scope])]
+    records = [lab.scheduler.tree.host.get(node) for node in descendants(lab.scheduler.tree.roots[scope])]
     return [b"".join(encode(record, MADE_BY)) for record in records if record]
 
 

@@ -87,7 +87,7 @@ def test_the_state_cannot_be_cut_and_its_size_is_known(model, prompt):
     copy(lab)
     found = [copies(node) for node in path(deepest(lab, lab.answers[1].request.tokens[:404]))]
     copied = sum(len(run) + len(state) for run, state in found)
-    assert snapshots.num_bytes <= copied < 1.1 * snapshots.num_bytes + 4096, "runs have a frame, too"
+    assert snapshots.host.num_bytes <= copied < 1.1 * snapshots.host.num_bytes + 4096, "runs have a frame, too"
     lab.close()
 
 
@@ -162,12 +162,12 @@ def test_preempted_and_resumed_from_a_snapshot(model, prompt):
 
 def test_the_budget_holds_and_the_oldest_leave(model, prompt):
     lab = lab_of(model)
-    size = lab.scheduler.snapshots.size_of(98) + 98 * lab.scheduler.snapshots.sizes.run_token
-    lab.scheduler.snapshots.max_bytes = int(2.5 * size)
+    size = lab.scheduler.snapshots.host.size_of(98) + 98 * lab.scheduler.snapshots.host.sizes.run_token
+    lab.scheduler.snapshots.host.max_bytes = int(2.5 * size)
     scopes = [Scope.shared(str(number)) for number in range(4)]
     for number, scope in enumerate(scopes):
         lab.run(np.roll(prompt, -number)[:98], limit=1, cache=False, snapshots=scope)
-        assert lab.scheduler.snapshots.num_bytes <= lab.scheduler.snapshots.max_bytes
+        assert lab.scheduler.snapshots.host.num_bytes <= lab.scheduler.snapshots.host.max_bytes
     assert [len(kept(lab, scope)) for scope in scopes] == [0, 0, 1, 1]
     assert lab.scheduler.snapshots.drop(scopes[3]) == 98 and not kept(lab, scopes[3])
     assert set(lab.scheduler.snapshots.roots) == {scopes[2]}
@@ -181,7 +181,7 @@ def test_snapshots_that_were_never_made_are_forgotten(model, prompt):
         lab.step()
     lab.scheduler.recover()
     lab.scheduler.finish(answer.request)
-    assert not lab.scheduler.snapshots.of(S) and not lab.scheduler.snapshots.num_bytes
+    assert not lab.scheduler.snapshots.of(S) and not lab.scheduler.snapshots.host.num_bytes
     lab.runner.clear()
     equal(lab.run(prompt, limit=4, cache=False, snapshots=S), fresh(model, prompt, 4))
     lab.close()
@@ -207,7 +207,7 @@ def test_a_forged_run_or_state_is_not_accepted(model, prompt):
     *_, node = path(deepest(lab, prompt))
     (run, state), length = copies(node), node.end
     assert states.accepts(run, 0, length) and states.accepts_recurrent(state, length)
-    assert not states.accepts(run, 0, length - 1) or not lab.scheduler.snapshots.sizes.run_token
+    assert not states.accepts(run, 0, length - 1) or not lab.scheduler.snapshots.host.sizes.run_token
     assert not states.accepts_recurrent(state, length - 1) and not states.accepts_recurrent(run, length)
     assert not any(states.accepts(forged, 0, length) for forged in forgeries(run, ()))
     assert not any(states.accepts_recurrent(forged, length) for forged in forgeries(state, (length - 1,)))

@@ -1,7 +1,7 @@
 """Requests with different LoRA adapters: never in one step, in turns, and with no KV in common."""
 
 import numpy as np
-from slotcache.slots.host import HostTier
+from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
@@ -16,7 +16,7 @@ def request_of(number, adapters, size=9):
 
 def scheduler_of(*adapters, budget=512):
     """A scheduler and a memory, with a request for each of these sets, all of the same prompt."""
-    tree = PrefixTree(400, 16, HostTier(0))
+    tree = PrefixTree(400, 16, HostMemory(0))
     scheduler = Scheduler(tree, num_lanes=8, batch_size=64, prefill_budget=budget)
     for number, one in enumerate(adapters):
         scheduler.submit(request_of(number, one))

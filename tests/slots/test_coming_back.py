@@ -3,11 +3,10 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slotcache.slots.archive import Archive
 from slotcache.slots.scheduler import check
 from slotcache.slots.slot import Histories
 from slotcache.slots.source import Source
-from support.memory import cut, next_token
+from support.memory import next_token
 from support.scopes import COMMON
 from support.world import World
 
@@ -27,8 +26,7 @@ def test_what_is_being_computed_is_neither_saved_nor_taken_in(length, stops, lat
     """Only computed KV is saved, and a record is not put into runs that a request is computing."""
     world = World(cells=200, lanes=2, batch=batch, host=500, idle=200)
     tree, tokens = world.scheduler.tree, np.arange(length, dtype=np.int32) % 5
-    archive = Archive(tree, cut)
-    histories = Histories(tree, world.scheduler.snapshots, archive, carry_out=world.carry_out)
+    histories = Histories(tree, world.scheduler.snapshots, carry_out=world.carry_out)
     world.run(tokens, stops=sorted(one for one in stops if one < length), limit=1)
     lane = next(lane for lane in world.scheduler.lanes if len(lane.history))
     records = histories.save(lane)
@@ -42,7 +40,7 @@ def test_what_is_being_computed_is_neither_saved_nor_taken_in(length, stops, lat
     for record in saved:
         assert record.data == [tuple(record.tokens[: at + 1].tolist()) for at in range(record.start, len(record.tokens))]
     for record in records:
-        archive.put(record, Source.DISK)
+        tree.host.put(record, Source.DISK)
         check(world.scheduler)
     if ends:
         world.scheduler.finish(again)

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from slotcache.models.times import CPU
-from slotcache.slots.archive import Archive
-from slotcache.slots.host import HostTier
+from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
 from slotcache.slots.request import Request
@@ -25,11 +24,10 @@ PROMPT = np.arange(30, dtype=np.int32)
 
 def scheduler_of(max_bytes=0, host=0):
     """A device on which a token takes a tenth of a second, and a quarter of that to restore."""
-    tree = PrefixTree(200, 8, HostTier(host), costs=replace(CPU, restore_share=SHARE, rest=1))
+    tree = PrefixTree(200, 8, HostMemory(host), costs=replace(CPU, restore_share=SHARE, rest=1))
     tree.profile.learn(100, 50, 10.0)
-    snapshots = Snapshots(tree, max_bytes, cut=cut, spacing=2)
-    snapshots.sizes = CopySizes(run_token=1, state=5)
-    return Scheduler(tree, num_lanes=1, snapshots=snapshots)
+    states = HostMemory(max_bytes, sizes=CopySizes(run_token=1, state=5), cut=cut)
+    return Scheduler(tree, num_lanes=1, snapshots=Snapshots(tree, states, spacing=2))
 
 
 def ask(scheduler, memory, tokens):
@@ -56,27 +54,27 @@ def test_what_is_brought_back_saves_less_than_what_is_there(source):
     assert request.source == source and scheduler.counters.cached_tokens == {source: 20}
 
 
-@pytest.mark.parametrize(("origin", "source"), [(Source.HOST, Source.SNAPSHOT), (Source.DISK, Source.DISK)])
+@pytest.mark.parametrize(("origin", "source"), [(None, Source.SNAPSHOT), (Source.DISK, Source.DISK)])
 def test_a_state_counts_by_its_tier_and_its_restore_takes_time(origin, source):
     first, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
     ask(first, memory, PROMPT)
-    records = [first.snapshots.get(node) for node in first.snapshots.of(COMMON)]
+    records = [first.snapshots.host.get(node) for node in first.snapshots.of(COMMON)]
     again, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
-    assert records and all(record and again.snapshots.put(record, origin) for record in records)
+    assert records and all(record and again.snapshots.host.put(record, origin) for record in records)
     request = ask(again, memory, [*PROMPT, 77])
     assert request.cached == 30 and request.source == source
     whole = again.tree.profile.seconds(0, 30)
     assert sum(one.seconds for one in request.reused) == pytest.approx((1 - SHARE) * whole)
 
 
-@pytest.mark.parametrize(("source", "is_noted"), [(Source.HOST, True), (Source.DISK, False), ("another tier", False)])
+@pytest.mark.parametrize(("name", "is_noted"), [(None, True), (Source.DISK, False), ("another tier", False)])
 @pytest.mark.parametrize("max_bytes", [0, 1000])
-def test_what_comes_from_a_lower_tier_is_not_written_there_again(source, is_noted, max_bytes):
+def test_what_comes_from_a_lower_tier_is_not_written_there_again(name, is_noted, max_bytes):
     scheduler = scheduler_of(max_bytes, host=100)
-    tier = scheduler.snapshots if max_bytes else Archive(scheduler.tree, cut)
-    tier.take_unsaved()
+    host = scheduler.index.host
+    host.take_unsaved()
     state = np.zeros(5, np.uint8) if max_bytes else None
-    assert tier.put(Record(COMMON, PROMPT, 0, np.zeros(30, np.uint8), state=state), source)
-    noted = tier.take_unsaved()
-    (node,) = scheduler.snapshots.of(COMMON) if max_bytes else scheduler.tree.host.nodes
+    assert host.put(Record(COMMON, PROMPT, 0, np.zeros(30, np.uint8), state=state), name)
+    noted = host.take_unsaved()
+    (node,) = host.nodes
     assert noted == [node] * is_noted and node.blob is not None and node.blob.is_written is not is_noted

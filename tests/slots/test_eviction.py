@@ -5,7 +5,7 @@ import pytest
 from slotcache.models.times import CPU
 from slotcache.slots.costs import Profile
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
-from slotcache.slots.host import HostTier
+from slotcache.slots.host import HostMemory
 from slotcache.slots.plan import Plan, Span
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.scheduler import check_tree
@@ -16,7 +16,7 @@ class Tier:
     """A host tier of `capacity` tokens behind a tree; idle KV leaves the pool at once."""
 
     def __init__(self, capacity, policy, profile=None):
-        self.tree = PrefixTree(1000, 8, HostTier(capacity, EvictionPolicy(policy)), profile=profile)
+        self.tree = PrefixTree(1000, 8, HostMemory(capacity, EvictionPolicy(policy)), profile=profile)
 
     def use(self, *tokens, stops=()):
         """Compute a prompt. Return how much of it was cached."""

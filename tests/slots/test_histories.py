@@ -1,11 +1,9 @@
 """The prompt that a lane ran last is saved and restored, beside other requests, and where host memory is short."""
 
 import pytest
-from slotcache.slots.archive import Archive
 from slotcache.slots.scheduler import check
 from slotcache.slots.scope import Scope
 from slotcache.slots.slot import Histories
-from support.memory import cut
 from support.scopes import COMMON
 from support.world import World
 
@@ -14,7 +12,7 @@ OTHER = Scope.shared("other")
 
 def histories(world):
     tree = world.scheduler.tree
-    return Histories(tree, world.scheduler.snapshots, Archive(tree, cut), carry_out=world.carry_out)
+    return Histories(tree, world.scheduler.snapshots, carry_out=world.carry_out)
 
 
 def save(world, lane=0):
@@ -30,9 +28,8 @@ def save(world, lane=0):
 
 def restore(world, records, lane=0):
     """Return how many tokens came back."""
-    archive = Archive(world.scheduler.tree, cut)
     for record in records:
-        if not archive.put(record):
+        if not world.scheduler.tree.host.put(record):
             break
     check(world.scheduler)
     last = records[-1]

@@ -1,7 +1,7 @@
 """Pinned prompts leave last, but never stand in the way of a running request."""
 
 import numpy as np
-from slotcache.slots.host import HostTier
+from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import Pins, PrefixTree
 from slotcache.slots.scheduler import check_tree
 from support.scopes import COMMON
@@ -11,7 +11,7 @@ class Cache:
     """A pool of 100 cells over a host tier, with a clock that is set by hand."""
 
     def __init__(self, host=0, cells=100):
-        self.tree, self.now = PrefixTree(cells, 16, HostTier(host)), 0.0
+        self.tree, self.now = PrefixTree(cells, 16, HostMemory(host)), 0.0
         self.pins = Pins(self.tree, lambda: self.now)
 
     def use(self, tokens, stops=()):

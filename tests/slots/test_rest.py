@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from slotcache.models.times import CPU
 from slotcache.slots.costs import chunk_size
+from slotcache.slots.host import HostMemory
 from slotcache.slots.plan import Save, Trim
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
@@ -90,7 +91,7 @@ def test_no_piece_of_a_prompt_is_smaller_than_the_rest(room):
 
 def test_snapshots_leave_no_piece_that_is_smaller_than_the_rest():
     tree = PrefixTree(400, 8, costs=COSTS)
-    scheduler = Scheduler(tree, num_lanes=1, snapshots=Snapshots(tree, 1000, spacing=8))
+    scheduler = Scheduler(tree, num_lanes=1, snapshots=Snapshots(tree, HostMemory(1000), spacing=8))
     tokens = np.arange(200, dtype=np.int32)
     request = Request(
         1,
@@ -111,7 +112,7 @@ def test_snapshots_leave_no_piece_that_is_smaller_than_the_rest():
 
 def test_documents_keep_the_state_at_their_end_where_the_rest_covers_the_question():
     tree = PrefixTree(400, 8, costs=COSTS)
-    snapshots = Snapshots(tree, 1000, spacing=50)
+    snapshots = Snapshots(tree, HostMemory(1000), spacing=50)
     layout = Fixed(np.arange(200, dtype=np.int32), [40, 160, 195])
     request = Request(1, layout, 2, Scope.private(1), cache=False, snapshot_scope=Scope.shared("kept"))
     request.lay_out(layout.layout)

@@ -1,9 +1,7 @@
 """With many scopes, a request pays for its own."""
 
 import pytest
-from slotcache.slots.archive import Archive
 from slotcache.slots.scope import Scope
-from support.memory import cut
 from support.world import World
 
 A, NUMBERED = Scope.shared("a"), [Scope.shared(str(number)) for number in range(20)]
@@ -51,9 +49,8 @@ def test_no_request_looks_at_all_scopes(aside):
     world.submit([*range(200, 300)], scope=NUMBERED[3])
     world.finish()
     assert world.moved == (aside < 1)
-    archive = Archive(tree, cut)
     (node,) = tree.roots[NUMBERED[5]].children.values()
-    record = archive.get(node)
+    record = tree.host.get(node)
     assert record is not None and record.scope == NUMBERED[5]
     assert tree.drop(A) and tree.drop(NUMBERED[3]) and A not in tree.roots and all(request.source for request in others)
     world.scheduler.pins.expire()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from slotcache.slots import radix
+from slotcache.slots.host import HostMemory
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
@@ -15,6 +16,7 @@ from support.fixed_prompt import Fixed
 from support.memory import Memory, cut, next_token
 
 S = Scope.shared("s")
+SIZES = CopySizes(run_token=1, state=5)
 
 
 class Server:
@@ -23,8 +25,7 @@ class Server:
     def __init__(self, budget, cells=100, spacing=2, unused=2):
         self.memory = Memory(cells, can_cut=False)
         tree = PrefixTree(cells, 8)
-        self.snapshots = Snapshots(tree, budget, cut=cut, spacing=spacing, unused=unused)
-        self.snapshots.sizes = CopySizes(run_token=1, state=5)
+        self.snapshots = Snapshots(tree, HostMemory(budget, sizes=SIZES, cut=cut), spacing=spacing, unused=unused)
         self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
 
     def ask(self, tokens, stops=(), forced=(), limit=1):
@@ -56,24 +57,24 @@ PROMPT = np.arange(30, dtype=np.int32)
 def test_prompts_share_the_runs_that_they_begin_with():
     server = Server(budget=100)
     server.ask(PROMPT, stops=[20])
-    assert server.kept() == [20, 30] and server.snapshots.num_bytes == 30 + 2 * 5
+    assert server.kept() == [20, 30] and server.snapshots.host.num_bytes == 30 + 2 * 5
     assert server.ask(np.append(PROMPT[:20], PROMPT[:4])) == 20
-    assert server.kept() == [20, 24, 30] and server.snapshots.num_bytes == 34 + 3 * 5
-    assert server.snapshots.drop(S) == 34 and server.snapshots.num_bytes == 0 and not server.snapshots.roots
+    assert server.kept() == [20, 24, 30] and server.snapshots.host.num_bytes == 34 + 3 * 5
+    assert server.snapshots.drop(S) == 34 and server.snapshots.host.num_bytes == 0 and not server.snapshots.roots
 
 
 def test_a_state_leaves_with_the_runs_that_only_it_needs():
     server = Server(budget=45)
     server.ask(PROMPT, stops=[20])
     server.ask(np.append(PROMPT[:20], PROMPT[:4]))
-    assert server.kept() == [20, 24] and server.snapshots.num_bytes == 24 + 2 * 5
+    assert server.kept() == [20, 24] and server.snapshots.host.num_bytes == 24 + 2 * 5
 
 
 def test_the_state_that_saves_the_least_time_a_byte_leaves_first():
     server = Server(budget=45)
     server.ask(PROMPT[:25])
     server.ask(PROMPT[5:10])
-    assert server.kept() == [5, 25] and server.snapshots.num_bytes == 40
+    assert server.kept() == [5, 25] and server.snapshots.host.num_bytes == 40
     server.ask(PROMPT[10:20])
     assert server.kept() == [10, 25]
 
@@ -133,8 +134,7 @@ def test_a_short_last_question_gets_a_state_where_answers_do_not_come_back_as_th
 
 def test_equal_prompts_that_come_together_share_a_short_question():
     tree = PrefixTree(200, 8)
-    snapshots = Snapshots(tree, 1000, cut=cut, spacing=4)
-    snapshots.sizes = CopySizes(run_token=1, state=5)
+    snapshots = Snapshots(tree, HostMemory(1000, sizes=SIZES, cut=cut), spacing=4)
     scheduler, memory = Scheduler(tree, num_lanes=3, snapshots=snapshots), Memory(200, can_cut=False)
     prompt = Fixed(PROMPT, [14, 29, 30])
     asked = [Request(one, prompt, 2, Scope.private(one), cache=False, snapshot_scope=S) for one in range(3)]
@@ -171,16 +171,16 @@ def record(length):
 
 def test_there_is_room_until_the_budget_is_spent():
     server = Server(budget=30)
-    assert server.snapshots.has_room(record(25)) and not server.snapshots.has_room(record(26))
+    assert server.snapshots.host.has_room(record(25)) and not server.snapshots.host.has_room(record(26))
     server.ask(PROMPT[:20])
-    assert server.snapshots.has_room(record(20)) and not server.snapshots.has_room(record(21))
-    assert server.snapshots.put(record(20)) and not server.snapshots.put(record(21))
-    assert server.kept() == [20] and server.snapshots.num_bytes == 25
+    assert server.snapshots.host.has_room(record(20)) and not server.snapshots.host.has_room(record(21))
+    assert server.snapshots.host.put(record(20)) and not server.snapshots.host.put(record(21))
+    assert server.kept() == [20] and server.snapshots.host.num_bytes == 25
 
 
 def test_without_a_budget_nothing_is_kept_whatever_its_size():
     server = Server(budget=0)
-    server.snapshots.sizes = CopySizes()  # a failed warm-up: they are not known
+    server.snapshots.host.sizes = CopySizes()  # a failed warm-up: they are not known
     server.ask(PROMPT, stops=[20])
     assert not server.snapshots.roots
 
@@ -189,14 +189,14 @@ def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
     server = Server(budget=200)
     server.ask(PROMPT)
     node = server.snapshots.longest(S, PROMPT)
-    assert node is not None and (whole := server.snapshots.get(node))
+    assert node is not None and (whole := server.snapshots.host.get(node))
     server.snapshots.drop(S)
     request = Request(1, Fixed(PROMPT, [20]), 1, Scope.private(1), cache=False, snapshot_scope=S)
     server.scheduler.submit(request)
     while request.computed < 20:
         plan = server.scheduler.plan()
         server.scheduler.commit(plan, server.memory.run(plan))
-    assert server.snapshots.put(whole), "behind a run whose copy is decided only"
+    assert server.snapshots.host.put(whole), "behind a run whose copy is decided only"
     server.scheduler.recover()
     server.scheduler.finish(request)
     server.memory.apply(Clear())

@@ -4,7 +4,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from slotcache.slots.archive import Archive
 from slotcache.slots.host import WriteBehind, load_records
 from slotcache.slots.plan import Clear
 from slotcache.slots.radix import path, scope_of
@@ -12,7 +11,7 @@ from slotcache.slots.slot import Histories
 
 from support.asks import CONTEXT, Ask
 from support.life import EXPECTED, SEEN, Life
-from support.memory import cut, seen
+from support.memory import seen
 from support.remote import Remote
 
 EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
@@ -31,14 +30,11 @@ class Keeping(Life):
     def build(self, cells, host, states):
         super().build(cells, host, states)
         lower: Any = (self,)  # as far as writing needs a tier
-        self.behind = WriteBehind((self.archive(), self.snapshots), lower)
-
-    def archive(self):
-        return Archive(self.tree, cut)
+        self.behind = WriteBehind(self.scheduler.index.host, lower)
 
     def slots(self):
         carry_out = lambda: self.carry_out(self.tree.ledger.take_operations())  # noqa: E731
-        return Histories(self.tree, self.snapshots, self.archive(), carry_out=carry_out)
+        return Histories(self.tree, self.snapshots, carry_out=carry_out)
 
     def ran(self):
         """Write new copies behind, as the server does after a step."""
@@ -62,10 +58,10 @@ class Keeping(Life):
     def take_in(self, record, *source):
         """Put a record into host memory. Return whether it is cached now. source: the lower tier; none: a saved slot."""
         if not self.can_cut:
-            return self.snapshots.put(record, *source)
-        before = self.archive().length(record.scope, record.tokens)
-        taken = self.archive().put(record, *source)
-        length = self.archive().length(record.scope, record.tokens)
+            return self.snapshots.host.put(record, *source)
+        before = self.tree.num_cached(record.scope, record.tokens)
+        taken = self.tree.host.put(record, *source)
+        length = self.tree.num_cached(record.scope, record.tokens)
         assert length == (len(record.tokens) if taken else before)
         SEEN["adopt in part"] += taken and record.start < before < len(record.tokens)
         return taken
@@ -124,8 +120,8 @@ class Keeping(Life):
             self.look_at(record)
             assert record.start == at, "a gap"
             at = len(record.tokens)
-        if self.can_cut and self.tree.host.max_tokens:
-            assert at == self.archive().length(lane.scope, lane.history) and self.tree.host.num_tokens == copied
+        if self.can_cut and self.tree.host.max_bytes:
+            assert at == self.tree.num_cached(lane.scope, lane.history) and self.tree.host.num_tokens == copied
         if records:
             self.files = [*self.files[-3:], records]
             SEEN["save slot"] += 1

@@ -10,7 +10,7 @@ from slotcache.models.model import Model
 from slotcache.models.runner import Runner
 from slotcache.models.sampling import Sampler
 from slotcache.models.sampling_params import Sampling
-from slotcache.slots.host import HostTier
+from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler, check
@@ -60,13 +60,14 @@ class Lab:
         )
         self.context = Context(model, settings)
         costs = replace(self.context.costs, apart_from_cells=apart, swap_from_tokens=aside)
-        tree = PrefixTree(num_cells, sequences - 1, HostTier(host), costs=costs)
         self.runner = Runner(self.context, self.adapters)
-        snapshots = Snapshots(tree, states, spacing=spacing, cut=self.runner.states.cut)
+        of_runs, of_states = (HostMemory(size, cut=self.runner.states.cut) for size in (host, states))
+        tree = PrefixTree(num_cells, sequences - 1, of_runs, costs=costs)
+        snapshots = Snapshots(tree, of_states, spacing=spacing)
         if states:
             sizes = self.runner.measure_states()
             assert sizes is not None
-            snapshots.sizes = sizes
+            snapshots.host.sizes = sizes
         self.scheduler = Scheduler(tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget, snapshots=snapshots)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from slotcache.models.times import CPU
 from slotcache.slots.drafts import Drafts
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
-from slotcache.slots.host import HostTier
+from slotcache.slots.host import HostMemory
 from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import Pins, PrefixTree
@@ -87,11 +87,11 @@ class Life(RuleBasedStateMachine):
     def build(self, cells, host, states):
         """Make an empty cache."""
         self.memory = Memory(cells, self.can_cut)
-        tier = HostTier(host if self.can_cut else 0, EvictionPolicy(self.policy))
+        tier = HostMemory(host if self.can_cut else 0, EvictionPolicy(self.policy), cut=cut)
         self.tree = PrefixTree(cells, self.num_ids, tier, EvictionPolicy(self.policy), costs=self.costs)
         self.met_others: set[int] = set()  # requests that did not run alone all the time
-        self.snapshots = Snapshots(self.tree, states or 0, spacing=8, unused=2, policy=EvictionPolicy(self.policy), cut=cut)
-        self.snapshots.sizes = CopySizes(run_token=1, state=3)
+        of_states = HostMemory(states or 0, EvictionPolicy(self.policy), sizes=CopySizes(run_token=1, state=3), cut=cut)
+        self.snapshots = Snapshots(self.tree, of_states, spacing=8, unused=2)
         drafts = Drafts(self.costs, max_rows=self.shape["batch_size"])
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, drafts=drafts, **self.shape)
         self.scheduler.pins = Pins(self.scheduler.index, lambda: self.now)
@@ -220,7 +220,7 @@ class Life(RuleBasedStateMachine):
     def let_go_by(self, act, scope):
         """Return whether any KV left."""
         tree = self.tree
-        before, pinned, saved = tree.ledger.num_ready, tree.ledger.num_in_use, tree.host.num_saved
+        before, pinned, saved = tree.ledger.num_ready, tree.ledger.num_in_use, tree.copies.num_saved
         if act == "evict":
             leaves = (node for node in tree.ledger.parked if tree.ledger.is_leaf(node))
             least = min(leaves, key=lambda node: node.priority, default=None)
@@ -235,7 +235,7 @@ class Life(RuleBasedStateMachine):
             if work := self.scheduler.plan_idle_work():
                 self.carry_out(work.operations)
                 self.ran()
-            return tree.host.num_saved > saved
+            return tree.copies.num_saved > saved
         if any(request.scope == scope for request in self.scheduler.running):
             return False
         tree.forget(scope)
@@ -319,7 +319,7 @@ class Life(RuleBasedStateMachine):
         if len(running) > 1:
             self.met_others.update(request.id for request in running)
             return
-        has_room = self.scheduler.batch_size >= 2 * rest and (self.tree.host.max_tokens or not self.can_cut)
+        has_room = self.scheduler.batch_size >= 2 * rest and (self.tree.host.max_bytes or not self.can_cut)
         for request, span in zip(running, plan.spans, strict=False):
             assert request.layout is not None
             sections = request.layout.sections(request.num_tokens)
@@ -375,11 +375,12 @@ class Life(RuleBasedStateMachine):
         for scope in list(self.snapshots.roots):
             self.snapshots.drop(scope)
         self.carry_out(ledger.take_operations())
-        assert tree.host.num_tokens == 0 and not tree.host.nodes
+        for host in (tree.host, self.snapshots.host):
+            assert host.num_bytes == host.num_tokens == host.num_states == 0 and not host.nodes
         assert ledger.num_ready == ledger.num_pending == ledger.num_in_use == 0 and not tree.roots and not ledger.parked
         assert self.memory.num_used == 0 and not any(self.memory.cells.values()), "cells have leaked"
         assert sorted(ledger._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
-        assert self.snapshots.num_bytes == 0 and not any(root.children for root in self.snapshots.roots.values())
+        assert not any(root.children for root in self.snapshots.roots.values())
         assert not any(lane.request for lane in self.scheduler.lanes) and self.scheduler.idle
 
 

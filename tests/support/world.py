@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from slotcache.models.times import CPU
 from slotcache.slots.drafts import Drafts
-from slotcache.slots.host import HostTier
+from slotcache.slots.host import HostMemory
 from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Plan
 from slotcache.slots.prefix_tree import PrefixTree
@@ -14,7 +14,7 @@ from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler, check
 
 from support.fixed_prompt import Fixed
-from support.memory import Memory
+from support.memory import Memory, cut
 from support.scopes import COMMON
 
 END = 9  # a token that ends an answer, which the memory never chooses
@@ -42,7 +42,7 @@ class World:
         """costs: more fields of the device's costs."""
         self.memory = Memory(cells)
         device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest, **costs)
-        tree = PrefixTree(cells, 2 * lanes + 8, HostTier(host), costs=device)
+        tree = PrefixTree(cells, 2 * lanes + 8, HostMemory(host, cut=cut), costs=device)
         self.scheduler = Scheduler(
             tree,
             num_lanes=lanes,

@@ -136,10 +136,15 @@ def test_a_save_while_another_request_computes_the_same_prompt_holds_what_is_com
         assert up.chat(**chat)["choices"] == up.chat(**chat | {"cache_prompt": False})["choices"]
 
 
+def squeeze(up):
+    host = up.service.engine.scheduler.tree.host
+    host.max_bytes = ROOM * host.sizes.run_token
+
+
 def test_a_save_beside_a_full_host_tier_is_restored(tiny, tmp_path):
     turns = [{"role": "user", "content": "Tell me of the old mill. " * 20}]
     with running(tiny, slot_save_path=str(tmp_path), parallel=1) as up:
-        up.service.engine.scheduler.tree.host.max_tokens = ROOM
+        squeeze(up)
         answer = {}
         for _ in range(3):
             answer = up.chat(messages=turns)
@@ -151,7 +156,7 @@ def test_a_save_beside_a_full_host_tier_is_restored(tiny, tmp_path):
     with running(tiny, slot_save_path=str(tmp_path), parallel=1) as up:
         assert act(up, "restore", filename="mill.bin").json()["n_restored"] == saved
         up.http.delete("/v1/cache")
-        up.service.engine.scheduler.tree.host.max_tokens = ROOM
+        squeeze(up)
         restored = act(up, "restore", filename="mill.bin").json()["n_restored"]
         assert 0 < restored < saved
         assert act(up, "save", filename="again.bin").json()["n_saved"] == restored

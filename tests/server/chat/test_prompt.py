@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from slotcache.ordering import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
-from slotcache.slots.host import HostTier
+from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
 from slotcache.slots.request import Request
@@ -105,7 +105,7 @@ def test_the_order_of_documents_that_read_alike_is_not_guessed(attempt):
 
 def ask(scheduler, prompt):
     """Have a prompt computed and answered by one token; return the request."""
-    cuts = scheduler.snapshots.max_bytes == 0
+    cuts = scheduler.snapshots.host.max_bytes == 0
     kept, number = (None if cuts else COMMON), next(NUMBERS)
     request = Request(number, prompt, 1, COMMON if cuts else Scope.private(number), cuts, snapshot_scope=kept)
     scheduler.submit(request)
@@ -130,9 +130,8 @@ NUMBERS = count(1)
 
 def hybrid(budget=10_000):
     tree = PrefixTree(5000, 16)
-    snapshots = Snapshots(tree, budget)
-    snapshots.sizes = CopySizes(run_token=1, state=20)
-    return Scheduler(tree, num_lanes=2, snapshots=snapshots)
+    states = HostMemory(budget, sizes=CopySizes(run_token=1, state=20))
+    return Scheduler(tree, num_lanes=2, snapshots=Snapshots(tree, states))
 
 
 def placed(request):
@@ -165,7 +164,7 @@ def test_a_burst_reuses_nearly_as_much_of_a_hybrid_as_of_a_dense_model():
     rng = np.random.default_rng(0)
     sets = [rng.permutation(10)[:5] for _ in range(40)]
     reused: dict[str, int] = {}
-    dense = Scheduler(PrefixTree(5000, 16, HostTier(100_000)), num_lanes=2)
+    dense = Scheduler(PrefixTree(5000, 16, HostMemory(100_000)), num_lanes=2)
     for name, scheduler in {"dense": dense, "hybrid": hybrid(100_000), "short": hybrid(4000)}.items():
         requests = [ask(scheduler, documents(*("abcdefghij"[at] for at in chosen))) for chosen in sets]
         reused[name] = sum(request.cached for request in requests)

@@ -5,7 +5,7 @@ import pytest
 from slotcache.models.times import CPU
 from slotcache.ordering import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
-from slotcache.slots.host import HostTier
+from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler, check
@@ -26,7 +26,7 @@ def prompt(names, question):
 def serve(*sets, cells, lanes=1, host=0):
     """All at once in the queue; (order of starting, documents in the order used, documents reused) by request."""
     scheduler = Scheduler(
-        PrefixTree(cells, 16, HostTier(host), costs=CPU), num_lanes=lanes, batch_size=64, prefill_budget=64
+        PrefixTree(cells, 16, HostMemory(host), costs=CPU), num_lanes=lanes, batch_size=64, prefill_budget=64
     )
     memory = Memory(cells)
     requests = [Request(number, prompt(names, number), 1, COMMON) for number, names in enumerate(sets)]

@@ -96,11 +96,8 @@ def test_snapshots_of_models_that_cannot_be_cut_outlive_the_server_too(generate,
     written = files(folder)
     assert written
     with running(path, cache_dir=str(folder)) as up:
-        until(
-            lambda: (
-                up.service.engine.inbox.ask(lambda: up.service.engine.scheduler.snapshots.num_runs).result() == len(written)
-            )
-        )
+        engine = up.service.engine
+        until(lambda: len(engine.inbox.ask(lambda: engine.scheduler.index.host.nodes).result()) == len(written))
         again = up.chat(**BODY)
         assert again["slotcache"]["source"] == "disk"
         assert again["timings"]["prompt_n"] < 60 < again["timings"]["cache_n"]

@@ -198,7 +198,7 @@ def test_a_warm_up_that_fails_leaves_nothing_in_the_way_of_the_first_request(tin
     monkeypatch.setattr(States, "_copy", fail)
     with running(tiny) as up:
         assert up.chat()["usage"]["completion_tokens"] == 4
-        assert up.service.engine.scheduler.tree.host.max_tokens == 0
+        assert up.service.engine.scheduler.tree.host.max_bytes == 0
 
 
 @pytest.mark.parametrize(("setting", "seconds"), [(200, 0.2), (0, math.inf)])

@@ -54,7 +54,7 @@ def are_copied(engine):
     tree, snapshots = engine.scheduler.tree, engine.scheduler.snapshots
 
     def question():
-        runs = {node for sequence in tree.ledger.parked.values() for node in path(sequence.tip) if tree.host.max_tokens}
+        runs = {node for sequence in tree.ledger.parked.values() for node in path(sequence.tip) if tree.host.max_bytes}
         runs |= {node for root in snapshots.roots.values() for node in descendants(root)}
         return bool(runs) and all(node.blob is not None and node.blob.data is not None for node in runs)
 

@@ -6,9 +6,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from slotcache.models.errors import RunnerError
-from slotcache.models.kv_state import cut
 from slotcache.models.model import Model
-from slotcache.slots.archive import Archive
 from slotcache.slots.plan import HostCopy, Snap
 from slotcache.slots.record import CorruptFile, ForeignFile, encode, file_name, read
 from slotcache.slots.scope import Scope
@@ -46,8 +44,8 @@ def records(model, prompt):
     lab.run(prompt, limit=4, stops=(100, 260), scope=SCOPE)
     while plan := lab.scheduler.plan_idle_work():
         lab.runner.run(plan)
-    archive = Archive(lab.scheduler.tree, cut)
-    found = [archive.get(node) for node in lab.scheduler.tree.host.unsaved or ()]
+    host = lab.scheduler.tree.host
+    found = [host.get(node) for node in host.unsaved or ()]
     lab.close()
     assert all(found)
     return sorted(filter(None, found), key=lambda record: record.start)
@@ -60,8 +58,7 @@ def test_a_run_that_is_split_before_it_is_written_is_written_in_both_parts(model
     while tree.evict():
         pass
     lab.run(np.concatenate([prompt[:150], prompt[:20]]), scope=SCOPE)
-    archive = Archive(tree, cut)
-    spans = {(one.start, len(one.tokens)) for node in tree.host.unsaved or () if (one := archive.get(node))}
+    spans = {(one.start, len(one.tokens)) for node in tree.host.unsaved or () if (one := tree.host.get(node))}
     assert {(0, 150), (150, 400)} <= spans
     lab.close()
 
@@ -96,11 +93,11 @@ def test_a_record_survives_its_file(records):
 def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, records):
     reference = Lab(model).run(prompt, limit=4, cache=False)
     lab = lab_of(model)
-    archive = Archive(lab.scheduler.tree, cut)
+    host = lab.scheduler.tree.host
     for record in records:
         read = decode(file_of(record))
         assert lab.runner.states.accepts(read.data, read.start, len(read.tokens))
-        assert archive.put(read, Source.DISK)
+        assert host.put(read, Source.DISK)
     answer = lab.run(prompt, limit=4, scope=SCOPE)
     assert answer.request.sources["disk"] == answer.request.cached == len(prompt) - lab.context.costs.rest
     assert answer.tokens == reference.tokens
@@ -111,19 +108,19 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
 
 def test_a_run_without_what_comes_before_it_is_not_taken(model, prompt, records):
     lab = lab_of(model)
-    archive = Archive(lab.scheduler.tree, cut)
-    assert not archive.put(records[1], Source.DISK) and not lab.scheduler.tree.roots
-    assert archive.put(records[0], Source.DISK) and archive.put(records[1], Source.DISK)
-    assert archive.put(records[1], Source.DISK)  # the cache holds it already
-    assert lab.scheduler.tree.host.num_tokens == 260
+    host = lab.scheduler.tree.host
+    assert not host.put(records[1], Source.DISK) and not lab.scheduler.tree.roots
+    assert host.put(records[0], Source.DISK) and host.put(records[1], Source.DISK)
+    assert host.put(records[1], Source.DISK)  # the cache holds it already
+    assert host.num_tokens == 260
     lab.close()
 
 
 def test_a_run_that_does_not_fit_the_budget_is_not_taken(model, records):
     lab = lab_of(model)
-    lab.scheduler.tree.host.max_tokens = 200
-    archive = Archive(lab.scheduler.tree, cut)
-    assert archive.put(records[0], Source.DISK) and not archive.put(records[1], Source.DISK)
+    host = lab.scheduler.tree.host
+    host.max_bytes = 200
+    assert host.put(records[0], Source.DISK) and not host.put(records[1], Source.DISK)
     lab.close()
 
 
@@ -202,12 +199,12 @@ def test_a_file_that_ends_early_is_noticed(records, share):
 def test_documents_are_found_again(model, prompt, records):
     lab = lab_of(model)
     first, second = records[0], records[1]
-    archive, tree = Archive(lab.scheduler.tree, cut), lab.scheduler.tree
-    assert archive.put(first, Source.DISK)
+    tree, host = lab.scheduler.tree, lab.scheduler.tree.host
+    assert host.put(first, Source.DISK)
     marked = Record(SCOPE, second.tokens, second.start, second.data, documents=(("key", 100),))
-    assert archive.put(marked, Source.DISK)
+    assert host.put(marked, Source.DISK)
     origin = next(iter(tree.roots[SCOPE].children.values()))
     assert origin.documents["key"].end == 260
-    record = archive.get(origin.documents["key"])
+    record = host.get(origin.documents["key"])
     assert record is not None and record.documents == (("key", 100),)
     lab.close()

@@ -1,0 +1,115 @@
+"""The tree of runs and recurrent states in host memory, of models whose memory cannot be cut.
+
+    runs       |-- instructions --|-- document --|-- question and answer --|      each run behind the run before it
+    states                        S              S                         S
+                                                 |-- another question --|
+                                                                        S
+
+Every leaf has a state, or it is of no use. The state that saves the least time a byte leaves first, with the runs that only
+it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from .costs import Costs, Profile
+from .host import HostMemory, PromptTree
+from .radix import Match, Node, descendants, path
+from .scope import Scope
+
+
+class StateTree(PromptTree):
+    """A node is a run with a copy in host memory, and may have a state at its end. profile: the time that tokens take."""
+
+    def __init__(self, costs: Costs, host: HostMemory, profile: Profile) -> None:
+        super().__init__(costs, host)
+        self.unused: dict[Node, None] = {}  # states within prompts that no second prompt has used, the oldest first
+        self.aged: set[Node] = set()  # nodes whose states have left for that reason
+        self._profile = profile
+
+    def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
+        node = self.longest(scope, tokens)
+        return node.end if node is not None else 0
+
+    def may_continue(self, node: Node) -> bool:
+        return node.state is not None
+
+    def continued(self, origin: Node, match: Match) -> int:
+        stop = origin.end + match.length
+        ends = (node.end for node in path(match.node) if node.state is not None and origin.end < node.end <= stop)
+        return max(ends, default=origin.end) - origin.end
+
+    def of(self, scope: Scope) -> list[Node]:
+        """Return the nodes of a scope with a state at their end."""
+        return [node for node in descendants(self.roots[scope]) if node.state] if scope in self.roots else []
+
+    def along(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Iterator[Node]:
+        """Return the nodes with states that these tokens begin with, the longest one first.
+
+        known: a node on their path; the search begins there.
+        """
+        match = self.match_from(known, tokens[known.end :]) if known is not None else self.match(scope, tokens)
+        stop = match.length + (known.end if known is not None else 0)
+        return (node for node in path(match.node) if node.state is not None and node.end <= stop)
+
+    def longest(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Node | None:
+        """Return the node with the deepest state that these tokens begin with."""
+        return next(self.along(scope, tokens, known), None)
+
+    def discard(self, nodes: Iterable[Node]) -> int:
+        return sum(self.forget(node) for node in nodes if not node.children)
+
+    def void(self) -> None:
+        """Forget what was decided and never performed, with all that stands on it: a record may have come in behind it."""
+        lost = set(self.without_copy())
+        for node in [node for root in self.roots.values() for node in descendants(root)][::-1]:
+            if node in lost or (node.state is not None and node.state.data is None):
+                self.forget(node)
+        self.host.recount()
+
+    def clear(self) -> None:
+        super().clear()
+        self.unused, self.aged = {}, set()
+
+    def forget(self, node: Node) -> int:
+        """Drop the state at the end of a node, and the runs that no other state needs. Return how many tokens these had."""
+        self.host.release_state(node)
+        self.unused.pop(node, None)
+        num_tokens = 0
+        while node.parent and node.blob and not node.children and node.state is None:
+            parent = node.parent
+            num_tokens += len(node.tokens)
+            self.aged.discard(node)
+            self._remove(node)
+            node = parent
+        return num_tokens
+
+    def lose(self, node: Node) -> None:
+        self.forget(node)
+
+    def price(self, node: Node) -> None:
+        """Set the priority of a state that is used or new: the time that it saves, a byte that leaves with it."""
+        if not self.host.may_leave(node):
+            return  # a run that states stand on leaves with them
+        above = node.parent
+        while above is not None and above.parent is not None and above.state is None:
+            above = above.parent
+        begin, size = above.end if above is not None else 0, self.host.size_of(node.end)
+        size += 0 if node.children else (node.end - begin) * self.host.sizes.run_token
+        length = node.end - begin
+        node.token_cost = self._profile.cost(begin, length) * length / max(size, 1)
+        node.last_use = self._clock
+        self.aged.discard(node)
+        self.host.touch(node)
+
+    def make_room(self, node: Node) -> None:
+        """Let states leave until the budget holds. `node` is new, or used now, and stays."""
+        self._clock += 1
+        node.host_priority = np.inf
+        if self.host.make_room():
+            self.price(node)
+        else:  # a copy that was cut in two is freed with its last part only
+            self.forget(node)
