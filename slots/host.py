@@ -36,7 +36,7 @@ class HostMemory:
     taken only where its tokens match.
     """
 
-    index: PromptTree  # the tree, which says what is of no use without a copy that leaves; it sets this
+    index: PromptTree  # sets itself here; it says what is of no use without a copy that leaves
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class HostMemory:
     # ---- copies ----------------------------------------------------------------------------------------------------
 
     def keep(self, node: Node, kv: HostCopy | None = None, state: HostCopy | None = None) -> None:
-        """Give a node a copy of its run, one of the state at its end, or both. There is room for it, or is made later."""
+        """Give a node a copy of its run, one of the state at its end, or both. The caller sees to the room for them."""
         if kv is not None:
             node.blob = kv
             self._count_run(kv, 1)
@@ -273,7 +273,7 @@ class PromptTree(RadixTree):
         """Return whether a prompt can continue from the end of a cached run."""
         return True
 
-    def cached(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
+    def cached_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
         """Return the runs with KV that a prompt begins with, first to last, each with the position where its KV ends."""
         match, runs = self.match(scope, tokens), []
         for node in reversed(list(path(match.node))):
@@ -287,7 +287,7 @@ class PromptTree(RadixTree):
 
     def num_cached(self, scope: Scope | None, tokens: np.ndarray) -> int:
         """Return how many leading tokens of a prompt have KV on the device or in host memory."""
-        runs = self.cached(scope, tokens)
+        runs = self.cached_runs(scope, tokens)
         return runs[-1][1] if runs else 0
 
     @abstractmethod

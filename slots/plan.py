@@ -20,7 +20,7 @@ class HostCopy:
     stop: int
     data: np.ndarray | None = None
     users: int = 1
-    source: str = Source.HOST  # the tier that it came from: copied from the device, or the name of a lower tier
+    source: str = Source.HOST  # what its reuse counts as: by what it is, or by the name of the lower tier that it came from
     is_written: bool = False  # a lower tier took it, too
 
     def __len__(self) -> int:

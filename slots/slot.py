@@ -133,7 +133,7 @@ class Histories:
             return list(takewhile(bool, map(self._snapshots.host.get, runs)))  # type: ignore[arg-type]
         if not self._tree.host.max_bytes:
             return []
-        runs = self._tree.cached(lane.scope, lane.history)
+        runs = self._tree.cached_runs(lane.scope, lane.history)
         blobs = [node.blob or HostCopy(node.start, stop) for node, stop in runs]
         for (node, _), blob in zip(runs, blobs, strict=True):
             if blob is not node.blob:
@@ -160,5 +160,5 @@ class Histories:
         return sum(self._discard(lane.scope, tokens) for tokens in known)
 
     def _discard(self, scope: Scope | None, tokens: np.ndarray) -> int:
-        runs = self._tree.cached(scope, tokens)
+        runs = self._tree.cached_runs(scope, tokens)
         return self._tree.discard([node for node, stop in reversed(runs) if stop == node.end])

@@ -175,6 +175,7 @@ def test_there_is_room_until_the_budget_is_spent():
     server.ask(PROMPT[:20])
     assert server.snapshots.host.has_room(record(20)) and not server.snapshots.host.has_room(record(21))
     assert server.snapshots.host.put(record(20)) and not server.snapshots.host.put(record(21))
+    assert server.snapshots.host.put(record(20)), "it is kept already"
     assert server.kept() == [20] and server.snapshots.host.num_bytes == 25
 
 
@@ -202,6 +203,15 @@ def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
     server.memory.apply(Clear())
     assert not server.kept()
     assert server.ask(PROMPT) == 0 and server.kept() == [30]
+
+
+def test_what_is_forgotten_behind_a_failure_is_not_written_any_more():
+    server = Server(budget=200)
+    server.snapshots.host.take_unsaved()
+    server.ask(PROMPT)
+    assert server.snapshots.host.unsaved
+    server.scheduler.recover(keep=False)
+    assert not server.snapshots.host.take_unsaved() and not server.kept()
 
 
 def test_each_segment_of_a_prompt_is_looked_at_a_few_times_however_many_snapshots_it_has(monkeypatch):

@@ -1,0 +1,71 @@
+"""Files that an earlier version wrote: two of them, byte for byte, and what host memory makes of them."""
+
+import io
+
+import numpy as np
+import pytest
+from slotcache.slots.host import HostMemory
+from slotcache.slots.prefix_tree import PrefixTree
+from slotcache.slots.radix import CopySizes
+from slotcache.slots.record import encode, read
+from slotcache.slots.scope import Scope
+from slotcache.slots.snapshots import Snapshots
+from slotcache.slots.tier import Provenance, Record
+
+S = Scope.shared("s")
+HERE = Provenance("0" * 32, "1" * 32)
+TOKENS = np.arange(7, dtype=np.int32)
+RUN = Record(S, TOKENS[:4], 0, np.arange(4, dtype=np.uint8), frequency=2, token_cost=0.5)
+STATE = Record(
+    S,
+    TOKENS,
+    4,
+    np.arange(3, dtype=np.uint8),
+    documents=(("d", 4),),
+    frequency=3,
+    token_cost=0.25,
+    state=np.arange(5, dtype=np.uint8),
+)
+RUN_FILE = (
+    b"slotcache KV 2\n\x10\x01\x00\x00mb\xb2\xea\xda'\xd46\xf1\xb6 A$\x03\x7f\xd0"
+    b'{"model":"00000000000000000000000000000000","settings":"11111111111111111111111111111111","scope":"s","start":0,'
+    b'"tokens":4,"size":4,"documents":[],"frequency":2,"token_cost":0.5,"path":"35ce1b7dc4da8ce51a7591561b3595db",'
+    b'"data":"f7690970fdb633119abb14135bbd282d","state":0}'
+    b"\x00\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00"
+    b"\x00\x01\x02\x03"
+)
+STATE_FILE = (
+    b"slotcache KV 2\n\x18\x01\x00\x00\xc9\xd9/\xa6i{\x7f\x86$Q\xee\xcc\xa4\xea\xe0\x8e"
+    b'{"model":"00000000000000000000000000000000","settings":"11111111111111111111111111111111","scope":"s","start":4,'
+    b'"tokens":7,"size":8,"documents":[["d",4]],"frequency":3,"token_cost":0.25,"path":"f8361becf0c634599e7ec87cd326b201",'
+    b'"data":"f833e83fe7ce49ed9d08c328fbd78674","state":5}'
+    b"\x00\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00\x04\x00\x00\x00\x05\x00\x00\x00\x06\x00\x00\x00"
+    b"\x00\x01\x02\x00\x01\x02\x03\x04"
+)
+
+
+@pytest.mark.parametrize(("record", "file"), [(RUN, RUN_FILE), (STATE, STATE_FILE)])
+def test_a_record_is_written_as_it_always_was(record, file):
+    assert b"".join(bytes(part) for part in encode(record, HERE)) == file
+
+
+def opened(file):
+    return read(io.BytesIO(file), len(file), HERE)
+
+
+def test_a_run_goes_through_host_memory_unchanged():
+    tree = PrefixTree(10, 4, HostMemory(4))
+    assert tree.host.put(opened(RUN_FILE), "disk")
+    (node,) = tree.host.nodes
+    record = tree.host.get(node)
+    assert record is not None and b"".join(bytes(part) for part in encode(record, HERE)) == RUN_FILE
+
+
+def test_a_state_goes_through_host_memory_with_its_run_and_its_documents():
+    states = Snapshots(PrefixTree(10, 4), HostMemory(12, sizes=CopySizes(run_token=1, state=5)))
+    assert states.host.put(opened(RUN_FILE), "disk") and states.host.put(opened(STATE_FILE), "disk")
+    node = states.longest(S, TOKENS)
+    record = states.host.get(node) if node else None
+    assert record is not None and record.state is not None and states.host.num_bytes == 12
+    assert record.documents == STATE.documents and record.frequency == STATE.frequency and record.start == 4
+    assert record.data.tolist() == [0, 1, 2] and record.state.tolist() == [0, 1, 2, 3, 4]
