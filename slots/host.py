@@ -94,8 +94,8 @@ class HostMemory:
 
     def has_room(self, record: Record) -> bool:
         """Return whether what is not kept of a record fits with nothing leaving for it."""
-        num_tokens, has_state = self._missing(record)
-        return self._fits(num_tokens, has_state * self.size_of(len(record.tokens)))
+        num_tokens, needs_state = self._missing(record)
+        return self._fits(num_tokens, self.size_of(len(record.tokens)) if needs_state else 0)
 
     def make_room(self, num_tokens: int = 0) -> bool:
         """Let copies leave until so many tokens of a run fit. Return False if too few may leave."""
