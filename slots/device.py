@@ -71,7 +71,7 @@ class Ledger:
 
     def share(self, sequence: Sequence, upto: int) -> None:
         """Let `sequence` hold its path up to position `upto`, from the sequence that holds most of it."""
-        nodes = [node for node in path(sequence.tip) if sequence.length < node.end and node.start < upto]
+        nodes = [node for node in path(sequence.tip, sequence.length) if node.start < upto]
         donor = nodes[0].longest_holder()
         self._operations.append(Share(donor.id, sequence.id, sequence.length, upto))
         for node in nodes:
@@ -80,7 +80,7 @@ class Ledger:
 
     def catch_up(self, sequence: Sequence) -> int:
         """Share KV that other sequences have computed on this sequence's path. Return how many tokens that was."""
-        node = next((node for node in path(sequence.tip) if node.ready), None)
+        node = next((node for node in path(sequence.tip, sequence.length) if node.ready), None)
         upto = sequence.most_cached(node.start + node.ready, self._rest) if node else 0
         gained = upto - sequence.length
         if gained > 0:
@@ -93,11 +93,9 @@ class Ledger:
         Where another sequence has the same tokens already, the new cells are given back and the old ones shared: a token's
         KV stands in one cell only.
         """
-        for node in path(sequence.tip):
+        for node in path(sequence.tip, sequence.length):
             if node.start >= stop:
                 continue
-            if node.end <= sequence.length:
-                break
             fresh = min(stop, node.end) - node.start
             computed_from = max(sequence.length - node.start, 0)
             twice = min(node.ready, fresh)

@@ -90,7 +90,7 @@ class FileIndex(RadixTree):
     def beginnings(self, scope: str, start: int, tokens: np.ndarray) -> list[FileEntry]:
         """Return the files that a run from `start` on stands on, and shorter files from `start` on, the deepest first."""
         match = self.match(Scope.read(scope), tokens)
-        nodes = list(path(match.node))
+        nodes = path(match.node)
         on_path = {node for node in nodes if node.end <= match.length}
         found: set[FileEntry] = set()
         for node in nodes:

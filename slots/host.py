@@ -19,7 +19,7 @@ from .costs import Costs
 from .device import Ledger
 from .eviction import Candidates, EvictionPolicy
 from .plan import HostCopy, Restore, Save
-from .radix import CopySizes, Match, Node, RadixTree, Sequence, descendants, path, scope_of
+from .radix import CopySizes, Match, Node, RadixTree, Sequence, descendants, path, scope_of, upward
 from .scope import Scope
 from .source import Source
 from .tier import Cut, LowerTier, Record
@@ -276,7 +276,7 @@ class PromptTree(RadixTree):
     def cached_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
         """Return the runs with KV that a prompt begins with, first to last, each with the position where its KV ends."""
         match, runs = self.match(scope, tokens), []
-        for node in reversed(list(path(match.node))):
+        for node in reversed(path(match.node)):
             known = min(node.end, match.length)
             stop = known if node.blob is not None else min(known, node.start + node.ready)
             if stop > node.start:
@@ -339,7 +339,7 @@ def restores(tip: Node, sequence: int, begin: int) -> list[tuple[Restore, list[N
     They end in front of a run without a copy, or with KV on the device.
     """
     found: list[tuple[Restore, list[Node]]] = []
-    for node in reversed(list(itertools.takewhile(lambda node: node.end > begin, path(tip)))):
+    for node in reversed(path(tip, begin)):
         if node.ready or node.blob is None:
             break
         if found and found[-1][0].blob is node.blob:
@@ -374,7 +374,7 @@ class Copies:
         the tier is full; no copy is dropped for it.
         """
         for sequence in self._ledger.parked.values():
-            for node in reversed(list(path(sequence.tip))):
+            for node in reversed(path(sequence.tip)):
                 if node.blob is None and sequence.length >= node.end and self._host.has_room_for(len(node.tokens)):
                     return self.save(node, sequence)
         return False
@@ -384,7 +384,7 @@ class Copies:
 
         They may be in use on the device for long, and would be lost with it. RAGCache, section 6, copies upper nodes, too.
         """
-        for above in itertools.takewhile(lambda above: above.blob is None, path(node) if node else ()):
+        for above in itertools.takewhile(lambda above: above.blob is None, upward(node) if node else ()):
             self.save_if_free(above)
 
     def save(self, node: Node, sequence: Sequence) -> bool:

@@ -172,7 +172,7 @@ class PrefixTree(PromptTree):
         for key, start, stop in documents:
             ends[start].place(key, ends[stop])
         tip = ends[len(tokens)]
-        for node in (nodes := list(path(tip))):
+        for node in (nodes := path(tip)):
             self.ledger.begin_use(node)
         sequence = own or self._begin(tip)
         sequence.sections = tuple(sections)
@@ -192,7 +192,7 @@ class PrefixTree(PromptTree):
             self.ledger.end_use(node)
         if len(tail):
             sequence.tip = self._descend(claimed, tail)
-            self._count_use(list(itertools.takewhile(lambda node: node is not claimed, path(sequence.tip))))
+            self._count_use(path(sequence.tip, claimed.end))
             self.ledger.advance(sequence, sequence.tip.end)
         self._prune(sequence)
         self.ledger.park(sequence)

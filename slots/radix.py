@@ -275,8 +275,17 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return at if size and differs[at] else size
 
 
-def path(node: Node) -> Iterator[Node]:
-    """Yield the nodes from `node` up to the child of the root. A yielded node may be changed or unlinked."""
+def path(node: Node, begin: int = 0) -> list[Node]:
+    """Return the nodes from `node` up to the child of the root, but for those that end at position `begin` or before it."""
+    nodes: list[Node] = []
+    while node.parent is not None and node.end > begin:
+        nodes.append(node)
+        node = node.parent
+    return nodes
+
+
+def upward(node: Node) -> Iterator[Node]:
+    """Yield the nodes of the path, for who needs few of them. A yielded node may be changed or unlinked."""
     while node.parent is not None:
         above = node.parent
         yield node

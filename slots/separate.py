@@ -87,7 +87,7 @@ def _is_cached(tree: PromptTree, scope: Scope, document: MovedDocument) -> bool:
 
 def _runs(tree: PromptTree, scope: Scope, document: MovedDocument) -> Iterator[Run]:
     match = tree.match(scope, document.text)
-    for node in reversed(list(path(match.node))):
+    for node in reversed(path(match.node)):
         start, stop = max(node.start, document.needed_from), min(node.end, match.length)
         if start < stop:
             yield node, start, stop

@@ -129,7 +129,7 @@ class Histories:
         if self._snapshots.host.max_bytes:
             self._carry_out()
             node = self._snapshots.longest(lane.scope, lane.history)
-            runs = reversed(list(path(node))) if node else ()
+            runs = reversed(path(node)) if node else ()
             return list(takewhile(bool, map(self._snapshots.host.get, runs)))  # type: ignore[arg-type]
         if not self._tree.host.max_bytes:
             return []

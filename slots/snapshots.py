@@ -10,12 +10,11 @@ sequence. llama-server keeps whole states, and calls them context checkpoints.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
 from .host import HostMemory, restores
 from .plan import HostCopy, Load, Save, Snap
 from .prefix_tree import PrefixTree
-from .radix import Node, path
+from .radix import Node, path, upward
 from .request import Request
 from .source import Source
 from .state_tree import StateTree
@@ -96,7 +95,7 @@ class Snapshots(StateTree):
         for document in documents:
             nodes[document.start - begin].place(document.key, nodes[document.stop - begin])
         node = nodes[len(tokens) - begin]
-        new = [run for run in takewhile(lambda run: run is not origin, path(node)) if run.blob is None]
+        new = [run for run in path(node, origin.end) if run.blob is None]
         for run in reversed(new):
             self.host.keep(run, blob := HostCopy(run.start, run.end))
             self._tree.ledger.perform(Save(request.sequence.id, blob))
@@ -133,7 +132,7 @@ class Snapshots(StateTree):
         Such is the one that the request has continued from, if it is close and no other prompt has used it. And within
         prompts, states that no second prompt has used: it comes soon or not at all. The last state of a prompt stays.
         """
-        above = next((one for one in path(node) if one is not node and one.state is not None), None)
+        above = next((one for one in upward(node) if one is not node and one.state is not None), None)
         if above is None or above.frequency > 1 or above.pinned_until:
             return
         is_close = above.end == request.started_at and node.end - above.end < self._spacing

@@ -17,7 +17,7 @@ import numpy as np
 
 from .costs import Costs, Profile
 from .host import HostMemory, PromptTree
-from .radix import Match, Node, descendants, path
+from .radix import Match, Node, descendants, path, upward
 from .scope import Scope
 
 
@@ -39,7 +39,7 @@ class StateTree(PromptTree):
 
     def continued(self, origin: Node, match: Match) -> int:
         stop = origin.end + match.length
-        ends = (node.end for node in path(match.node) if node.state is not None and origin.end < node.end <= stop)
+        ends = (node.end for node in path(match.node, origin.end) if node.state is not None and node.end <= stop)
         return max(ends, default=origin.end) - origin.end
 
     def of(self, scope: Scope) -> list[Node]:
@@ -53,7 +53,7 @@ class StateTree(PromptTree):
         """
         match = self.match_from(known, tokens[known.end :]) if known is not None else self.match(scope, tokens)
         stop = match.length + (known.end if known is not None else 0)
-        return (node for node in path(match.node) if node.state is not None and node.end <= stop)
+        return (node for node in upward(match.node) if node.state is not None and node.end <= stop)
 
     def longest(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Node | None:
         """Return the node with the deepest state that these tokens begin with."""
