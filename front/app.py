@@ -12,18 +12,17 @@ from hashlib import blake2b
 from time import perf_counter
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..models.heap import return_large_blocks
-from ..server.http.api_errors import RequestError, refusal
+from ..server.http.api_errors import RequestError, handlers
 from ..server.http.bodies import Held
 from ..server.http.log import HEADER, RequestLog
-from ..server.http.security import CrossOrigin, Gate, Keys, Origins, is_open
+from ..server.http.security import guards, is_open
 from .chat_documents import read_chat
 from .engines import EngineApi, Listener
 from .orders import OrderPlan, check, write
@@ -235,8 +234,8 @@ def make_app(host: FrontState) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=_layers(host),
-        exception_handlers={RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail},
+        middleware=[Middleware(RequestLog), *guards(host.hosting)],
+        exception_handlers=handlers("front"),
         lifespan=partial(_while_up, host),
     )
     app.state.host = host
@@ -252,31 +251,6 @@ async def _while_up(host: FrontState, app: Starlette) -> AsyncIterator[None]:
     host.threads.close()
 
 
-def _layers(host: FrontState) -> list[Middleware]:
-    """Return the layers around all routes, the outermost first. Raises SettingsError."""
-    origins = Origins(host.hosting)
-    cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
-    gate = Middleware(Gate, settings=host.hosting, keys=Keys.of(host.hosting), origins=origins)
-    return [Middleware(RequestLog), *cross_origin, gate]
-
-
 async def metrics(request: Request) -> Response:
     """Show the front's own metrics; the upstream's are at its own address."""
     return Response(request.app.state.host.metrics.exposition(), media_type="text/plain; version=0.0.4")
-
-
-def refuse(request: Request, error: Exception) -> Response:
-    request.state.error = error
-    if isinstance(error, RequestError):
-        return refusal(error, request.url.path)
-    assert isinstance(error, HTTPException)
-    return refusal(RequestError(error.detail, status=error.status_code, headers=error.headers), request.url.path)
-
-
-def let_go(request: Request, error: Exception) -> Response:
-    """Answer a client that has left, for the log only."""
-    return Response(status_code=499)
-
-
-def fail(request: Request, error: Exception) -> Response:
-    return refusal(RequestError(f"the front failed: {type(error).__name__}", status=500), request.url.path)

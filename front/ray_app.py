@@ -23,17 +23,16 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError  
 from ray.serve.handle import DeploymentHandle  # pyright: ignore[reportMissingImports]
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ..models.hardware import devices, fast_cores
 from ..server import load
-from ..server.app import AppState, fail, let_go, make_app, refuse
+from ..server.app import AppState, make_app
 from ..server.config.settings import Settings
-from ..server.http.api_errors import RequestError
+from ..server.http.api_errors import RequestError, handlers
 from ..server.http.bodies import Bodies
 from ..server.http.log import configure
 from ..server.http.security import CrossOrigin, Gate, Keys, Origins
@@ -129,8 +128,7 @@ class Ingress:
         self._asking = ThreadPoolExecutor(ASKING, "ask")
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        handlers = {RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail}
-        return Starlette(routes=[Route("/{path:path}", _Entrance(self))], exception_handlers=handlers)  # type: ignore[arg-type]
+        return Starlette(routes=[Route("/{path:path}", _Entrance(self))], exception_handlers=handlers("server"))
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises RequestError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from functools import cache as cached
 from hashlib import blake2b
@@ -10,20 +9,18 @@ from pathlib import Path
 from time import time
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .api import cache, chat, completions, embeddings, llama_server, messages, responses, routes, search
 from .config.settings import Settings
-from .http.api_errors import RequestError, refusal
+from .http.api_errors import Farewell, RequestError, handlers
 from .http.bodies import Bodies
 from .http.connection import Spelling
 from .http.log import RequestLog
-from .http.security import CrossOrigin, Gate, Keys, Origins
+from .http.security import guards
 from .search.folder import FolderIndex
 from .search.vectors import Vectors
 from .service.metrics import exposition_of_vectors
@@ -238,55 +235,8 @@ def make_app(host: AppState) -> Starlette:
     shown = [Route("/", show), Route("/page/{path:path}", show)] if host.settings.ui else []
     app = Starlette(
         routes=[*served, *shown],
-        middleware=_layers(host.settings),
-        exception_handlers={RequestError: refuse, HTTPException: refuse, ClientDisconnect: let_go, Exception: fail},
+        middleware=[Middleware(Spelling), Middleware(RequestLog), Middleware(Farewell), *guards(host.settings)],
+        exception_handlers=handlers("server"),
     )
     app.state.host = host
     return app
-
-
-class Farewell:
-    """Answers 503 to requests that uvicorn cancels at shutdown, after its grace time; uvicorn itself answers 500."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answers = False
-
-        async def note_and_send(message: Message) -> None:
-            nonlocal answers
-            answers = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, note_and_send)
-        except asyncio.CancelledError:
-            if scope["type"] == "http" and not answers:
-                await refusal(RequestError("the server is shutting down", status=503), scope["path"])(scope, receive, send)
-
-
-def _layers(settings: Settings) -> list[Middleware]:
-    """Return the layers around all routes, the outermost first. Raises SettingsError."""
-    origins = Origins(settings)
-    cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
-    gate = Middleware(Gate, settings=settings, keys=Keys.of(settings), origins=origins)
-    return [Middleware(Spelling), Middleware(RequestLog), Middleware(Farewell), *cross_origin, gate]
-
-
-def refuse(request: Request, error: Exception) -> Response:
-    request.state.error = error
-    if isinstance(error, RequestError):
-        return refusal(error, request.url.path)
-    assert isinstance(error, HTTPException)
-    message = f"no such route: {request.url.path}" if error.status_code == 404 else error.detail
-    return refusal(RequestError(message, status=error.status_code, headers=error.headers), request.url.path)
-
-
-def let_go(request: Request, error: Exception) -> Response:
-    """Answer a client that left while it sent its body, for the log only."""
-    return Response(status_code=499)
-
-
-def fail(request: Request, error: Exception) -> Response:
-    return refusal(RequestError(f"the server failed: {type(error).__name__}", status=500), request.url.path)

@@ -1,4 +1,4 @@
-"""The error of a request, its bodies for each API, and the response to a refused request.
+"""The error of a request, its bodies for each API, and the responses to requests that are refused or fail.
 
 RequestError            answered with its status and {"error": {...}}
   400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
@@ -17,9 +17,14 @@ RequestError            answered with its status and {"error": {...}}
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from typing import Any
 
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
 TYPES = {
     400: "invalid_request_error",
@@ -100,3 +105,48 @@ def refusal(error: RequestError, path: str) -> Response:
     """Return an error as the clients of this path expect it: OpenAI's or Anthropic's."""
     body = error.message_body() if path == MESSAGES or path.startswith(f"{MESSAGES}/") else error.body()
     return JSONResponse(body, status_code=error.status, headers=error.headers)
+
+
+def handlers(program: str) -> dict[Any, ExceptionHandler]:
+    """Return what answers the errors of an application's routes. program: its name, for an error of its own."""
+
+    def fail(request: Request, error: Exception) -> Response:
+        return refusal(RequestError(f"the {program} failed: {type(error).__name__}", status=500), request.url.path)
+
+    return {RequestError: _refuse, HTTPException: _refuse, ClientDisconnect: _let_go, Exception: fail}
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    request.state.error = error
+    path = request.url.path
+    if isinstance(error, HTTPException):
+        message = f"no such route: {path}" if error.status_code == 404 else error.detail
+        return refusal(RequestError(message, status=error.status_code, headers=error.headers), path)
+    assert isinstance(error, RequestError)
+    return refusal(error, path)
+
+
+def _let_go(request: Request, error: Exception) -> Response:
+    """Answer a client that left while it sent its body, for the log only."""
+    return Response(status_code=499)
+
+
+class Farewell:
+    """Answers 503 to requests that uvicorn cancels at shutdown, after its grace time; uvicorn itself answers 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answers = False
+
+        async def note_and_send(message: Message) -> None:
+            nonlocal answers
+            answers = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note_and_send)
+        except asyncio.CancelledError:
+            if scope["type"] == "http" and not answers:
+                await refusal(RequestError("the server is shutting down", status=503), scope["path"])(scope, receive, send)

@@ -15,9 +15,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config.settings import Settings, SettingsError, listed
 from .api_errors import RequestError, refusal
@@ -109,8 +110,8 @@ def _keys_in(path: str) -> frozenset[str]:
 # ---- Web pages of other origins: which may ask, and the headers by which their browsers know (CORS). --------------------
 
 ANY, LOCAL = "*", "localhost"
-METHODS = "GET, POST, DELETE, OPTIONS"
-READABLE = "Retry-After, X-Request-Id"  # headers of an answer that a page may read beside the usual ones
+METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read beside the usual ones
 
 
 class Origins:
@@ -128,46 +129,26 @@ class Origins:
             return True
         return LOCAL in self._listed and _is_local(origin)
 
-    def headers_for(self, asked: Headers) -> str:
-        """Return the headers that a page may send: any for any page, else the very ones that its browser asks for."""
-        return ANY if ANY in self._listed else asked.get("access-control-request-headers", ANY)
 
-
-class CrossOrigin:
-    """Answers preflights, and marks the answers that a page may read.
+class CrossOrigin(CORSMiddleware):
+    """Answers preflights, and marks the answers that a page may read. A page may send the headers that its browser asks for.
 
     It stands in front of the gate: a preflight has no key.
     """
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
-        self._app, self._origins = app, origins
+        super().__init__(
+            app,
+            allow_methods=METHODS,
+            allow_headers=(ANY,),
+            allow_credentials=True,
+            allow_private_network=True,
+            expose_headers=READABLE,
+        )
+        self._origins = origins
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
-        if (origin := headers.get("origin")) is None:
-            await self._app(scope, receive, send)
-            return
-        marks = {"Vary": "Origin"}
-        if self._origins.allow(origin):
-            marks |= {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
-        if scope["method"] == "OPTIONS":
-            await Response(headers=marks | self._permissions(headers))(scope, receive, send)
-            return
-
-        async def mark_and_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(marks | {"Access-Control-Expose-Headers": READABLE})
-            await send(message)
-
-        await self._app(scope, receive, mark_and_send)
-
-    def _permissions(self, asked: Headers) -> dict[str, str]:
-        """Return the headers of a preflight's answer, which say what a page may send."""
-        permissions = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": "600"}
-        permissions["Access-Control-Allow-Headers"] = self._origins.headers_for(asked)
-        if asked.get("access-control-request-private-network") == "true":
-            permissions["Access-Control-Allow-Private-Network"] = "true"
-        return permissions
+    def is_allowed_origin(self, origin: str) -> bool:
+        return self._origins.allow(origin)
 
 
 def _is_local(origin: str) -> bool:
@@ -176,6 +157,13 @@ def _is_local(origin: str) -> bool:
         return host == LOCAL or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def guards(settings: Settings) -> list[Middleware]:
+    """Return the layers that check who asks, the outermost first. Raises SettingsError."""
+    origins = Origins(settings)
+    cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
+    return [*cross_origin, Middleware(Gate, settings=settings, keys=Keys.of(settings), origins=origins)]
 
 
 OPEN_PATHS = ("/health", "/v1/health")  # they reveal nothing, and probes use any address
