@@ -12,9 +12,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from .api import cache, chat, completions, embeddings, llama_server, messages, responses, routes, search
+from .api.routes import ROUTES, ApiRoute
 from .config.settings import Settings
 from .http.api_errors import Farewell, RequestError, handlers
 from .http.bodies import Bodies
@@ -97,6 +96,9 @@ def _read(path: Path) -> File:
     return File(content, KINDS[path.suffix], f'"{blake2b(content, digest_size=12).hexdigest()}"')
 
 
+PAGE = ApiRoute("GET", "/ /page/{path:path}", show)
+
+
 @dataclass(slots=True)
 class AppState:
     """Holds all that serves while the server is up.
@@ -176,67 +178,12 @@ class AppState:
 
 
 def make_app(host: AppState) -> Starlette:
-    """Return the ASGI application over a host."""
-    served = [
-        Route("/health", llama_server.health),
-        Route("/v1/health", llama_server.health),
-        Route("/v1/models", llama_server.models),
-        Route("/models", llama_server.models),
-        Route("/v1/models/{id:path}", llama_server.model),
-        Route("/props", llama_server.props),
-        Route("/props", llama_server.change_props, methods=["POST"]),
-        Route("/slots", llama_server.slots),
-        Route("/slots/{id}", llama_server.act, methods=["POST"]),
-        Route("/metrics", llama_server.metrics),
-        Route("/openapi.json", routes.show),
-        Route("/v1/chat/completions", chat.create, methods=["POST"]),
-        Route("/chat/completions", chat.create, methods=["POST"]),
-        Route("/v1/chat/completions/input_tokens", chat.count, methods=["POST"]),
-        Route("/chat/completions/input_tokens", chat.count, methods=["POST"]),
-        Route("/v1/responses", responses.create, methods=["POST"]),
-        Route("/responses", responses.create, methods=["POST"]),
-        Route("/v1/responses/input_tokens", responses.count, methods=["POST"]),
-        Route("/responses/input_tokens", responses.count, methods=["POST"]),
-        Route("/v1/responses/{id}", responses.show, methods=["GET"]),
-        Route("/v1/responses/{id}", responses.forget, methods=["DELETE"]),
-        Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
-        Route("/v1/responses/{id}/input_items", responses.input_items, methods=["GET"]),
-        Route("/v1/messages", messages.create, methods=["POST"]),
-        Route("/v1/messages/count_tokens", messages.count, methods=["POST"]),
-        Route("/v1/completions", completions.create_text, methods=["POST"]),
-        Route("/completion", completions.create_native, methods=["POST"]),
-        Route("/completions", completions.create_native, methods=["POST"]),
-        Route("/infill", completions.infill, methods=["POST"]),
-        Route("/lora-adapters", llama_server.adapters, methods=["GET"]),
-        Route("/lora-adapters", llama_server.set_adapters, methods=["POST"]),
-        Route("/v1/embeddings", embeddings.openai, methods=["POST"]),
-        Route("/embedding", embeddings.native, methods=["POST"]),
-        Route("/embeddings", embeddings.native, methods=["POST"]),
-        Route("/v1/rerank", embeddings.rerank, methods=["POST"]),
-        Route("/v1/reranking", embeddings.rerank, methods=["POST"]),
-        Route("/rerank", embeddings.rerank, methods=["POST"]),
-        Route("/reranking", embeddings.rerank, methods=["POST"]),
-        Route("/v1/cache", cache.holdings, methods=["GET"]),
-        Route("/v1/cache", cache.drop, methods=["DELETE"]),
-        Route("/v1/cache/warm", cache.warm, methods=["POST"]),
-        Route("/v1/documents/order", cache.order, methods=["POST"]),
-        Route("/v1/speculate", cache.speculate, methods=["POST"]),
-        Route("/v1/speculate", cache.forget_speculation, methods=["DELETE"]),
-        Route("/v1/search", search.search, methods=["POST"]),
-        Route("/v1/sources", search.list_sources, methods=["GET"]),
-        Route("/v1/sources/refresh", search.refresh_sources, methods=["POST"]),
-        Route("/v1/sources/{id}", search.document, methods=["GET"]),
-        Route("/v1/conversations/{id:path}", cache.show_conversation, methods=["GET"]),
-        Route("/v1/conversations/{id:path}", cache.forget_conversation, methods=["DELETE"]),
-        Route("/tokenize", completions.tokenize, methods=["POST"]),
-        Route("/detokenize", completions.detokenize, methods=["POST"]),
-        Route("/apply-template", completions.apply_template, methods=["POST"]),
-    ]
-    shown = [Route("/", show), Route("/page/{path:path}", show)] if host.settings.ui else []
+    """Return the ASGI application over a host. Raises SettingsError."""
+    rows = (*ROUTES, PAGE) if host.settings.ui else ROUTES
     app = Starlette(
-        routes=[*served, *shown],
+        routes=[route for row in rows for route in row.routes()],
         middleware=[Middleware(Spelling), Middleware(RequestLog), Middleware(Farewell), *guards(host.settings)],
         exception_handlers=handlers("server"),
     )
-    app.state.host = host
+    app.state.host, app.state.rows = host, rows
     return app

@@ -16,20 +16,19 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields, document_reuse
 from ..http.api_errors import RequestError
 from ..service.service import Service
-from .reply import JsonReply, accept, collect, read_body, scope_of, service_of, start_ahead, while_connected
+from .reply import JsonReply, accept, collect, predict, scope_of, service_of, start_ahead, while_connected
 
 
-async def warm(request: Request) -> Response:
+async def warm(request: Request, asked: WarmRequest) -> Response:
     """Compute the prompt of a chat (messages, documents) and leave it in the cache; nothing is generated.
 
     With `pin` it is evicted last, for `ttl` seconds or until the server stops.
     """
     service = service_of(request)
-    asked = await read_body(request, WarmRequest)
     if not (service.model.can_trim or service.view.keeps_snapshots):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()
-    submission = await while_connected(request, accept(request, asked))
+    submission = await accept(request, asked)
     (generation,) = service.submit(replace(submission, turn=None))  # warming a prompt is not a turn of a conversation
     (answer,) = await while_connected(request, collect(service, [generation]))
     report = answer.end.report
@@ -114,17 +113,14 @@ def _unknown(id: str) -> RequestError:
 # `POST /v1/documents/order`: the order that the documents of a chat would have now, and the reuse that it brings.
 
 
-async def order(request: Request) -> Response:
+async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
     """Order documents as a dry run, which computes and changes nothing: of a chat with `messages`, or documents alone."""
-    service = service_of(request)
-    asked = await read_body(request, DocumentsOrderRequest)
     if not asked.messages:
         asked = replace_fields(asked, messages=[{"role": "user", "content": "?"}])
-    submission = await while_connected(request, accept(request, asked))
+    predicted = await predict(request, asked)
     given = any(message.get("documents") for message in asked.messages) or asked.documents
     if not (given or asked.retrieves):
         raise RequestError("there are no documents to order: send some", param="documents")
-    predicted = await service.view.predict(submission.prompt, service.intake.scope(asked))
     layout, reused, on_device = predicted.layout, predicted.reused, predicted.on_device
     return JsonReply(
         {
@@ -150,16 +146,15 @@ async def order(request: Request) -> Response:
 # chat completion with the final documents reuses the part that was right. A wrong guess delays no request.
 
 
-async def speculate(request: Request) -> Response:
+async def speculate(request: Request, asked: SpeculateRequest) -> Response:
     """Prefill the system prompt, the history and the documents so far, if the server is idle."""
     service = service_of(request)
-    asked = await read_body(request, SpeculateRequest)
     if service.open:
         return _answer(asked, "skipped")
     asked = asked.prefill_only()
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents") or asked.retrieves)
-    submission = await while_connected(request, accept(request, asked, is_open))
+    submission = await accept(request, asked, is_open)
     started = await start_ahead(service, ("speculation", asked.id), submission)
     return _answer(asked, "started" if started else "skipped")
 

@@ -2,67 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..chat.body import ChatRequest
-from ..engine.generation import Delta, End, Generation, PromptProgress
+from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
-from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
+from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
 from ..http.api_errors import RequestError
 from .completions import verbose
-from .reply import (
-    DONE,
-    JsonReply,
-    ReplyFormat,
-    ResponseMeta,
-    WholeAnswer,
-    accept,
-    accounts,
-    count_prompt,
-    envelope,
-    of_chat,
-    read_body,
-    respond,
-    service_of,
-    sse_event,
-    while_connected,
-)
+from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accept, accounts, count_prompt, sse_event, submit
 
 
 class ChatReply:
-    """Chunks with `delta`, and a message at once. reader: makes the reader of one choice."""
+    """Chunks with `delta`, and a message at once."""
 
-    def __init__(self, envelope: ResponseMeta, reader: Callable[[], AnswerReader]) -> None:
-        self.envelope, self._reader = envelope, reader
-        self._readers = [reader() for _ in range(envelope.num_choices)]
-        self._has_calls = [False] * envelope.num_choices
-        self._probabilities = envelope.probabilities()
-        self._unsent: list[list[Fields]] = [[] for _ in range(envelope.num_choices)]  # tokens, for the next chunk
+    def __init__(self, envelope: ResponseMeta) -> None:
+        self.envelope, self._probabilities = envelope, envelope.probabilities()
+        self._readers = [envelope.reader() for _ in self._probabilities]
+        self._has_calls = [False for _ in self._probabilities]
+        self._unsent: list[list[Fields]] = [[] for _ in self._probabilities]  # tokens, for the next chunk
+        self._head = envelope.head("chat.completion.chunk")
 
     def begin(self) -> list[bytes]:
         first: Fields = {"role": "assistant", "content": None}
-        return [self._chunk(index, first, {}) for index in range(self.envelope.num_choices)]
+        return [self._chunk(index, first, {}) for index in range(len(self._readers))]
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
-        return [sse_event(self._body("chat.completion.chunk", [_choice(index, {})]) | self.envelope.progress(progress))]
+        return [sse_event(self._head | {"choices": [_choice(index, {})]} | self.envelope.progress(progress))]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
-        self._unsent[index] += self._probabilities[index].entries(delta)
+        if delta.chances:
+            self._unsent[index] += self._probabilities[index].entries(delta)
         return self._chunks(index, self._readers[index].push(delta.text), self.envelope.times(index, delta))
 
     def end(self, index: int, end: End) -> list[bytes]:
         rest = self._chunks(index, self._readers[index].finish(), {})
         choice = self._choice(index, {}, finish_reason(end, self._has_calls[index]))
-        last = self._body("chat.completion.chunk", [choice]) | accounts(end.report) | self.envelope.notes()
+        last = self._head | {"choices": [choice]} | accounts(end.report) | self.envelope.notes()
         return [*rest, sse_event(last | verbose(self.envelope, index, WholeAnswer((), end)))]
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
         if not self.envelope.include_usage:
             return [DONE]
-        last = self._body("chat.completion.chunk", []) | {"usage": self.envelope.usage(ends)} | accounts(ends[0].report)
+        last = self._head | {"choices": [], "usage": self.envelope.usage(ends)} | accounts(ends[0].report)
         return [sse_event(last), DONE]
 
     def fail(self, error: RequestError) -> list[bytes]:
@@ -71,14 +56,16 @@ class ChatReply:
     def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
         ends = [answer.end for answer in answers]
-        body = self._body("chat.completion", choices) | accounts(ends[0].report) | self.envelope.notes()
+        body = (
+            self.envelope.head("chat.completion") | {"choices": choices} | accounts(ends[0].report) | self.envelope.notes()
+        )
         return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
 
     def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields:
-        reader = self._reader()
+        reader = self.envelope.reader()
         said = message([*reader.push(answer.text), *reader.finish()])
         (probabilities, *_) = self.envelope.probabilities()
-        logprobs = of_chat(probabilities.entries(answer.whole()))
+        logprobs = _logprobs(probabilities.entries(answer.whole()))
         choice: Fields = {"index": index, "message": said | {"refusal": None}, "logprobs": logprobs}
         choice["finish_reason"] = finish_reason(answer.end, "tool_calls" in said)
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
@@ -89,15 +76,12 @@ class ChatReply:
         return [self._chunk(index, _delta(fragment), times) for fragment in fragments]
 
     def _chunk(self, index: int, delta: Fields, times: Fields) -> bytes:
-        return sse_event(self._body("chat.completion.chunk", [self._choice(index, delta)]) | times)
+        return sse_event(self._head | {"choices": [self._choice(index, delta)]} | times)
 
     def _choice(self, index: int, delta: Fields, reason: str | None = None) -> Fields:
         """Return a choice with the tokens whose probabilities were not sent yet."""
         entries, self._unsent[index] = self._unsent[index], []
-        return _choice(index, delta, reason) | {"logprobs": of_chat(entries)}
-
-    def _body(self, kind: str, choices: list[Fields]) -> Fields:
-        return self.envelope.head(kind) | {"choices": choices}
+        return _choice(index, delta, reason) | {"logprobs": _logprobs(entries)}
 
 
 def finish_reason(end: End, has_calls: bool) -> str:
@@ -107,6 +91,10 @@ def finish_reason(end: End, has_calls: bool) -> str:
 
 def _choice(index: int, delta: Fields, reason: str | None = None) -> Fields:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _logprobs(entries: list[Fields]) -> Fields | None:
+    return {"content": entries, "refusal": None} if entries else None
 
 
 def _delta(fragment: Fragment) -> Fields:
@@ -122,27 +110,10 @@ def _delta(fragment: Fragment) -> Fields:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-async def create(request: Request) -> Response:
-    return await respond(request, *await _submit_chat(request))
+async def create(request: Request, asked: ChatRequest) -> ReplyFormat:
+    return ChatReply(submit(request, await accept(request, asked)))
 
 
-# A decoded body takes some 20 times its JSON, and an answer may take minutes: these calls free the body when they return.
-
-
-async def _submit_chat(request: Request) -> tuple[list[Generation], ReplyFormat]:
-    service, asked = service_of(request), await read_body(request, ChatRequest)
-    submission = await while_connected(request, accept(request, asked))
-    assert submission.turn is not None
-    reader = submission.turn.chat.shown_reader
-    generations = service.submit(submission)
-    return generations, ChatReply(envelope(request, submission, generations), reader)
-
-
-# ---- The routes that count the tokens of a prompt, without an answer. ---------------------------------------------------
-
-
-async def count(request: Request) -> Response:
+async def count(request: Request, asked: ChatRequest) -> Response:
     """Count the prompt of a chat completion."""
-    return JsonReply(
-        {"object": "chat.completion.input_tokens", **await count_prompt(request, await read_body(request, ChatRequest))}
-    )
+    return JsonReply({"object": "chat.completion.input_tokens"} | await count_prompt(request, asked))

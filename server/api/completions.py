@@ -25,14 +25,12 @@ from .reply import (
     ReplyFormat,
     ResponseMeta,
     WholeAnswer,
-    accept,
     accounts,
     encode,
-    envelope,
-    read_body,
-    respond,
+    predict,
     service_of,
     sse_event,
+    submit,
     vectors_of,
     while_connected,
 )
@@ -177,11 +175,11 @@ def _with(*entries: Fields | None) -> Fields:
 
 
 class TextReply:
-    """The dialect of `/v1/completions`. echoes: the prompts' texts, which the answers begin with; empty: they do not."""
+    """The dialect of `/v1/completions`."""
 
-    def __init__(self, envelope: ResponseMeta, echoes: Sequence[str] = ()) -> None:
+    def __init__(self, envelope: ResponseMeta) -> None:
         self.envelope = envelope
-        self._echoes = [echo for echo in echoes for _ in range(envelope.num_each)] or [""] * envelope.num_choices
+        self._echoes = [echo for echo in envelope.echoes for _ in range(envelope.num_each)] or [""] * envelope.num_choices
         self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
@@ -232,28 +230,21 @@ def _choice(index: int, text: str, reason: str | None = None) -> Fields:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
-async def create_text(request: Request) -> Response:
-    return await respond(request, *await _submit_text(request, TextRequest))
+async def create_text(request: Request, asked: TextRequest) -> ReplyFormat:
+    return TextReply(await _submit_text(request, asked))
 
 
-async def create_native(request: Request) -> Response:
-    return await respond(request, *await _submit_text(request, CompletionRequest))
+async def create_native(request: Request, asked: CompletionRequest | InfillRequest) -> ReplyFormat:
+    return NativeReply(replace(await _submit_text(request, asked), verbose=True))
 
 
-async def infill(request: Request) -> Response:
-    return await respond(request, *await _submit_text(request, InfillRequest))
+async def infill(request: Request, asked: InfillRequest) -> ReplyFormat:
+    return await create_native(request, asked)
 
 
-async def _submit_text(
-    request: Request, kind: type[CompletionRequest] | type[InfillRequest]
-) -> tuple[list[Generation], ReplyFormat]:
-    service, asked = service_of(request), await read_body(request, kind)
-    submission = await while_connected(request, service.accept_text(asked, request.state.num_bytes))
-    generations = service.submit(submission)
-    head = envelope(request, submission, generations)
-    return generations, TextReply(head, submission.echoes) if kind is TextRequest else NativeReply(
-        replace(head, verbose=True)
-    )
+async def _submit_text(request: Request, asked: CompletionRequest | InfillRequest) -> ResponseMeta:
+    accepting = service_of(request).accept_text(asked, request.state.num_bytes)
+    return submit(request, await while_connected(request, accepting))
 
 
 # ---- The routes between text and tokens, as llama-server has them. ------------------------------------------------------
@@ -274,27 +265,22 @@ class DetokenizeRequest(msgspec.Struct):
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     vectors = vectors_of(request)
-    asked = await read_body(request, TokenizeRequest)
     request.app.state.host.rouse()
     tokens = await while_connected(request, vectors.threads.run(request.state.num_bytes, _tokens, vectors, asked))
     return JsonReply(await asyncio.to_thread(_encode_tokens, tokens, vectors.model.spelling if asked.with_pieces else None))
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
     vectors = vectors_of(request)
-    asked = await read_body(request, DetokenizeRequest)
     work = vectors.threads.run(request.state.num_bytes, _encode_text, vectors, asked.tokens)
     return JsonReply(await while_connected(request, work))
 
 
-async def apply_template(request: Request) -> Response:
+async def apply_template(request: Request, asked: ChatRequest) -> Response:
     """Render a chat as one prompt, with its documents in the order that they would have now."""
-    service = service_of(request)
-    asked = await read_body(request, ChatRequest)
-    submission = await while_connected(request, accept(request, asked))
-    layout = (await service.view.predict(submission.prompt, service.intake.scope(asked))).layout
+    service, layout = service_of(request), (await predict(request, asked)).layout
     work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.ids)
     return JsonReply(await while_connected(request, work))
 

@@ -16,7 +16,7 @@ from ..chat.sampling_fields import JsonValue
 from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search.vectors import EmbeddingWorker, Vectors
-from .reply import JsonReply, encode, read_body, vectors_of, while_connected
+from .reply import JsonReply, encode, vectors_of, while_connected
 
 # ---- The bodies of requests for vectors and for scores. -----------------------------------------------------------------
 
@@ -83,12 +83,12 @@ class RerankRequest(Struct, frozen=True):
 MAX_NUMBERS = 1 << 23  # of an answer without pooling, which has a vector for each token
 
 
-async def openai(request: Request) -> Response:
+async def openai(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in OpenAI's shape; in llama-server's where the field is `content`, as llama-server does."""
-    vectors, asked = vectors_of(request), await read_body(request, EmbeddingRequest)
+    vectors = vectors_of(request)
     computer = vectors.embedder()
     if asked.input is UNSET and asked.content is not UNSET:
-        return await _native(request, vectors, asked)
+        return await native(request, asked)
     if computer.embedder.pooling == "none":
         message = "this model has a vector for each token: start the server with --pooling mean, or send it to /embeddings"
         raise RequestError(message, param="input")
@@ -100,12 +100,9 @@ async def openai(request: Request) -> Response:
     )
 
 
-async def native(request: Request) -> Response:
+async def native(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in llama-server's shape: a list of vectors for each text, one of them where they are pooled."""
-    return await _native(request, vectors_of(request), await read_body(request, EmbeddingRequest))
-
-
-async def _native(request: Request, vectors: Vectors, asked: EmbeddingRequest) -> Response:
+    vectors = vectors_of(request)
     computer = vectors.embedder()
     if asked.encoding_format == "base64":
         raise RequestError("base64 is a format of /v1/embeddings only: expected float", param="encoding_format")
@@ -165,9 +162,9 @@ def _encode_native(computed: list[np.ndarray]) -> bytes:
 # ---- The routes that score documents against a query: Jina's and Cohere's shape, and TEI's. -----------------------------
 
 
-async def rerank(request: Request) -> Response:
+async def rerank(request: Request, asked: RerankRequest) -> Response:
     """Return the scores of the documents, the best first; a bare list where they are named `texts`, as TEI does."""
-    vectors, asked = vectors_of(request), await read_body(request, RerankRequest)
+    vectors = vectors_of(request)
     computer = vectors.ranker()
     passages = asked.passages()
     scores, num_tokens = await while_connected(

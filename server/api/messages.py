@@ -17,25 +17,22 @@ from ...ordering.prompt import document_text
 from ..chat.body import ChatRequest, Count, Options, OutputConfig, Retrieval
 from ..chat.sampling_fields import JsonValue
 from ..config.settings import Attention
-from ..engine.generation import Delta, End, Generation, PromptProgress
+from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
-from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText
+from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
 from ..http.api_errors import RequestError
 from .reply import (
     JsonReply,
+    ReplyFormat,
     ResponseMeta,
     WholeAnswer,
     accept,
     beside_others,
     count_prompt,
-    envelope,
-    read_body,
-    respond,
     seal,
-    service_of,
     sse_event,
+    submit,
     unseal,
-    while_connected,
 )
 
 # ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
@@ -449,9 +446,8 @@ def _is_about_thoughts(edit: JsonValue) -> bool:
     return isinstance(edit, dict) and str(edit.get("type", "")).startswith("clear_thinking")
 
 
-async def count(request: Request) -> Response:
+async def count(request: Request, asked: MessagesCountRequest) -> Response:
     """Count the prompt of Anthropic's Messages."""
-    asked = await read_body(request, MessagesCountRequest)
     return JsonReply(await count_prompt(request, await beside_others(request, asked.chat)))
 
 
@@ -495,23 +491,14 @@ class _OpenBlock:
 
 
 class MessagesReply:
-    """The dialect of `/v1/messages`. reader: of the answer. lengths: the prompt's tokens, and the cached ones of these.
+    """The dialect of `/v1/messages`. lengths: the prompt's tokens, and the cached ones of these.
 
-    shows_thoughts: false leaves their text out; sealed in the signature, it comes back with the history. caches: whether the
-    prompt is left in the cache.
+    shows_thoughts: false leaves their text out; sealed in the signature, it comes back with the history.
     """
 
-    def __init__(
-        self,
-        envelope: ResponseMeta,
-        reader: AnswerReader,
-        lengths: Callable[[], tuple[int, int]],
-        *,
-        shows_thoughts: bool,
-        caches: bool,
-    ) -> None:
-        self.envelope, self._reader, self._lengths = envelope, reader, lengths
-        self._shows_thoughts, self._caches = shows_thoughts, caches
+    def __init__(self, envelope: ResponseMeta, lengths: Callable[[], tuple[int, int]], shows_thoughts: bool) -> None:
+        self.envelope, self._reader = envelope, envelope.reader()
+        self._lengths, self._shows_thoughts = lengths, shows_thoughts
         self._blocks: list[_OpenBlock] = []
         self._is_open = False  # the last block
 
@@ -614,7 +601,7 @@ class MessagesReply:
 
         The last token of a prompt is always computed, so it counts as one of the others.
         """
-        created = max(num_prompt - num_cached - 1, 0) if self._caches else 0
+        created = max(num_prompt - num_cached - 1, 0) if self.envelope.caches else 0
         return {
             "input_tokens": num_prompt - num_cached - created,
             "cache_read_input_tokens": num_cached,
@@ -638,23 +625,9 @@ def _decoded(arguments: str) -> object:
 # ---- Anthropic's Messages. ----------------------------------------------------------------------------------------------
 
 
-async def create(request: Request) -> Response:
+async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:
     """Answer as Anthropic's Messages do."""
-    return await respond(request, *await _submit(request))
-
-
-async def _submit(request: Request) -> tuple[list[Generation], MessagesReply]:
-    service, asked = service_of(request), await read_body(request, MessagesRequest)
     chat = await beside_others(request, asked.chat)
-    submission = await while_connected(request, accept(request, chat, kind="msg_"))
-    assert submission.turn is not None
-    generations = service.submit(submission)
-    answered = generations[0].request
-    dialect = MessagesReply(
-        envelope(request, submission, generations),
-        submission.turn.chat.shown_reader(),
-        lambda: (answered.num_prompt, answered.cached),
-        shows_thoughts=asked.shows_thoughts,
-        caches=service.intake.caches(chat),
-    )
-    return generations, dialect
+    envelope = submit(request, await accept(request, chat, kind="msg_"))
+    answered = envelope.generations[0].request
+    return MessagesReply(envelope, lambda: (answered.num_prompt, answered.cached), asked.shows_thoughts)

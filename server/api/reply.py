@@ -26,8 +26,10 @@ from ..chat.body import ChatRequest, Options, check_scope
 from ..chat.decode import LARGE, R, decode_request
 from ..engine.generation import Delta, End, Event, Failure, Generation, PromptProgress, account
 from ..engine.usage import Fields, Report
+from ..engine.view import Prediction
+from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
-from ..search.retrieve import Ahead, Found, SearchReport, fitting, index_state, query_of, with_documents
+from ..search.retrieve import Ahead, SearchReport, fitting, index_state, query_of, with_documents
 from ..search.vectors import Vectors
 from ..service.intake import Prepared
 from ..service.service import Service
@@ -104,11 +106,6 @@ class Probabilities:
         return {spelt(self._piece(token)): logprob for token, logprob in best}
 
 
-def of_chat(entries: list[Fields]) -> Fields | None:
-    """Return `logprobs` of a chat's choice."""
-    return {"content": entries, "refusal": None} if entries else None
-
-
 def spelt(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")
 
@@ -121,8 +118,10 @@ DONE = b"data: [DONE]\n\n"
 class ResponseMeta:
     """The fields that every body of an answer carries. options: the request's, without its texts.
 
-    num_prompts: the answer has `options.n` choices of each. generations: of the choices, in order. verbose: the answer shows
-    its prompt and its options, as in llama-server. warnings: about the request's fields. piece: the bytes of a token.
+    num_prompts: the answer has `options.n` choices of each. echoes: the prompts' texts, if the answers begin with them.
+    generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt is left in the
+    cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
+    piece: the bytes of a token.
     """
 
     id: str
@@ -130,7 +129,10 @@ class ResponseMeta:
     fingerprint: str
     options: Options
     num_prompts: int = 1
+    echoes: Sequence[str] = ()
     generations: Sequence[Generation] = ()
+    reader: Callable[[], AnswerReader] = Plain
+    caches: bool = False
     verbose: bool = False
     warnings: tuple[str, ...] = ()
     piece: Piece = lambda token: b""
@@ -339,11 +341,24 @@ STAGE = 0.03  # s that a stage of a chat's search has to last before its documen
 
 async def accept(request: Request, asked: ChatRequest, open_turn: bool = False, *, kind: str = "chatcmpl-") -> Prepared:
     """Find the documents of a chat with `retrieval`, and accept it: see `Service.accept_chat`. Raises RequestError."""
+
+    async def find_and_accept() -> Prepared:
+        chat, found = await _retrieve(request, asked) if asked.retrieves else (asked, None)
+        return await service.accept_chat(chat, request.state.num_bytes, open_turn, kind=kind, found=found)
+
     service = service_of(request)
-    found: Found = None
-    if asked.retrieves:
-        asked, found = await _retrieve(request, asked)
-    return await service.accept_chat(asked, request.state.num_bytes, open_turn, kind=kind, found=found)
+    return await while_connected(request, find_and_accept())
+
+
+async def predict(request: Request, asked: ChatRequest) -> Prediction:
+    """Return the prompt that a chat would have now, and its reuse. A hint after its documents depends on their order."""
+    service, submission = service_of(request), await accept(request, asked)
+    return await service.view.predict(submission.prompt, service.intake.scope(asked))
+
+
+async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
+    """Count the tokens that the prompt of a chat would have now."""
+    return {"input_tokens": len((await predict(request, asked)).layout.tokens)}
 
 
 async def read_ahead(service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool) -> bool:
@@ -454,28 +469,31 @@ def _look_at(ping: asyncio.Future[None]) -> None:
 T = TypeVar("T")
 
 
-def envelope(request: Request, submission: Prepared, generations: Sequence[Generation]) -> ResponseMeta:
-    """Return the common fields of the answer to a request, whose body was submitted."""
+def submit(request: Request, submission: Prepared) -> ResponseMeta:
+    """Submit a request; return the common fields of its answer. Raises RequestError: too long, no room."""
     service, options = service_of(request), submission.options.without_texts()
     return ResponseMeta(
         id=submission.id,
         model=service.name,
         options=options,
         num_prompts=len(submission.prompts),
+        echoes=submission.echoes,
         fingerprint=service.fingerprint,
-        generations=generations,
+        generations=service.submit(submission),
+        reader=submission.turn.chat.shown_reader if submission.turn else Plain,
+        caches=service.intake.caches(options),
         verbose=service.settings.verbose if options.verbose is None else options.verbose,
         warnings=request.state.warnings,
         piece=service.model.piece,
     )
 
 
-async def respond(request: Request, generations: Sequence[Generation], dialect: ReplyFormat) -> Response:
-    """Return the answer of a request's generations, streamed or whole."""
-    service = service_of(request)
+async def respond(request: Request, dialect: ReplyFormat) -> Response:
+    """Return the answer of a request that was submitted, streamed or whole."""
+    service, generations = service_of(request), dialect.envelope.generations
     request.state.account = partial(account, generations)
     if dialect.envelope.options.stream:
-        return EventStream(service, generations, dialect)
+        return EventStream(service, dialect)
     spell = _speller(service, dialect)
     answers = await while_connected(request, collect(service, generations, spell))
     if any(answer.chances for answer in answers):  # much larger than its text
@@ -488,10 +506,10 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, service: Service, generations: Sequence[Generation], dialect: ReplyFormat) -> None:
-        events = _events(generations, _speller(service, dialect))
+    def __init__(self, service: Service, dialect: ReplyFormat) -> None:
+        self._service, self._generations = service, dialect.envelope.generations
+        events = _events(self._generations, _speller(service, dialect))
         super().__init__(stream(dialect, events), headers={"Cache-Control": "no-store"})
-        self._service, self._generations = service, generations
         asked = dialect.envelope.options.sse_ping_interval
         self._ping_interval = service.settings.sse_ping_interval if asked is None else asked
 
@@ -592,14 +610,6 @@ async def while_connected(request: Request, work: Coroutine[object, object, T]) 
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
-    """Count the tokens that the prompt would have now: a hint after its documents depends on their order."""
-    service = service_of(request)
-    submission = await while_connected(request, accept(request, asked))
-    predicted = await service.view.predict(submission.prompt, service.intake.scope(asked))
-    return {"input_tokens": len(predicted.layout.tokens)}
 
 
 # ---- Sealed -------------------------------------------------------------------------------------------------------------

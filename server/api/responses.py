@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import time
 from typing import Literal
 
@@ -19,12 +20,13 @@ from starlette.responses import Response
 from ..chat.body import ConversationReference, Count, Options, ResponseChat, Retrieval, TextConfig, TextFormat
 from ..chat.sampling_fields import JsonValue
 from ..config.settings import Attention
-from ..engine.generation import Delta, End, Generation, PromptProgress
+from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
-from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText
+from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
 from ..http.api_errors import RequestError
 from .reply import (
     JsonReply,
+    ReplyFormat,
     ResponseMeta,
     WholeAnswer,
     accept,
@@ -32,15 +34,12 @@ from .reply import (
     beside_others,
     count_prompt,
     encode,
-    envelope,
-    read_body,
-    respond,
     scope_of,
     seal,
     service_of,
     sse_event,
+    submit,
     unseal,
-    while_connected,
 )
 
 # ---- Items of OpenAI's Responses as messages of a chat, and back. -------------------------------------------------------
@@ -384,12 +383,10 @@ def _tool_choice(choice: str | dict[str, JsonValue] | None) -> str | dict[str, J
     return {"type": kind, kind: {name: value for name, value in choice.items() if name != "type"}}
 
 
-async def count(request: Request) -> Response:
+async def count(request: Request, asked: ResponseCountRequest) -> Response:
     """Count the prompt of a response."""
-    asked = await read_body(request, ResponseCountRequest)
-    return JsonReply(
-        {"object": "response.input_tokens", **await count_prompt(request, await beside_others(request, asked.chat))}
-    )
+    chat = await beside_others(request, asked.chat)
+    return JsonReply({"object": "response.input_tokens"} | await count_prompt(request, chat))
 
 
 # ---- The output items of a response, as fragments come, with the events of each. ----------------------------------------
@@ -549,20 +546,11 @@ Keep = Callable[[bytes], None]
 
 
 class ResponsesReply:
-    """The dialect of `/v1/responses`. reader: of the answer. echo: fields of the request that a response repeats."""
+    """The dialect of `/v1/responses`. echo: fields of the request that a response repeats."""
 
-    def __init__(
-        self,
-        envelope: ResponseMeta,
-        reader: AnswerReader,
-        echo: Mapping[str, Raw],
-        *,
-        output: Output,
-        keep: Keep,
-        caches: bool,
-    ) -> None:
-        self.envelope, self._reader, self._echo = envelope, reader, echo
-        self._output, self._keep, self._caches = output, keep, caches
+    def __init__(self, envelope: ResponseMeta, echo: Mapping[str, Raw], output: Output, keep: Keep) -> None:
+        self.envelope, self._reader, self._echo = envelope, envelope.reader(), echo
+        self._output, self._keep = output, keep
         self._num_events = self._length = self._thought = 0  # events so far; characters so far, and those of reasoning
 
     def begin(self) -> list[bytes]:
@@ -615,7 +603,7 @@ class ResponsesReply:
             "input_tokens": report.num_prompt,
             "input_tokens_details": {
                 "cached_tokens": report.num_cached,
-                "cache_write_tokens": (report.num_prompt - report.num_cached) * self._caches,
+                "cache_write_tokens": (report.num_prompt - report.num_cached) * self.envelope.caches,
             },
             "output_tokens": report.num_generated,
             # By its share of the text: which token wrote which part is not known.
@@ -663,28 +651,14 @@ MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of input items
 ORDERS = ("asc", "desc")
 
 
-async def create(request: Request) -> Response:
+async def create(request: Request, asked: ResponseRequest) -> ReplyFormat:
     """Answer as OpenAI's Responses do. The answer is stored unless `store` is false."""
-    return await respond(request, *await _submit(request))
-
-
-async def _submit(request: Request) -> tuple[list[Generation], ResponsesReply]:
-    service, asked = service_of(request), await read_body(request, ResponseRequest)
     chat, echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
-    submission = await while_connected(request, accept(request, chat, kind="resp_"))
-    turn, scope = submission.turn, chat.cache_scope
-    assert turn is not None and turn.origin is not None
-    id, suffix = submission.id, submission.id.removeprefix("resp_")
-    generations = service.submit(submission)
-    dialect = ResponsesReply(
-        envelope(request, submission, generations),
-        turn.chat.shown_reader(),
-        echo,
-        output=Output(suffix, summarises=asked.summarises, seals=asked.seals),
-        keep=lambda response: service.conversations.attach(scope, id, response),
-        caches=service.intake.caches(chat),
+    envelope = submit(request, await accept(request, chat, kind="resp_"))
+    output = Output(envelope.id.removeprefix("resp_"), summarises=asked.summarises, seals=asked.seals)
+    return ResponsesReply(
+        envelope, echo, output, partial(service_of(request).conversations.attach, chat.cache_scope, envelope.id)
     )
-    return generations, dialect
 
 
 async def show(request: Request) -> Response:

@@ -1,8 +1,11 @@
-"""`GET /openapi.json`: the routes with the bodies they take, made from the app's routes and the wire's structs."""
+"""The only table of routes, and `GET /openapi.json`, which is made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
@@ -17,91 +20,73 @@ from ..chat.body import (
     CompletionRequest,
     DocumentsOrderRequest,
     InfillRequest,
+    Options,
     SpeculateRequest,
     TextRequest,
     WarmRequest,
 )
 from ..engine.usage import Fields
 from ..search.retrieve import SearchRequest
+from . import cache, chat, completions, embeddings, llama_server, messages, responses, search
 from .completions import DetokenizeRequest, TokenizeRequest
 from .embeddings import EmbeddingRequest, RerankRequest
-from .llama_server import ACTIONS, FileName
+from .llama_server import FileName
 from .messages import MessagesCountRequest, MessagesRequest
-from .reply import JsonReply
+from .reply import JsonReply, ReplyFormat, read_body, respond, service_of, vectors_of
 from .responses import ResponseCountRequest, ResponseRequest
-from .search import MOST_FILES, RefreshRequest
+from .search import RefreshRequest
 
-BODIES: dict[str, type[msgspec.Struct]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/chat/completions": ChatRequest,
-    "/v1/chat/completions/input_tokens": ChatRequest,
-    "/chat/completions/input_tokens": ChatRequest,
-    "/v1/responses": ResponseRequest,
-    "/responses": ResponseRequest,
-    "/v1/responses/input_tokens": ResponseCountRequest,
-    "/responses/input_tokens": ResponseCountRequest,
-    "/v1/messages": MessagesRequest,
-    "/v1/messages/count_tokens": MessagesCountRequest,
-    "/v1/completions": TextRequest,
-    "/completion": CompletionRequest,
-    "/completions": CompletionRequest,
-    "/infill": InfillRequest,
-    "/v1/embeddings": EmbeddingRequest,
-    "/embedding": EmbeddingRequest,
-    "/embeddings": EmbeddingRequest,
-    "/v1/rerank": RerankRequest,
-    "/v1/reranking": RerankRequest,
-    "/rerank": RerankRequest,
-    "/reranking": RerankRequest,
-    "/lora-adapters": AdapterScales,
-    "/v1/cache/warm": WarmRequest,
-    "/v1/documents/order": DocumentsOrderRequest,
-    "/v1/speculate": SpeculateRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-    "/apply-template": ChatRequest,
-    "/slots/{id}": FileName,
-    "/v1/search": SearchRequest,
-    "/v1/sources/refresh": RefreshRequest,
-}
-NAME = {"type": "string", "maxLength": MAX_NAME}
-QUERIES: dict[tuple[str, str], Fields] = {
-    ("GET", "/v1/cache"): {"scope": NAME},
-    ("DELETE", "/v1/cache"): {"scope": NAME},
-    ("GET", "/v1/conversations/{id}"): {"scope": NAME},
-    ("DELETE", "/v1/conversations/{id}"): {"scope": NAME},
-    ("DELETE", "/v1/speculate"): {"scope": NAME, "id": NAME},
-    ("GET", "/v1/responses/{id}"): {"scope": NAME},
-    ("DELETE", "/v1/responses/{id}"): {"scope": NAME},
-    ("GET", "/v1/responses/{id}/input_items"): {
-        "scope": NAME,
-        "limit": {"type": "integer", "minimum": 1, "maximum": 100},
-        "order": {"type": "string", "enum": ["asc", "desc"]},
-        "after": {"type": "string"},
-    },
-    ("GET", "/v1/sources"): {
-        "scope": NAME,
-        "after": {"type": "string"},
-        "limit": {"type": "integer", "minimum": 1, "maximum": MOST_FILES},
-    },
-    ("GET", "/v1/sources/{id}"): {"scope": NAME},
-    ("POST", "/slots/{id}"): {"action": {"type": "string", "enum": ACTIONS}},
-}
+
+@dataclass(frozen=True, slots=True)
+class ApiRoute:
+    """A row of the table. paths: the spellings of one route. body: what its requests hold. query: its parameters' schemas.
+
+    decodes: the handler gets the body, decoded. Else it reads the body itself, since not each of its requests has this one.
+    """
+
+    method: str
+    paths: str
+    handler: Callable[..., Awaitable[Response | ReplyFormat]]
+    body: type[msgspec.Struct] | None = None
+    query: Mapping[str, Fields] = field(default_factory=dict)
+    decodes: bool = True
+
+    def routes(self) -> list[Route]:
+        """Return it as starlette's routes, one for each spelling."""
+        return [Route(path, self._endpoint(), methods=[self.method]) for path in self.paths.split()]
+
+    def _endpoint(self) -> Callable[..., object]:
+        """Return the handler, with the body read for it. What it returns for an answer to generate is generated.
+
+        A decoded body takes some 20 times its JSON, and an answer may take minutes: it is free when the handler returns.
+        """
+        handler, body = self.handler, self.body
+        if body is None or not self.decodes:
+            return handler
+        check = service_of if issubclass(body, Options) else vectors_of
+
+        @wraps(handler)
+        async def answer(request: Request) -> Response:
+            check(request)  # first: no body is read for a server that cannot answer
+            answered = await handler(request, await read_body(request, body))
+            return answered if isinstance(answered, Response) else await respond(request, answered)
+
+        return answer
 
 
 async def show(request: Request) -> Response:
     """Show the OpenAPI document of this server's routes."""
-    return JsonReply(document(route for route in request.app.routes if isinstance(route, Route)))
+    return JsonReply(document(request.app.state.rows))
 
 
-def document(routes: Iterable[Route]) -> Fields:
+def document(rows: Iterable[ApiRoute]) -> Fields:
     """Return OpenAPI 3.1 of these routes."""
-    _, components = msgspec.json.schema_components(set(BODIES.values()), ref_template="#/components/schemas/{name}")
+    bodies = {row.body for row in rows if row.body}
+    _, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     paths: dict[str, Fields] = {}
-    for route in routes:
-        path = route.path.replace(":path}", "}")
-        for method in (route.methods or set()) - {"HEAD"}:
-            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method)
+    for row in rows:
+        for path in row.paths.replace(":path}", "}").split():
+            paths.setdefault(path, {})[row.method.lower()] = _operation(row, path)
     return {
         "openapi": "3.1.0",
         "info": {"title": "slotcache", "version": _version()},
@@ -110,10 +95,10 @@ def document(routes: Iterable[Route]) -> Fields:
     }
 
 
-def _operation(route: Route, path: str, method: str) -> Fields:
-    summary = (route.endpoint.__doc__ or route.name.replace("_", " ")).strip().splitlines()[0]
-    places = [("path", name, {"type": "string"}) for name in route.param_convertors]
-    places += [("query", name, schema) for name, schema in QUERIES.get((method, path), {}).items()]
+def _operation(row: ApiRoute, path: str) -> Fields:
+    summary = (row.handler.__doc__ or row.handler.__name__.replace("_", " ")).strip().splitlines()[0]
+    places = [("path", name, {"type": "string"}) for name in re.findall("{([a-z]+)}", path)]
+    places += [("query", name, schema) for name, schema in row.query.items()]
     operation: Fields = {
         "summary": summary,
         "parameters": [
@@ -121,8 +106,8 @@ def _operation(route: Route, path: str, method: str) -> Fields:
         ],
         "responses": {"200": {"description": "what was asked"}, "default": {"description": "an error, in OpenAI's shape"}},
     }
-    if method == "POST" and path in BODIES:
-        reference = {"$ref": f"#/components/schemas/{BODIES[path].__name__}"}
+    if row.body:
+        reference = {"$ref": f"#/components/schemas/{row.body.__name__}"}
         operation["requestBody"] = {"content": {"application/json": {"schema": reference}}, "required": True}
     return operation
 
@@ -132,3 +117,71 @@ def _version() -> str:
         return version("slotcache")
     except PackageNotFoundError:
         return "0"
+
+
+NAME: Fields = {"type": "string", "maxLength": MAX_NAME}
+SCOPE = {"scope": NAME}
+AFTER: Fields = {"type": "string"}
+
+
+def _limit(most: int) -> Fields:
+    return {"type": "integer", "minimum": 1, "maximum": most}
+
+
+ROUTES = (
+    ApiRoute("GET", "/health /v1/health", llama_server.health),
+    ApiRoute("GET", "/v1/models /models", llama_server.models),
+    ApiRoute("GET", "/v1/models/{id:path}", llama_server.model),
+    ApiRoute("GET", "/props", llama_server.props),
+    ApiRoute("POST", "/props", llama_server.change_props),
+    ApiRoute("GET", "/slots", llama_server.slots),
+    ApiRoute(
+        "POST",
+        "/slots/{id}",
+        llama_server.act,
+        FileName,
+        {"action": {"type": "string", "enum": llama_server.ACTIONS}},
+        decodes=False,
+    ),
+    ApiRoute("GET", "/metrics", llama_server.metrics),
+    ApiRoute("GET", "/lora-adapters", llama_server.adapters),
+    ApiRoute("POST", "/lora-adapters", llama_server.set_adapters, AdapterScales, decodes=False),
+    ApiRoute("GET", "/openapi.json", show),
+    ApiRoute("POST", "/v1/chat/completions /chat/completions", chat.create, ChatRequest),
+    ApiRoute("POST", "/v1/chat/completions/input_tokens /chat/completions/input_tokens", chat.count, ChatRequest),
+    ApiRoute("POST", "/v1/responses /responses", responses.create, ResponseRequest),
+    ApiRoute("POST", "/v1/responses/input_tokens /responses/input_tokens", responses.count, ResponseCountRequest),
+    ApiRoute("GET", "/v1/responses/{id}", responses.show, query=SCOPE),
+    ApiRoute("DELETE", "/v1/responses/{id}", responses.forget, query=SCOPE),
+    ApiRoute("POST", "/v1/responses/{id}/cancel", responses.cancel),
+    ApiRoute(
+        "GET",
+        "/v1/responses/{id}/input_items",
+        responses.input_items,
+        query=SCOPE
+        | {"limit": _limit(responses.MOST_ITEMS), "order": {"type": "string", "enum": responses.ORDERS}, "after": AFTER},
+    ),
+    ApiRoute("POST", "/v1/messages", messages.create, MessagesRequest),
+    ApiRoute("POST", "/v1/messages/count_tokens", messages.count, MessagesCountRequest),
+    ApiRoute("POST", "/v1/completions", completions.create_text, TextRequest),
+    ApiRoute("POST", "/completion /completions", completions.create_native, CompletionRequest),
+    ApiRoute("POST", "/infill", completions.infill, InfillRequest),
+    ApiRoute("POST", "/tokenize", completions.tokenize, TokenizeRequest),
+    ApiRoute("POST", "/detokenize", completions.detokenize, DetokenizeRequest),
+    ApiRoute("POST", "/apply-template", completions.apply_template, ChatRequest),
+    ApiRoute("POST", "/v1/embeddings", embeddings.openai, EmbeddingRequest),
+    ApiRoute("POST", "/embedding /embeddings", embeddings.native, EmbeddingRequest),
+    ApiRoute("POST", "/v1/rerank /v1/reranking /rerank /reranking", embeddings.rerank, RerankRequest),
+    ApiRoute("GET", "/v1/cache", cache.holdings, query=SCOPE),
+    ApiRoute("DELETE", "/v1/cache", cache.drop, query=SCOPE),
+    ApiRoute("POST", "/v1/cache/warm", cache.warm, WarmRequest),
+    ApiRoute("POST", "/v1/documents/order", cache.order, DocumentsOrderRequest),
+    ApiRoute("POST", "/v1/speculate", cache.speculate, SpeculateRequest),
+    ApiRoute("DELETE", "/v1/speculate", cache.forget_speculation, query=SCOPE | {"id": NAME}),
+    ApiRoute("GET", "/v1/conversations/{id:path}", cache.show_conversation, query=SCOPE),
+    ApiRoute("DELETE", "/v1/conversations/{id:path}", cache.forget_conversation, query=SCOPE),
+    ApiRoute("POST", "/v1/search", search.search, SearchRequest),
+    ApiRoute("GET", "/v1/sources", search.list_sources, query=SCOPE | {"after": AFTER, "limit": _limit(search.MOST_FILES)}),
+    ApiRoute("POST", "/v1/sources/refresh", search.refresh_sources, RefreshRequest),
+    ApiRoute("GET", "/v1/sources/{id}", search.document, query=SCOPE),
+)

@@ -18,7 +18,7 @@ from ..search import retrieve
 from ..search.folder import FolderIndex
 from ..search.retrieve import Ahead, ChatToCome, SearchRequest, index_state, query_of_search, results, with_documents
 from ..service.service import Service
-from .reply import DONE, JsonReply, read_ahead, read_body, scope_of, service_of, sse_event, while_connected
+from .reply import DONE, JsonReply, read_ahead, scope_of, service_of, sse_event, while_connected
 
 # ---- The routes over the server's documents: their files, one document, a new look at the folders. ----------------------
 
@@ -47,9 +47,8 @@ async def document(request: Request) -> Response:
     return JsonReply(await asyncio.to_thread(retrieve.document, library, request.path_params["id"]))
 
 
-async def refresh_sources(request: Request) -> Response:
+async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:
     """Look for changes below the folders. The answer does not wait for them."""
-    asked = await read_body(request, RefreshRequest)
     check_scope(asked.cache_scope, "cache_scope")
     library_of(request, asked.cache_scope, "cache_scope").keeper.refresh()
     return JsonReply({"object": "sources.refresh", "state": "started"})
@@ -68,9 +67,8 @@ def library_of(request: Request, scope: str, where: str) -> FolderIndex:
     return host.library
 
 
-async def search(request: Request) -> Response:
+async def search(request: Request, asked: SearchRequest) -> Response:
     """Search the server's documents."""
-    asked = await read_body(request, SearchRequest)
     asked.check()
     library = library_of(request, asked.cache_scope, "cache_scope")
     stages, index = _stages(request, asked, library), index_state(library)

@@ -7,7 +7,7 @@ import pytest
 from gguf import PoolingType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slotcache.server.api.routes import BODIES
+from slotcache.server.api.routes import ROUTES
 from support.encoders import bert
 
 from server.conftest import running
@@ -42,7 +42,7 @@ messages = st.lists(
     ),
     max_size=4,
 )
-BODY = {path: kind.__struct_fields__ for path, kind in BODIES.items()}
+BODY = {path: row.body.__struct_fields__ for row in ROUTES if row.body for path in row.paths.split()}
 
 
 @pytest.fixture(scope="module")

@@ -30,21 +30,25 @@ def ended(reason="stop", stop=None) -> End:
     return End("", reason, report)
 
 
-def envelope():
+def envelope(caches=False):
     return ResponseMeta(
-        id="resp_0", model="m", fingerprint="f", options=ChatRequest(messages=[], max_tokens=1000), created=5
+        id="resp_0",
+        model="m",
+        fingerprint="f",
+        options=ChatRequest(messages=[], max_tokens=1000),
+        reader=reader,
+        caches=caches,
+        created=5,
     )
 
 
 def responses(kept=None, **changed: Any):
     output = Output("0", summarises=changed.pop("summarises", False), seals=changed.pop("seals", False))
-    return ResponsesReply(
-        envelope(), reader(), {}, output=output, keep=(kept if kept is not None else []).append, caches=True
-    )
+    return ResponsesReply(envelope(caches=True), {}, output, (kept if kept is not None else []).append)
 
 
 def messages(shows_thoughts=True):
-    return MessagesReply(envelope(), reader(), lambda: (20, 8), shows_thoughts=shows_thoughts, caches=False)
+    return MessagesReply(envelope(), lambda: (20, 8), shows_thoughts)
 
 
 def streamed(dialect, size, text=TEXT, end=None):

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 import pytest
-from slotcache.server.api.routes import BODIES
+from slotcache.server.api.routes import ROUTES
 from slotcache.server.chat.body import ChatRequest, CompletionRequest
 from slotcache.server.chat.decode import HARMLESS, MAX_COLONS, MAX_FIELDS, MAX_WARNINGS, NESTED, REFUSED, decode_request
 
@@ -14,11 +14,11 @@ from server.conftest import running
 
 CHAT = {"messages": [{"role": "user", "content": "Hi", "extra": 1}], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
 TEXT = {"prompt": "Hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
-ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT, "/completion": TEXT}
+PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT, "/completion": TEXT}
 
 
 def post(server, path, **fields):
-    return server.http.post(path, json=ROUTES[path] | fields)
+    return server.http.post(path, json=PATHS[path] | fields)
 
 
 def events(server, path, **fields):
@@ -30,10 +30,10 @@ def test_no_field_is_known_twice():
     nested = {f"{outer}.{inner}" for outer, inners in NESTED.items() for inner in inners.__struct_fields__}
     answered = {name for kind in (ChatRequest, CompletionRequest) for name in kind.__struct_fields__}
     assert HARMLESS & (answered | nested | set(REFUSED)) == set()
-    assert set(REFUSED) & {name for body in BODIES.values() for name in body.__struct_fields__} == set()
+    assert set(REFUSED) & {name for row in ROUTES if row.body for name in row.body.__struct_fields__} == set()
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("path", PATHS)
 def test_a_misspelt_field_is_a_warning_with_the_name_that_it_resembles(server, path, caplog):
     with caplog.at_level(logging.WARNING, "slotcache"):
         answer = post(server, path, max_token=7, temprature=0.5).raise_for_status().json()
@@ -46,13 +46,13 @@ def test_a_misspelt_field_is_a_warning_with_the_name_that_it_resembles(server, p
     assert "warnings" not in post(server, path).json()
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("path", PATHS)
 def test_the_last_chunk_of_a_stream_carries_the_warnings(server, path):
     carrying = [event for event in events(server, path, max_token=7) if "warnings" in event]
     assert len(carrying) == 1 and "timings" in carrying[0] and "max_tokens" in carrying[0]["warnings"][0]
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_change_the_answer_is_refused_and_what_asks_for_nothing_is_not(server, path, name):
     error = post(server, path, **{name: {"a": [1, "x" * 100]}}).json()["error"]
