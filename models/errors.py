@@ -5,6 +5,7 @@ NotCounted          this build of llama.cpp does not tell the memory that it tak
 RunnerError         llama.cpp failed while computing; the context is no longer to be trusted
 NoRoom              the batch did not fit; memory is as it was before, so free something and try again
 Interrupted         the batch was aborted on request; memory is as it was before
+UnknownAdapter      a set names a LoRA adapter that the model has not; its scales stay as they were
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ class Interrupted(Exception):
 
 class NoRoom(Exception):
     """llama_decode found no cells for the batch."""
+
+
+class UnknownAdapter(Exception):
+    """A number that no LoRA adapter has. The message says which are expected."""
+
+    def __init__(self, number: int, num_adapters: int) -> None:
+        known = f"0 to {num_adapters - 1}" if num_adapters else "no entry, since --lora names no adapter"
+        super().__init__(f"expected {known}")
+        self.number = number
 
 
 # ---- llama.cpp's own log, turned into Python's, with its last complaints kept for error messages. -----------------------

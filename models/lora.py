@@ -12,7 +12,7 @@ import numpy as np
 
 from ..slots.scope import OF_PROCESS
 from . import errors
-from .errors import ModelError
+from .errors import ModelError, UnknownAdapter
 from .model import Model, check_file
 from .model_files import check_unchanged, digest, stamp
 
@@ -25,10 +25,12 @@ class Adapters:
     A set of adapters has a name, which says which files with which scales compute: KV of one name is the same KV to the bit
     until the weights rest and, of a single adapter, behind that and in a later process. llama.cpp adds several in the order
     of their addresses, which rounds differently each time they are loaded.
+
+    usual: the scale of each adapter where a request sets none. The event loop's.
     """
 
-    def __init__(self, model: Model, paths: Sequence[Path] = ()) -> None:
-        self.paths = tuple(paths)
+    def __init__(self, model: Model, paths: Sequence[Path] = (), scales: Sequence[float] = ()) -> None:
+        self.paths, self.usual = tuple(paths), dict.fromkeys(range(len(paths)), 0.0) | dict(enumerate(scales))
         for path in paths:
             check_file(path)
         self._model, self._stamps = model, {path: stamp(path) for path in paths}
@@ -45,11 +47,26 @@ class Adapters:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def name(self, scales: Mapping[int, float]) -> str:
-        """Return the name of the set with these scales by number; an adapter without a scale, or with 0, is not in it."""
+    def set_usual(self, scales: Mapping[int, float]) -> None:
+        """Change the usual scales; an adapter without a scale gets 0. Raises UnknownAdapter."""
+        self._check(scales)
+        self.usual = dict.fromkeys(self.usual, 0.0) | {**scales}
+
+    def name(self, scales: Mapping[int, float] | None = None) -> str:
+        """Return the name of the set with these scales by number; an adapter without a scale, or with 0, is not in it.
+
+        None: the usual scales. Raises UnknownAdapter.
+        """
+        scales = self.usual if scales is None else scales
+        self._check(scales)
         used = [(number, float(np.float32(scale))) for number, scale in sorted(scales.items())]
         entries = [f"{number}:{self._digests[number]}*{scale!r}" for number, scale in used if scale]
         return ",".join(entries) + (f"{OF_PROCESS}{self._process}" if len(entries) > 1 else "")
+
+    def _check(self, scales: Mapping[int, float]) -> None:
+        for number in scales:
+            if not 0 <= number < len(self):
+                raise UnknownAdapter(number, len(self))
 
     def apply(self, context: llama_cpp.llama_context_p, name: str) -> None:
         """Let a context compute with the set of this name from now on."""

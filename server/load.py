@@ -37,7 +37,6 @@ from ..slots.scheduler import Scheduler
 from ..slots.scope import Scope
 from ..slots.snapshots import Snapshots
 from ..slots.tier import LowerTier, Provenance, own_folder
-from .chat.adapters import Lora
 from .chat.body import MOST_SCALE, Scale
 from .chat.builder import PromptBuilder
 from .chat.conversation_files import ConversationFiles, HistoryVocabulary, free_shelf
@@ -144,7 +143,7 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
     limit = service.intake.limit if service else 0
     library = load_library(settings, vectors, limit, is_busy)
     if service is not None and library is not None and settings.read_ahead:
-        front = SharedPrefix.first(Scope.shared(library.scope, service.intake.lora.name(None)))
+        front = SharedPrefix.first(Scope.shared(library.scope, service.intake.adapters.name()))
         most_tokens = (settings.read_ahead << 20) // max(token_bytes(settings, model), 1)
         view = service.view
         library.beginnings = Beginnings(
@@ -184,7 +183,8 @@ def _open(
 def _serve(settings: Settings, model: Model, decision: Decision | None) -> Service:
     template = open_template(settings, model)
     files = adapter_files(settings)
-    adapters = Adapters(model, [path for path, _ in files])
+    scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
+    adapters = Adapters(model, [path for path, _ in files], scales)
     context = Context(model, context_settings(settings, model))
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
@@ -228,13 +228,12 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     running: dict[Generation, PendingTurn | None] = {}
     conversations = Conversations(*bounds, shelf=_shelf(settings, made_by), turns=running.values)
     conversations.restore(HistoryVocabulary(model.num_vocab, builder.tokens))
-    scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
     of_file = recommended(model.metadata)
     if of_file:
         shown = {**of_file, "samplers": ";".join(of_file["samplers"])} if "samplers" in of_file else of_file
         logger.info("the file recommends %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
     defaults = Defaults.of(settings, model, of_file)
-    intake = Submitter(model, view, limit, defaults, lora=Lora(adapters, scales))
+    intake = Submitter(model, view, limit, defaults, adapters=adapters)
     idle = IdlePrefill(
         door, view, builder, intake, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
     )

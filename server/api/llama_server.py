@@ -21,13 +21,20 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields
 from ..engine.view import LaneState
 from ..http.api_errors import RequestError
+from ..service.intake import with_scales
 from ..service.service import Service
 from .reply import JsonReply, read_body, service_of, vectors_of
 
 
 async def adapters(request: Request) -> Response:
     """List the LoRA adapters, with the scales of requests that set none."""
-    return JsonReply(service_of(request).intake.lora.shown())
+    adapters = service_of(request).intake.adapters
+    return JsonReply(
+        [
+            {"id": number, "path": str(path), "scale": adapters.usual[number], "task_name": "", "prompt_prefix": ""}
+            for number, path in enumerate(adapters.paths)
+        ]
+    )
 
 
 async def set_adapters(request: Request) -> Response:
@@ -35,7 +42,7 @@ async def set_adapters(request: Request) -> Response:
     service, body = service_of(request), await request.app.state.host.bodies.read(request)
     given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
     asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large
-    service.intake.lora.change(asked.adapters)
+    with_scales(asked.adapters, "adapters", service.intake.adapters.set_usual)
     return JsonReply({"success": True})
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from ...models.detokenizer import TextStream
+from ...models.errors import UnknownAdapter
+from ...models.lora import Adapters
 from ...models.model import Model
 from ...models.sampling_params import GREEDY, Sampling
 from ...slots.lookup import Lookup
 from ...slots.request import Request
 from ...slots.scope import Scope
-from ..chat.adapters import Lora
-from ..chat.body import Options
+from ..chat.body import AdapterScale, Options
 from ..chat.chat_prompt import ChatPrompt
 from ..chat.conversations import PendingTurn
 from ..chat.sampling_fields import MAX_BIASES, Defaults
@@ -23,6 +25,8 @@ from ..engine.view import View
 from ..formats.answer import GrammarSpec
 from ..http.api_errors import RequestError, too_long
 from ..search.retrieve import Account
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,14 +58,23 @@ class Prepared:
         return len(self.prompts) * (self.options.n or 1)
 
 
+def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[int, float]], T]) -> T:
+    """Return what `use` returns for the scales of a list. where: its field. Raises RequestError: an adapter is not there."""
+    try:
+        return use({one.id: one.scale for one in asked})
+    except UnknownAdapter as error:
+        where = f"{where}[{[one.id for one in asked].index(error.number)}].id"
+        raise RequestError(f"{where} is {error.number}: {error}", param=where) from None
+
+
 class Submitter:
     """Makes generations. It belongs to the event loop.
 
-    limit: tokens that a prompt and its answer may have together. defaults: of requests. lora: the adapters.
+    limit: tokens that a prompt and its answer may have together. defaults: of requests.
     """
 
-    def __init__(self, model: Model, view: View, limit: int, defaults: Defaults, *, lora: Lora) -> None:
-        self.limit, self.defaults, self.lora = limit, defaults, lora
+    def __init__(self, model: Model, view: View, limit: int, defaults: Defaults, *, adapters: Adapters) -> None:
+        self.limit, self.defaults, self.adapters = limit, defaults, adapters
         self._model, self._view = model, view
         self._ids = itertools.count(1)
 
@@ -77,7 +90,8 @@ class Submitter:
 
     def scope(self, options: Options) -> Scope:
         """Return the scope of a request's KV if it is cached. Raises RequestError: an adapter that is not there."""
-        return Scope.shared(options.cache_scope, self.lora.name(options.lora))
+        name = self.adapters.name
+        return Scope.shared(options.cache_scope, name() if options.lora is None else with_scales(options.lora, "lora", name))
 
     def sampling(self, options: Options) -> Sampling:
         """Return a request's sampling parameters. It may tokenise, so it runs in a prompt thread. Raises RequestError."""
