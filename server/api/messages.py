@@ -8,15 +8,13 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
-from msgspec import field as struct_field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ...ordering.document import Document, DocumentError
 from ...ordering.prompt import document_text
-from ..chat.body import ChatRequest, Count, Options, OutputConfig, Retrieval
+from ..chat.body import ChatFields, ChatRequest, Count, OutputConfig
 from ..chat.sampling_fields import JsonValue
-from ..config.settings import Attention
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
@@ -339,7 +337,7 @@ class ToolChoice(Struct, frozen=True):
         return {"type": "function", "function": {"name": self.name}}
 
 
-class MessagesCountRequest(Options, frozen=True, kw_only=True):
+class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     """`POST /v1/messages/count_tokens`: the fields that make the prompt."""
 
     messages: list[BlocksMessage]
@@ -355,13 +353,6 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
     container: JsonValue = None
     metadata: dict[str, JsonValue] | None = None
     service_tier: str | None = None
-
-    documents: list[JsonValue] | None = None
-    documents_attention: Attention | None = None
-    link_tokens: Literal[0, 8, 16, 32] | None = None
-    retrieval: bool | Retrieval | None = None
-    tool_documents: Literal["auto", "off"] | None = None
-    chat_template_kwargs: dict[str, JsonValue] = struct_field(default_factory=dict)
 
     def check(self) -> None:
         super().check()
@@ -383,7 +374,8 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
     def chat(self) -> ChatRequest:
         """Return the chat. Raises RequestError."""
         self.check()
-        shared = {name: getattr(self, name) for name in Options.__struct_fields__}
+        shared = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
+        shared["chat_template_kwargs"] = {"enable_thinking": self.thinks} | self.chat_template_kwargs
         if shared["cache_prompt"] is None and self._wants_cache():
             shared["cache_prompt"] = True
         if self.stop_sequences:
@@ -401,17 +393,11 @@ class MessagesCountRequest(Options, frozen=True, kw_only=True):
             **shared,
             messages=[*system, *messages],
             echo=False,
-            documents=self.documents,
-            documents_attention=self.documents_attention,
-            link_tokens=self.link_tokens,
-            retrieval=self.retrieval,
-            tool_documents=self.tool_documents,
             tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools)] if self.tools else None,
             tool_choice=self.tool_choice.for_chat() if self.tool_choice else None,
             parallel_tool_calls=False if self.tool_choice and self.tool_choice.disable_parallel_tool_use else None,
             reasoning_effort=self.output_config.effort if self.output_config else None,
             thinking_budget_tokens=self.thinking.budget_tokens if self.thinks and self.thinking else None,
-            chat_template_kwargs={"enable_thinking": self.thinks} | self.chat_template_kwargs,
         )
 
     @property

@@ -17,9 +17,8 @@ from msgspec import field as struct_field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..chat.body import ConversationReference, Count, Options, ResponseChat, Retrieval, TextConfig, TextFormat
+from ..chat.body import ConversationReference, Count, OpenAIFields, ResponseChat, TextConfig, TextFormat
 from ..chat.sampling_fields import JsonValue
-from ..config.settings import Attention
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
@@ -220,21 +219,15 @@ class ReasoningConfig(Struct, frozen=True):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its former name
 
 
-class ResponseRequest(Options, frozen=True, kw_only=True):
+class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
     """`POST /v1/responses`: OpenAI's fields of it, beside those of all completions and our own ones of a chat."""
 
     input: str | list[dict[str, JsonValue]]
     instructions: str | None = None
-    previous_response_id: str | None = None
-    conversation: str | ConversationReference | None = None
-    store: bool | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Count | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    tools: list[dict[str, JsonValue]] | None = None
-    tool_choice: str | dict[str, JsonValue] | None = None
-    parallel_tool_calls: bool | None = None
     include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
@@ -243,13 +236,6 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
-
-    documents: list[JsonValue] | None = None
-    documents_attention: Attention | None = None
-    link_tokens: Literal[0, 8, 16, 32] | None = None
-    retrieval: bool | Retrieval | None = None
-    tool_documents: Literal["auto", "off"] | None = None
-    chat_template_kwargs: dict[str, JsonValue] = struct_field(default_factory=dict)
 
     def check(self) -> None:
         super().check()
@@ -287,7 +273,7 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
     def chat(self) -> ResponseChat:
         """Return the chat. Raises RequestError."""
         self.check()
-        shared = {name: getattr(self, name) for name in Options.__struct_fields__}
+        shared = {name: getattr(self, name) for name in OpenAIFields.__struct_fields__}
         if self.max_output_tokens is not None:
             shared["max_tokens"] = self.max_output_tokens
         if self.text and self.text.format:
@@ -295,24 +281,11 @@ class ResponseRequest(Options, frozen=True, kw_only=True):
                 raise RequestError("text.format and response_format: send one of them", param="response_format")
             shared["response_format"] = self.text.format.for_chat()
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        return ResponseChat(
-            **shared,
-            messages=messages_of(items),
-            instructions=self.instructions,
-            documents=self.documents,
-            documents_attention=self.documents_attention,
-            link_tokens=self.link_tokens,
-            retrieval=self.retrieval,
-            tool_documents=self.tool_documents,
-            previous_response_id=self.previous_response_id,
-            conversation=self._conversation(),
-            store=self.store is not False,
-            tools=_tools(self.tools),
-            tool_choice=_tool_choice(self.tool_choice),
-            parallel_tool_calls=self.parallel_tool_calls,
-            reasoning_effort=self.reasoning.effort if self.reasoning else None,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
+        shared["messages"] = messages_of(items)
+        shared |= {"conversation": self._conversation(), "store": self.store is not False}
+        shared |= {"tools": _tools(self.tools), "tool_choice": _tool_choice(self.tool_choice)}
+        effort = self.reasoning.effort if self.reasoning else None
+        return ResponseChat(**shared, instructions=self.instructions, reasoning_effort=effort)
 
     def echo(self) -> dict[str, Raw]:
         """Return the fields that a response repeats, as JSON."""

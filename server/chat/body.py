@@ -230,7 +230,29 @@ class ConversationReference(Struct, frozen=True):
     history: HistoryKind = "auto"
 
 
-class ChatRequest(Options, frozen=True, kw_only=True):
+class ChatFields(Options, frozen=True, kw_only=True):
+    """Our fields of a chat, which each API of chats has."""
+
+    documents: list[JsonValue] | None = None
+    documents_attention: Attention | None = None
+    link_tokens: Literal[0, 8, 16, 32] | None = None
+    retrieval: bool | Retrieval | None = None
+    tool_documents: Literal["auto", "off"] | None = None
+    chat_template_kwargs: dict[str, JsonValue] = {}
+
+
+class OpenAIFields(ChatFields, frozen=True, kw_only=True):
+    """The fields that OpenAI's chats and responses have both."""
+
+    conversation: str | ConversationReference | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    tools: list[dict[str, JsonValue]] | None = None
+    tool_choice: str | dict[str, JsonValue] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
 
     documents_attention: whether documents see each other. link_tokens: of those that do not, the first ones that do.
@@ -239,24 +261,12 @@ class ChatRequest(Options, frozen=True, kw_only=True):
     """
 
     messages: list[dict[str, JsonValue]]
-    documents: list[JsonValue] | None = None
-    documents_attention: Attention | None = None
-    link_tokens: Literal[0, 8, 16, 32] | None = None
-    retrieval: bool | Retrieval | None = None
-    conversation: str | ConversationReference | None = None
-    previous_response_id: str | None = None
-    store: bool | None = None
-    tools: list[dict[str, JsonValue]] | None = None
-    tool_documents: Literal["auto", "off"] | None = None
-    tool_choice: str | dict[str, JsonValue] | None = None
-    parallel_tool_calls: bool | None = None
     parse_tool_calls: bool | None = None
     reasoning_format: ReasoningFormat | None = None
     reasoning_effort: Effort | None = None
     reasoning_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
     thinking_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
     reasoning_budget_message: Annotated[str, Meta(max_length=MAX_MESSAGE)] | None = None
-    chat_template_kwargs: dict[str, JsonValue] = {}
     reasoning: ReasoningField | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
