@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from .api.routes import ROUTES, ApiRoute
 from .config.settings import Settings
-from .http.api_errors import Farewell, RequestError, handlers
+from .http.api_errors import RequestError, handlers
 from .http.bodies import Bodies
 from .http.connection import Spelling
 from .http.log import RequestLog
@@ -182,7 +182,7 @@ def make_app(host: AppState) -> Starlette:
     rows = (*ROUTES, PAGE) if host.settings.ui else ROUTES
     app = Starlette(
         routes=[route for row in rows for route in row.routes()],
-        middleware=[Middleware(Spelling), Middleware(RequestLog), Middleware(Farewell), *guards(host.settings)],
+        middleware=[Middleware(Spelling), Middleware(RequestLog), *guards(host.settings)],
         exception_handlers=handlers("server"),
     )
     app.state.host, app.state.rows = host, rows

@@ -10,12 +10,13 @@ from binascii import Error
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
 from time import time
 from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -486,6 +487,25 @@ def submit(request: Request, submission: Prepared) -> ResponseMeta:
         warnings=request.state.warnings,
         piece=service.model.piece,
     )
+
+
+Handler = Callable[..., Awaitable[Response | ReplyFormat]]
+
+
+def endpoint(handler: Handler, body: type[Struct]) -> Handler:
+    """Return a handler for which the body is read, and whose answer, if it is one to generate, is streamed or collected.
+
+    A decoded body takes some 20 times its JSON, and an answer may take minutes: it is free when the handler returns.
+    """
+    check = service_of if issubclass(body, Options) else vectors_of
+
+    @wraps(handler)
+    async def answer(request: Request) -> Response:
+        check(request)  # first: no body is read for a server that cannot answer
+        answered = await handler(request, await read_body(request, body))
+        return answered if isinstance(answered, Response) else await respond(request, answered)
+
+    return answer
 
 
 async def respond(request: Request, dialect: ReplyFormat) -> Response:

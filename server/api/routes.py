@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
@@ -20,7 +19,6 @@ from ..chat.body import (
     CompletionRequest,
     DocumentsOrderRequest,
     InfillRequest,
-    Options,
     SpeculateRequest,
     TextRequest,
     WarmRequest,
@@ -32,7 +30,7 @@ from .completions import DetokenizeRequest, TokenizeRequest
 from .embeddings import EmbeddingRequest, RerankRequest
 from .llama_server import FileName
 from .messages import MessagesCountRequest, MessagesRequest
-from .reply import JsonReply, ReplyFormat, read_body, respond, service_of, vectors_of
+from .reply import Handler, JsonReply, endpoint
 from .responses import ResponseCountRequest, ResponseRequest
 from .search import RefreshRequest
 
@@ -46,32 +44,15 @@ class ApiRoute:
 
     method: str
     paths: str
-    handler: Callable[..., Awaitable[Response | ReplyFormat]]
+    handler: Handler
     body: type[msgspec.Struct] | None = None
     query: Mapping[str, Fields] = field(default_factory=dict)
     decodes: bool = True
 
     def routes(self) -> list[Route]:
         """Return it as starlette's routes, one for each spelling."""
-        return [Route(path, self._endpoint(), methods=[self.method]) for path in self.paths.split()]
-
-    def _endpoint(self) -> Callable[..., object]:
-        """Return the handler, with the body read for it. What it returns for an answer to generate is generated.
-
-        A decoded body takes some 20 times its JSON, and an answer may take minutes: it is free when the handler returns.
-        """
-        handler, body = self.handler, self.body
-        if body is None or not self.decodes:
-            return handler
-        check = service_of if issubclass(body, Options) else vectors_of
-
-        @wraps(handler)
-        async def answer(request: Request) -> Response:
-            check(request)  # first: no body is read for a server that cannot answer
-            answered = await handler(request, await read_body(request, body))
-            return answered if isinstance(answered, Response) else await respond(request, answered)
-
-        return answer
+        called = endpoint(self.handler, self.body) if self.body and self.decodes else self.handler
+        return [Route(path, called, methods=[self.method]) for path in self.paths.split()]
 
 
 async def show(request: Request) -> Response:

@@ -17,14 +17,13 @@ RequestError            answered with its status and {"error": {...}}
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
+from starlette.types import ExceptionHandler
 
 TYPES = {
     400: "invalid_request_error",
@@ -129,24 +128,3 @@ def _refuse(request: Request, error: Exception) -> Response:
 def _let_go(request: Request, error: Exception) -> Response:
     """Answer a client that left while it sent its body, for the log only."""
     return Response(status_code=499)
-
-
-class Farewell:
-    """Answers 503 to requests that uvicorn cancels at shutdown, after its grace time; uvicorn itself answers 500."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answers = False
-
-        async def note_and_send(message: Message) -> None:
-            nonlocal answers
-            answers = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, note_and_send)
-        except asyncio.CancelledError:
-            if scope["type"] == "http" and not answers:
-                await refusal(RequestError("the server is shutting down", status=503), scope["path"])(scope, receive, send)

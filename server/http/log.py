@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import queue
@@ -17,7 +18,7 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .api_errors import RequestError
+from .api_errors import RequestError, refusal
 
 # ---- The log of a command: lines of text or of JSON, on stderr or in a file. --------------------------------------------
 
@@ -115,6 +116,8 @@ class RequestLog:
     """A layer around the gate and the routes. Routes leave `account` in the request's state: a function that returns figures
     for the line. A connection that is closed to make room leaves `is_quiet` there.
 
+    It answers 503 to requests that uvicorn cancels at shutdown, after its grace time: uvicorn itself answers 500.
+
     Nothing of a prompt or an answer reaches the log. A path is the client's own: it may name a stored answer.
     """
 
@@ -138,6 +141,10 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, note_and_send)
+        except asyncio.CancelledError:
+            if status == GONE:
+                closed = refusal(RequestError("the server is shutting down", status=503), scope["path"])
+                await closed(scope, receive, note_and_send)
         except Exception:
             status = 500
             raise
