@@ -41,8 +41,9 @@ class FrontMetrics:
         self.repeated = Counter(f"{prefix}_repeated", "Documents left out: an earlier turn shows them", registry=registry)
         self.expected = Counter(f"{prefix}_expected", "Documents that were expected to be cached", registry=registry)
         self.cached = Counter(f"{prefix}_cached", "Documents that were cached, as the upstream told", registry=registry)
-        self.prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Tokens of these prompts", registry=registry)
-        self.cached_tokens = Counter(f"{prefix}_cached_tokens", "Tokens of them that were cached", registry=registry)
+        self.prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Tokens of prompts with documents", registry=registry)
+        of_cached = "Tokens of prompts with documents that were cached, as the upstream told"
+        self.cached_tokens = Counter(f"{prefix}_cached_tokens", of_cached, registry=registry)
         self.untold = Counter(f"{prefix}_untold", "Answers that tell no cached tokens", registry=registry)
         self.ordering = Histogram(f"{prefix}_seconds", "From a body to the order", buckets=SECONDS, registry=registry)
         self.waiting = Histogram(f"{prefix}_wait_seconds", "Until the upstream's head", buckets=LONG, registry=registry)

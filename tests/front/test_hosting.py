@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from docs.markdown import CODE, read, rows, section
+from server.api.test_metrics import LEANING
 from server.conftest import DEADLINE, until
 from slotcache.front import cli
 from slotcache.server.cli import main
@@ -179,6 +180,7 @@ def test_every_metric_and_failure_is_described():
     real = {tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE") and "_created" not in line}
     described = {(CODE.findall(cells[0])[0], cells[1]) for cells in rows(section(text, "## Metrics"))}
     assert real == described
+    assert [line for line in lines if line.startswith("# HELP") and LEANING.search(line.split(" ", 3)[3])] == []
     codes = set(re.findall(r'"(upstream_\w+)"', "".join(path.read_text() for path in (ROOT / "front").glob("*.py"))))
     codes -= {"upstream_key"}
     assert codes == {code for code in CODE.findall(section(text, "## Failures")) if code.startswith("upstream_")}

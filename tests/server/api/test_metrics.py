@@ -7,6 +7,9 @@ import pytest
 
 from server.conftest import running, until
 
+LEANING = re.compile(r"^(Their|What|Of both)\b|\b(of them|of these|they take|beside it|take there|computed them)\b")
+"""Words of a text that needs another one in front of it."""
+
 
 @pytest.fixture(scope="module")
 def counting(tiny):
@@ -68,5 +71,4 @@ def test_each_help_text_says_alone_what_is_counted(counting):
     lines = counting.http.get("/metrics").text.splitlines()
     helps = dict(line.removeprefix("# HELP ").split(" ", 1) for line in lines if line.startswith("# HELP "))
     assert len(helps) > 60
-    leaning = re.compile(r"^(Their|What|Of both)\b|\b(of them|they take|beside it|take there|computed them)\b")
-    assert {name: text for name, text in helps.items() if leaning.search(text) or len(text) < 8} == {}
+    assert {name: text for name, text in helps.items() if LEANING.search(text) or len(text) < 8} == {}
