@@ -6,8 +6,8 @@
 A handler sees a closed connection as a client that has left, and cancels its work. When all places are taken, a connection
 that waits for its client may end before its time: see `connections.py`.
 
-It parses with h11, in asyncio's own loop. httptools would save 0.1 ms a request, of which the engine takes many; but it takes
-a head of any length (1 MiB was a 200), and each limit here would have to be made again for it. uvloop takes connections in
+It parses with h11, in asyncio's own loop. httptools would save 0.1 ms a request, and the engine takes many; but it takes a
+head of any length (1 MiB was a 200), and each limit here would have to be made again for it. uvloop takes connections in
 its own way, which knows no limit. The figures are in docs/decisions.md.
 """
 

@@ -64,8 +64,13 @@ class Server:
         self.open()
 
     def turn(self, id, content, scope="", after=None):
+        return self.end(self.begin(id, scope, after), id, content)
+
+    def begin(self, id, scope="", after=None):
         named = {"conversation": id} if after is None else {"previous_response_id": after}
-        origin = self.held.origin(ChatRequest(messages=[], cache_scope=scope, **named), caches=True)
+        return self.held.origin(ChatRequest(messages=[], cache_scope=scope, **named), caches=True)
+
+    def end(self, origin, id, content):
         assert origin is not None
         entries = (*origin.entries, HistoryMessage.of(user(content)))
         answer = f"{id}/{content[:20]}"
@@ -317,6 +322,19 @@ def test_the_answer_before_a_deleted_head_is_the_head_again(store):
         assert store.head("c") == head
         assert store.turn("c", "Next?", after=head) and store.held.forget_answer("", store.head("c"))
         assert store.head("c") == head
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_head_again_is_the_answer_that_was_continued_and_not_the_head_before(store, restarts):
+    first = store.turn("c", "One?")
+    origins = [store.begin("c"), store.begin("c")]
+    second, other = (store.end(origin, "c", content) for origin, content in zip(origins, ("Two?", "Or?"), strict=True))
+    assert store.head("c") == other
+    if restarts:
+        store.restart()
+    assert store.held.forget_answer("", other) and store.head("c") == first
+    store.restart()
+    assert store.head("c") == first and set(store.said("c")) == {first, second}
 
 
 def test_an_answer_goes_on_from_the_one_before_a_deleted_one(store):
