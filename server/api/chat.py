@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,7 +24,7 @@ class ChatReply:
         self.envelope, self._probabilities = envelope, envelope.probabilities()
         self._readers = [envelope.reader() for _ in self._probabilities]
         self._has_calls = [False for _ in self._probabilities]
-        self._unsent: list[list[Fields]] = [[] for _ in self._probabilities]  # tokens, for the next chunk
+        self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens, for the next chunk
         self._head = envelope.head("chat.completion.chunk")
 
     def begin(self) -> list[bytes]:
@@ -93,7 +94,7 @@ def _choice(index: int, delta: Fields, reason: str | None = None) -> Fields:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def _logprobs(entries: list[Fields]) -> Fields | None:
+def _logprobs(entries: list[Raw]) -> Fields | None:
     return {"content": entries, "refusal": None} if entries else None
 
 

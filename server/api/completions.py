@@ -165,7 +165,7 @@ def _is_truncated(generation: Generation, end: End) -> bool:
     return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
 
 
-def _with(*entries: Fields | None) -> Fields:
+def _with(*entries: msgspec.Raw | None) -> Fields:
     """Return the field of tokens with their probabilities, if there are some."""
     told = [entry for entry in entries if entry is not None]
     return {"completion_probabilities": told} if told else {}

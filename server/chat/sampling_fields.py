@@ -22,6 +22,7 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Window = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # of tokens or of time; -1: the longest
 MAX_BIASES = 1 << 15  # tokens of a logit_bias: their logits are changed at every token
 MAX_PROBS, MAX_TOP = 100, 20  # the most probable tokens listed for each token: llama-server's field, OpenAI's
+MOST_LISTED = 4_000_000  # tokens with their probabilities in an answer that is sent whole: 80 bytes each
 MAX_SAMPLERS, MAX_BREAKERS, MAX_BREAKER = 32, 64, 256  # names; texts that end a repetition, characters of one
 
 

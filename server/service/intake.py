@@ -19,7 +19,7 @@ from ...slots.scope import Scope
 from ..chat.body import AdapterScale, Options
 from ..chat.chat_prompt import ChatPrompt
 from ..chat.conversations import PendingTurn
-from ..chat.sampling_fields import MAX_BIASES, Defaults
+from ..chat.sampling_fields import MAX_BIASES, MOST_LISTED, Defaults
 from ..engine.generation import Generation
 from ..engine.view import View
 from ..formats.answer import GrammarSpec
@@ -56,6 +56,16 @@ class Prepared:
     def num_choices(self) -> int:
         """The generations that it takes: one for each choice of each prompt."""
         return len(self.prompts) * (self.options.n or 1)
+
+
+def _check_listed(submission: Prepared, generations: Sequence[Generation]) -> None:
+    """Raise RequestError where a whole answer could list more probabilities than memory should hold."""
+    if submission.sampling.n_probs is None or submission.options.stream:
+        return
+    listed = sum(one.limit for one in generations) * (submission.sampling.n_probs + 1)
+    if listed > MOST_LISTED:
+        wrong = f"logprobs: the answer could list {listed:,} tokens: expected at most {MOST_LISTED:,}"
+        raise RequestError(f"{wrong}; stream it, or ask for fewer choices or tokens", param="logprobs")
 
 
 def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[int, float]], T]) -> T:
@@ -119,6 +129,7 @@ class Submitter:
             first = next(self._ids)
             for choice in range(1 if background else submission.options.n or 1):
                 made.append(self._generation(submission, prompt, (first, choice), background))
+        _check_listed(submission, made)
         return made
 
     def _generation(self, submission: Prepared, prompt: ChatPrompt, place: tuple[int, int], background: bool) -> Generation:

@@ -182,3 +182,15 @@ def test_the_end_of_an_answer_is_told_as_llama_server_does(server):
     assert [token["id"] for token in chat["choices"][0]["logprobs"]["content"]] == [end]
     chunks = streamed(server, "/v1/chat/completions", CHAT | {"logprobs": True, "logit_bias": {str(end): 1e9}})
     assert [token["id"] for token in chunks[-1]["choices"][0]["logprobs"]["content"]] == [end]
+
+
+def test_a_whole_answer_lists_no_more_than_memory_holds(server):
+    """A body of a few bytes must not order gigabytes; a stream keeps nothing of what it has sent."""
+    many = TEXT | {"n": 128, "max_tokens": 1000, "n_probs": 100, "ignore_eos": True}
+    answer = server.http.post("/v1/completions", json=many)
+    message = answer.json()["error"]["message"]
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
+    assert "at most 4,000,000" in message and "stream it" in message
+    assert server.http.post("/v1/completions", json=TEXT | {"n": 2, "n_probs": 100}).status_code == 200
+    with server.http.stream("POST", "/v1/completions", json=many | {"stream": True}) as answer:
+        assert answer.status_code == 200

@@ -1,5 +1,6 @@
 """Tokens that are told beside their text, however the bytes of an answer are cut into tokens and where it stops."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,12 +26,12 @@ def told(pieces, stops) -> Iterator[tuple[str, Any]]:
             pending.text += settled + text.finish()
             kept = pending.cut() if text.stopped is not None else None
             last = Delta(pending.text, tuple(pending.tokens), tuple(pending.chances), is_last=True, kept=kept)
-            yield last.text, probabilities.entries(last)
+            yield last.text, [json.loads(bytes(entry)) for entry in probabilities.entries(last)]
             return
         pending.settle(settled, text.num_held)
         sent, tokens, chances = pending.take()
         assert len(tokens) == len(chances) and bool(tokens) == bool(sent)
-        yield sent, probabilities.entries(Delta(sent, tokens, chances))
+        yield sent, [json.loads(bytes(entry)) for entry in probabilities.entries(Delta(sent, tokens, chances))]
 
 
 @given(pieces_of, stops_of)
