@@ -10,8 +10,8 @@ import numpy as np
 from .plan import HostCopy
 from .prefix_tree import PrefixTree
 from .radix import Node, path, scope_of
+from .reuse import Source
 from .scope import Scope
-from .source import Source
 from .tier import Cut, Record
 
 

@@ -131,7 +131,7 @@ class Ledger:
     #     shared prefix   the request's sequence and more of them    num_ready, num_in_use    evict, once no request uses it
     #     own             the request's sequence alone               num_ready, num_in_use    evict, once no request uses it
     #     pending         no sequence yet: promised cells            num_pending              _prune, if it is never computed
-    #     private tail    the request's sequence                     Request.num_tail         release: it becomes a run
+    #     private tail    the request's sequence                     Job.num_tail             release: it becomes a run
     #     idle runs       parked sequences                           num_ready                evict, leaves first
     #
     # A cell is counted once, however many sequences hold it, so eviction could free num_ready - num_in_use cells. A leaf is

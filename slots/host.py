@@ -19,8 +19,8 @@ from .device import Ledger
 from .eviction import Candidates, EvictionPolicy
 from .plan import HostCopy, Restore, Save
 from .radix import CopySizes, Match, Node, PromptTree, Sequence, descendants, path, scope_of, without_copy
+from .reuse import Source
 from .scope import Scope
-from .source import Source
 from .tier import Cut, HostMemory, LowerTier, Record
 
 # ---- A tree of runs and recurrent states in host memory, within one budget of bytes. ------------------------------------

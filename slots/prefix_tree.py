@@ -16,8 +16,8 @@ from .device import Ledger
 from .eviction import EvictionPolicy, count_use
 from .host import Copies, HostTier
 from .radix import NO_TOKENS, Claim, Node, PromptTree, Section, Sequence, descendants, most_cached, path, without_copy
+from .reuse import Source
 from .scope import Scope
-from .source import Source
 
 
 class Pins:

@@ -16,8 +16,8 @@ import numpy as np
 
 from .costs import Costs
 from .plan import HostCopy
+from .reuse import Source
 from .scope import Scope
-from .source import Source
 
 # ---- Node ---------------------------------------------------------------------------------------------------------------
 # The records of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a blob a saved copy.

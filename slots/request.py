@@ -1,21 +1,21 @@
-"""A request as the scheduler sees it: its known tokens, and how many of them have KV."""
+"""A request: what was asked, and how far it is, with its known tokens and how many of them have KV."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from .lookup import Lookup
+from .plan import HostCopy
 from .prefix_tree import PrefixTree
 from .radix import Claim, Node, PromptTree, Section, Sequence, common_prefix
-from .reuse import MovedDocument, ReadDocuments, ids_of
+from .reuse import Reuse, ids_of
 from .scope import Scope
-from .source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,46 @@ class PlacedDocument:
     key: str
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MovedDocument:
+    """A document at positions [start, stop) of a prompt, which is read behind the prompt's front alone.
+
+    id, key: as in `PlacedDocument`. beginning (int32): the tokens up to the prompt's first document, one array of all its
+    documents; tokens (int32): its own. moves_from: the first position whose KV comes from there; the link tokens in front of
+    it are computed in place.
+    The first document stands where it was read: with it comes all that stands in front of it, and moves_from is 0.
+    """
+
+    id: str
+    key: str
+    start: int
+    stop: int
+    _: KW_ONLY
+    beginning: np.ndarray
+    tokens: np.ndarray
+    moves_from: int
+
+    @property
+    def front(self) -> int:
+        """The number of tokens up to the prompt's first document."""
+        return len(self.beginning)
+
+    @property
+    def text(self) -> np.ndarray:
+        """The tokens (int32) that it is read in."""
+        return np.concatenate((self.beginning, self.tokens))
+
+    @property
+    def distance(self) -> int:
+        """Positions from the place where it was read to that where it stands."""
+        return self.start - self.front
+
+    @property
+    def needed_from(self) -> int:
+        """The first position of its text whose KV is needed."""
+        return self.moves_from - self.distance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,16 +110,6 @@ class Layout:
         return next((label for stop, label in self.segments if position < stop), "the prompt")
 
 
-@dataclass(frozen=True, slots=True)
-class Reused:
-    """Prompt tokens at positions [start, stop) that were not computed. source: their origin. seconds: saved by that."""
-
-    start: int
-    stop: int
-    source: str
-    seconds: float
-
-
 class Prompt(Protocol):
     """A prompt whose documents may still be an unordered set; `num_tokens` bounds its length before it is laid out."""
 
@@ -90,16 +120,14 @@ class Prompt(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One request from submission to its end. priority: those of a higher one go first.
+    """What was asked. priority: those of a higher one go first. limit: the most tokens to generate.
 
     background: prefill while the server is idle, in small steps. guess: a background request for no client in particular;
     its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_lane: the one that
-    it waits for; -1: any.
-
-    `tokens[:num_tokens]` are known: the prompt, then generated tokens, sampled or forced by a grammar. `computed` of them
-    have KV; it chases `num_tokens`, and no other state tells prefill from decode. limit: the most tokens to generate.
+    it waits for; -1: any. snapshot_scope: of its snapshots, if its model cannot be cut and may keep them. draft: the source
+    of its drafts, if it has any.
     """
 
     id: int
@@ -112,9 +140,67 @@ class Request:
     guess: bool = False
     follows: int | None = None
     wanted_lane: int = -1
-    snapshot_scope: Scope | None = None  # of its snapshots, if its model cannot be cut and may keep them
-    draft: Lookup | None = None  # the source of its drafts, if it has any
+    snapshot_scope: Scope | None = None
+    draft: Lookup | None = None
 
+    @property
+    def index_scope(self) -> Scope:
+        """The scope of what it reads from the cache and leaves there."""
+        return self.snapshot_scope or self.scope
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything of it stays in the cache."""
+        return self.cache or self.snapshot_scope is not None
+
+
+# ---- The request as it goes on. -----------------------------------------------------------------------------------------
+
+
+class KvPart(NamedTuple):
+    """A copy of a document's KV, or of a part of it: positions [start, stop) of the text that it was read in."""
+
+    blob: HostCopy
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class ReadDocuments:
+    """The documents that a request has read or found, by their place in its layout.
+
+    pieces: their KV, which a request keeps whatever leaves the cache. front, tokens: how many tokens the request itself has
+    computed for it, of the front and of documents. reached: the position up to which reuse was counted. looked: how many of
+    the first documents were read or found cached when they were looked for last.
+    """
+
+    pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict)
+    front: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+    reached: int = 0
+    looked: int = 0
+
+    def count(self, document: int, front: int, start: int, stop: int) -> None:
+        """Count computed tokens at positions [start, stop) of the text that a document is read in."""
+        in_front = max(min(stop, front) - start, 0)
+        self.front += in_front
+        self.tokens[document] = self.tokens.get(document, 0) + stop - start - in_front
+
+    def forget_unmade(self) -> None:
+        """Forget copies that were decided and never made, because a step failed."""
+        made = {at: pieces for at, pieces in self.pieces.items() if all(piece.blob.data is not None for piece in pieces)}
+        self.pieces = made
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request from its submission to its end: it waits, runs, is preempted and resumes. The scheduler owns it.
+
+    `tokens[:num_tokens]` are known: the prompt, then generated tokens, sampled or forced by a grammar. `computed` of them
+    have KV; it chases `num_tokens`, and no other state tells prefill from decode.
+    """
+
+    request: Request
     layout: Layout | None = None
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     num_prompt: int = 0
@@ -126,22 +212,17 @@ class Request:
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
     taken: Node | None = None  # the run that its last snapshot stands behind; see there whether it is still kept
     claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are its private tail
-
     sequence: Sequence | None = None
     lane: int = -1
-    cached: int = 0  # prompt tokens that were not computed, at its first admission and by catching up
-    sources: dict[str, int] = field(default_factory=dict)  # those tokens by origin
-    reused: list[Reused] = field(default_factory=list)  # and where they stand, in order
     readings: ReadDocuments = field(default_factory=ReadDocuments)  # of documents that are read separately
-    num_preempted: int = 0
-    num_overtaken: int = 0  # later requests that were admitted before it
+    reuse: Reuse = field(default_factory=Reuse)
     num_failures: int = 0  # steps that failed while it ran, before its first token
 
     def lay_out(self, layout: Layout) -> None:
         """Take the final prompt, with room for all tokens to generate."""
         self.layout = layout
         self.num_prompt = self.num_tokens = len(layout.tokens)
-        self.tokens = np.empty(self.num_prompt + self.limit, np.int32)
+        self.tokens = np.empty(self.num_prompt + self.request.limit, np.int32)
         self.tokens[: self.num_prompt] = layout.tokens
 
     def claim(self, tree: PrefixTree) -> Claim:
@@ -151,14 +232,15 @@ class Request:
         placed = () if self.layout.moved else self.layout.documents  # a moved one is of no use to other prompts
         documents = [(document.key, document.start, document.stop) for document in placed]
         sections = self.layout.sections(self.num_tokens)
-        return tree.claim(self.scope, self.tokens[: self.num_tokens], stops, documents, guess=self.guess, sections=sections)
+        request, tokens = self.request, self.tokens[: self.num_tokens]
+        return tree.claim(request.scope, tokens, stops, documents, guess=request.guess, sections=sections)
 
     def ids(self, start: int, stop: int) -> np.ndarray:
         """Return tokens as the model knows them."""
         tokens = self.tokens[start:stop]
         return ids_of(tokens) if self.layout is not None and self.layout.moved else tokens
 
-    def step_back(self) -> Request:
+    def step_back(self) -> Job:
         """Be laid out again: a document has been read."""
         self.layout, self.computed = None, 0
         return self
@@ -167,8 +249,8 @@ class Request:
         """Begin again: a step failed before its first token. The time that it has waited stays."""
         self.step_back()
         self.claimed, self.taken, self.sequence = 0, None, None
-        self.cached, self.sources, self.reused = 0, {}, []
-        self.readings.reached = self.num_preempted = 0
+        self.reuse = Reuse(num_overtaken=self.reuse.num_overtaken)
+        self.readings.reached = 0
         self.readings.forget_unmade()
 
     @property
@@ -184,7 +266,7 @@ class Request:
     @property
     def has_begun(self) -> bool:
         """Whether it ran before, and waits to go on."""
-        return self.num_preempted > 0 or bool(self.readings.pieces)
+        return self.reuse.num_preempted > 0 or bool(self.readings.pieces)
 
     @property
     def keeps_layout(self) -> bool:
@@ -204,33 +286,22 @@ class Request:
         """Append the token that was sampled behind a drafted one: that one was right, so its KV counts."""
         self.append(token)
         self.computed += 1
-        if self.draft is not None:
-            self.draft.num_accepted += 1
+        if self.request.draft is not None:
+            self.request.draft.num_accepted += 1
 
-    def waits_for(self, leader: Request, min_shared: int) -> bool:
+    def waits_for(self, leader: Job, min_shared: int) -> bool:
         """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start.
 
         Only tokens in the tree count: a tail is private, even where two requests generate the same one. With snapshots,
         only those count that stand in front of one.
         """
-        if leader.index_scope != self.index_scope or leader.computed != self.computed:
+        if leader.request.index_scope != self.request.index_scope or leader.computed != self.computed:
             return False
         shared = common_prefix(leader.tokens[: leader.claimed], self.tokens[: self.claimed])
         shared = min(shared, self.num_tokens - self.rest)
-        if self.snapshot_scope is not None:
+        if self.request.snapshot_scope is not None:
             shared = max((stop for stop in leader.stops if stop <= shared), default=0)
         return shared > self.computed and shared - self.started_at >= min_shared
-
-    @property
-    def index_scope(self) -> Scope:
-        """The scope of what it reads from the cache and leaves there."""
-        return self.snapshot_scope or self.scope
-
-    @property
-    def source(self) -> str:
-        """The origin of most of its cached tokens."""
-        most = max(self.sources, key=lambda source: self.sources[source], default=Source.NONE)
-        return most if self.sources.get(most) else Source.NONE
 
     @property
     def decoding(self) -> bool:

@@ -17,37 +17,36 @@ from collections.abc import Iterable, Iterator
 from .plan import HostCopy, Save, Span
 from .prefix_tree import PrefixTree
 from .radix import Node, PromptTree, path
-from .request import Layout, PlacedDocument, Request
-from .reuse import KvPart, MovedDocument
+from .request import Job, KvPart, Layout, MovedDocument, PlacedDocument
 from .scope import Scope
 
 
-def next_stage(tree: PromptTree, request: Request, whole: Layout) -> Layout:
+def next_stage(tree: PromptTree, job: Job, whole: Layout) -> Layout:
     """Return the layout of a request's next stage. whole: that of its prompt."""
-    readings, count = request.readings, len(whole.moved)
+    readings, count = job.readings, len(whole.moved)
     first = readings.looked
     # On from the last one, so that all stages together look once at each. Then at the others, which may have left since.
     for at in (*range(first, count), *range(first)):
         readings.looked = at
-        if at not in readings.pieces and not _is_cached(tree, request.scope, whole.moved[at]):
+        if at not in readings.pieces and not _is_cached(tree, job.request.scope, whole.moved[at]):
             return _stage(whole, at, whole.moved[at])
     return whole
 
 
-def note_read(tree: PrefixTree, request: Request, span: Span) -> None:
+def note_read(tree: PrefixTree, job: Job, span: Span) -> None:
     """Take over a computed span of a document; keep a copy once it is read, whatever leaves the cache from now on."""
-    assert request.layout is not None and request.layout.reads is not None
-    at, document = request.layout.reads
-    request.readings.count(at, document.front, span.start, span.stop)
-    if request.computed == request.num_tokens:
-        request.readings.pieces[at] = _copies(tree, request.scope, document)
+    assert job.layout is not None and job.layout.reads is not None
+    at, document = job.layout.reads
+    job.readings.count(at, document.front, span.start, span.stop)
+    if job.computed == job.num_tokens:
+        job.readings.pieces[at] = _copies(tree, job.request.scope, document)
 
 
-def keep_moved(tree: PrefixTree, request: Request) -> None:
+def keep_moved(tree: PrefixTree, job: Job) -> None:
     """Keep copies of the documents that a request is about to move and has not read itself."""
-    assert request.layout is not None
-    pieces, moved = request.readings.pieces, request.layout.moved
-    missing = {at: list(_runs(tree, request.scope, document)) for at, document in enumerate(moved) if at not in pieces}
+    assert job.layout is not None
+    pieces, moved = job.readings.pieces, job.layout.moved
+    missing = {at: list(_runs(tree, job.request.scope, document)) for at, document in enumerate(moved) if at not in pieces}
     # All copies that there are first: to make another one may push them out of host memory.
     found = {at: [(run, _piece(run)) for run in runs] for at, runs in missing.items()}
     pieces |= {at: tuple(piece or _copied(tree, run) for run, piece in runs) for at, runs in found.items()}
@@ -59,14 +58,14 @@ def num_placed(tree: PromptTree, scope: Scope, layout: Layout, reached: int) -> 
     return sum(one.stop - max(one.moves_from, reached) for one in behind if _is_cached(tree, scope, one))
 
 
-def keeps_copies(request: Request) -> bool:
+def keeps_copies(job: Job) -> bool:
     """Return whether a request that is laid out keeps copies of documents."""
-    return request.layout is not None and (request.is_reading or bool(request.layout.moved))
+    return job.layout is not None and (job.is_reading or bool(job.layout.moved))
 
 
-def num_kept(requests: Iterable[Request]) -> int:
+def num_kept(jobs: Iterable[Job]) -> int:
     """Return how many tokens requests keep copies of that are none of the host tier's, or none any more."""
-    pieces = (piece for one in requests for pieces in one.readings.pieces.values() for piece in pieces)
+    pieces = (piece for one in jobs for pieces in one.readings.pieces.values() for piece in pieces)
     return sum(len(blob) for blob in {piece.blob for piece in pieces if not piece.blob.users})
 
 

@@ -649,11 +649,11 @@ async def _submit(request: Request) -> tuple[list[Generation], MessagesReply]:
     submission = await while_connected(request, accept(request, chat, kind="msg_"))
     assert submission.turn is not None
     generations = service.submit(submission)
-    answered = generations[0].request
+    answered = generations[0]
     dialect = MessagesReply(
         envelope(request, submission, generations),
         submission.turn.chat.shown_reader(),
-        lambda: (answered.num_prompt, answered.cached),
+        lambda: (answered.job.num_prompt, answered.job.reuse.cached),
         shows_thoughts=asked.shows_thoughts,
         caches=service.intake.caches(chat),
     )

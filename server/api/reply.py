@@ -513,7 +513,7 @@ def _speller(service: Service, dialect: ReplyFormat) -> Spell | None:
     """Return what spells the prompts, for an answer that shows them."""
 
     async def spell(generation: Generation) -> str:
-        layout = generation.request.layout
+        layout = generation.job.layout
         assert layout is not None
         return await asyncio.to_thread(service.model.detokenize, layout.ids, special=True)
 

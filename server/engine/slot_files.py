@@ -14,8 +14,8 @@ from time import perf_counter
 from ...slots import record
 from ...slots.host import load_records
 from ...slots.record import CorruptFile, ForeignFile
+from ...slots.reuse import Source
 from ...slots.slot import Histories, Lane
-from ...slots.source import Source
 from ...slots.tier import LowerTier, Provenance, Record
 from ..http.api_errors import RequestError
 from .engine import Engine
@@ -133,9 +133,9 @@ class LaneStore:
 
     def _lane(self, number: int) -> Lane:
         lane = self._scheduler.lanes[number]
-        if lane.request is not None and lane.request.background:
+        if lane.job is not None and lane.job.request.background:
             self._background.drop_all()  # no client waits for it
-        if lane.request is not None:
+        if lane.job is not None:
             raise RequestError(f"slot {number} is running a request: try again when it has ended", status=503, retry_after=1)
         return lane
 

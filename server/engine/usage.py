@@ -10,7 +10,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from ...slots.request import Layout, Reused
+from ...slots.request import Layout
+from ...slots.reuse import ReusedSpan
 
 ID_BYTES = 8
 
@@ -155,7 +156,7 @@ def document_reuse(layout: Layout, num_cached: int) -> list[DocumentUsage]:
     ]
 
 
-def moved_reuse(layout: Layout, reused: Sequence[Reused]) -> list[DocumentUsage]:
+def moved_reuse(layout: Layout, reused: Sequence[ReusedSpan]) -> list[DocumentUsage]:
     """Return how much of each document was not computed, where documents are read separately."""
     return [
         {
@@ -167,7 +168,7 @@ def moved_reuse(layout: Layout, reused: Sequence[Reused]) -> list[DocumentUsage]
     ]
 
 
-def first_gap(reused: Sequence[Reused]) -> int:
+def first_gap(reused: Sequence[ReusedSpan]) -> int:
     """Return the first position that was computed."""
     at = 0
     for one in reused:
@@ -177,7 +178,7 @@ def first_gap(reused: Sequence[Reused]) -> int:
     return at
 
 
-def segment_reuse(layout: Layout, reused: Sequence[Reused], adapters: str = "") -> list[SegmentReuse]:
+def segment_reuse(layout: Layout, reused: Sequence[ReusedSpan], adapters: str = "") -> list[SegmentReuse]:
     """Return the parts of a prompt in order, each with the tokens of it that were not computed. adapters: as in `Scope`."""
     ids = ids_at(layout.tokens, [stop for stop, _ in layout.segments], adapters)
     starts = [0, *(stop for stop, _ in layout.segments)]

@@ -9,11 +9,11 @@ from slotcache.slots.archive import Archive
 from slotcache.slots.host import HostTier
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import Request
+from slotcache.slots.request import Job, Request
+from slotcache.slots.reuse import ON_DEVICE, Source
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
-from slotcache.slots.source import ON_DEVICE, Source
 from slotcache.slots.tier import Record
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut
@@ -35,25 +35,24 @@ def scheduler_of(max_bytes=0, host=0):
 def ask(scheduler, memory, tokens):
     """Have a hybrid compute a prompt."""
     prompt, alone = Fixed(tokens, [len(tokens)]), Scope.private(len(tokens))
-    request = Request(len(tokens), prompt, 1, alone, cache=False, snapshot_scope=COMMON)
-    scheduler.submit(request)
-    while request.num_tokens == request.num_prompt:
+    job = scheduler.submit(Request(len(tokens), prompt, 1, alone, cache=False, snapshot_scope=COMMON))
+    while job.num_tokens == job.num_prompt:
         plan = scheduler.plan()
         scheduler.commit(plan, memory.run(plan))
-    scheduler.finish(request)
+    scheduler.finish(job)
     memory.run(scheduler.plan())
-    return request
+    return job
 
 
 @pytest.mark.parametrize("source", [source for source in Source if source is not Source.NONE])
 def test_what_is_brought_back_saves_less_than_what_is_there(source):
     scheduler = scheduler_of()
-    request = Request(0, Fixed(PROMPT, [30]), 1, COMMON)
-    scheduler.counters.count_cached(request, source, 20)
-    (reused,) = request.reused
+    job = Job(Request(0, Fixed(PROMPT, [30]), 1, COMMON))
+    scheduler.counters.count_cached(job, source, 20)
+    (reused,) = job.reuse.spans
     whole = scheduler.tree.profile.seconds(0, 20)
     assert whole == pytest.approx(2.0) and reused.seconds == pytest.approx(whole * (1 if source in ON_DEVICE else 1 - SHARE))
-    assert request.source == source and scheduler.counters.cached_tokens == {source: 20}
+    assert job.reuse.source == source and scheduler.counters.cached_tokens == {source: 20}
 
 
 @pytest.mark.parametrize(("origin", "source"), [(Source.HOST, Source.SNAPSHOT), (Source.DISK, Source.DISK)])
@@ -63,10 +62,10 @@ def test_a_state_counts_by_its_tier_and_its_restore_takes_time(origin, source):
     records = [first.snapshots.get(node) for node in first.snapshots.of(COMMON)]
     again, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
     assert records and all(record and again.snapshots.put(record, origin) for record in records)
-    request = ask(again, memory, [*PROMPT, 77])
-    assert request.cached == 30 and request.source == source
+    job = ask(again, memory, [*PROMPT, 77])
+    assert job.reuse.cached == 30 and job.reuse.source == source
     whole = again.tree.profile.seconds(0, 30)
-    assert sum(one.seconds for one in request.reused) == pytest.approx((1 - SHARE) * whole)
+    assert sum(one.seconds for one in job.reuse.spans) == pytest.approx((1 - SHARE) * whole)
 
 
 @pytest.mark.parametrize(("source", "is_noted"), [(Source.HOST, True), (Source.DISK, False), ("another tier", False)])
