@@ -13,13 +13,13 @@ now, but running requests will compute the rest of their prompts into them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 
 from .plan import Clear, HostCopy, Operation, Restore, Save, Share, Trim
 from .prefix_tree import PrefixTree
 from .radix import Node, PromptTree, path
 from .request import Job, Layout, Prompt
 from .scope import Scope
-from .separate import keeps_copies, num_kept, num_placed
 
 # ---- Swap ---------------------------------------------------------------------------------------------------------------
 # Swapping: while a prompt is computed, the KV of other requests is in host memory. It comes back behind the step.
@@ -145,13 +145,12 @@ class Cells:
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
         """Return whether a prompt fits beside running requests and their promised cells. Alone, each accepted one fits.
 
-        waiting: other requests, which may keep copies of separate documents beside the host tier's. A request that would
-        keep more does not fit while all of these take more host memory than the cells.
+        waiting: other requests, which may keep something beside the cells, too.
         """
         tree = self._tree
         if not self._running:
             return True
-        if keeps_copies(job) and num_kept((*self._running, *waiting)) > tree.ledger.num_cells:
+        if not job.strategy.has_room(job, chain(self._running, waiting)):
             return False
         match = tree.match(job.request.scope, job.tokens[: job.num_tokens])
         reclaimable = tree.ledger.num_reclaimable - match.evictable
@@ -163,7 +162,7 @@ class Cells:
         """Return how many tokens a background request would compute, and whether the cells for them are free."""
         layout = prompt.arrange(self._index, scope)
         reused = self._index.reusable(scope, layout.tokens)
-        missing = len(layout.tokens) - reused - num_placed(self._tree, scope, layout, reused)
+        missing = len(layout.tokens) - reused - layout.num_placed(self._tree, scope, reused)
         return missing, self._fits_free(layout, scope)
 
     def _fits_free(self, layout: Layout, scope: Scope) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from .prefix_tree import PrefixTree
 from .request import Job
-from .reuse import ON_DEVICE, ReusedSpan, Source
+from .reuse import ON_DEVICE, ReusedSpan
 
 
 @dataclass(slots=True)
@@ -51,31 +51,12 @@ class Counters:
         self.generated_tokens += 1
         self.accepted_tokens += 1
 
-    def count_cached(self, job: Job, source: str, tokens: int) -> None:
-        """Count prompt tokens that a request need not compute, behind those that have KV.
+    def count_cached(self, job: Job, source: str, start: int, tokens: int) -> None:
+        """Count prompt tokens from position `start` on that a request need not compute.
 
-        Only at its first admission, and only if it has a client. KV that it computed itself for a document does not count.
+        Only at its first admission, and only if it has a client.
         """
-        start = max(job.reuse.cached, job.computed, job.readings.reached)
-        if job.layout is not None and job.layout.moved:
-            job.readings.reached = start + tokens
-            front = job.layout.moved[0].front
-            own = job.readings.front if start < front else 0
-            tokens = max(min(start + tokens, front - own) - start, 0) if own else tokens
-        self._count(job, source, start, tokens)
-
-    def count_moved(self, job: Job, at: int, start: int) -> None:
-        """Count a document, by its place among the moved ones, that came to its place from position `start` on."""
-        assert job.layout is not None
-        document, readings = job.layout.moved[at], job.readings
-        num_read = readings.tokens.get(at, 0) + min(readings.front, max(document.front - start, 0))
-        readings.reached = document.stop
-        if not job.request.cache:
-            return  # from another document of the request, that begins alike
-        self._count(job, Source.MOVED, start, max(document.stop - num_read - start, 0))
-
-    def _count(self, job: Job, source: str, start: int, tokens: int) -> None:
-        if job.reuse.num_preempted or job.request.background or job.is_reading:
+        if job.reuse.num_preempted or job.request.background:
             return
         if tokens:
             job.reuse.spans.append(ReusedSpan(start, start + tokens, source, self._seconds(start, tokens, source)))

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from .radix import PromptTree
-from .request import Job, Layout
-from .separate import next_stage
+from .request import Job, Layout, Request, Strategy
 
 LOOK_AHEAD = 16  # requests at the head of the queue that are compared, so that an admission takes bounded time
 
@@ -32,13 +31,20 @@ class Rejected(Exception):
 class Queue:
     """Waiting requests. window: how many later requests may be admitted before a waiting one.
 
+    strategy: chooses the way in which a request reuses KV, by its whole prompt.
     may_start: whether a request could have a lane now. One that waits for a busy lane holds up no other; when the lane is
     idle, it counts as overtaken by all that went before it. Blocked: the next request did not fit, and no cell has been
     freed since.
     """
 
-    def __init__(self, tree: PromptTree, window: int = 32, may_start: Callable[[Job], bool] = lambda job: True) -> None:
-        self._tree, self._may_start = tree, may_start
+    def __init__(
+        self,
+        tree: PromptTree,
+        window: int,
+        may_start: Callable[[Job], bool],
+        strategy: Callable[[Request, Layout], Strategy],
+    ) -> None:
+        self._tree, self._may_start, self._strategy = tree, may_start, strategy
         self._window = window
         self._waiting: deque[Job] = deque()
         self._rejected: list[tuple[Job, Exception]] = []
@@ -141,7 +147,9 @@ class Queue:
         prompt, scope = job.request.prompt, job.request.index_scope
         rivals = [other.request.prompt for other in waiting if other is not job and other.request.index_scope == scope]
         try:
-            return next_stage(self._tree, job, prompt.arrange(self._tree, scope, rivals))
+            whole = prompt.arrange(self._tree, scope, rivals)
+            job.strategy = self._strategy(job.request, whole)
+            return job.strategy.stage(job, whole)
         except Exception as error:
             self._waiting.remove(job)
             raise Rejected(job, error) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from .lookup import Lookup
-from .plan import HostCopy
+from .plan import HostCopy, Span
 from .prefix_tree import PrefixTree
-from .radix import Claim, Node, PromptTree, Section, Sequence, common_prefix
+from .radix import Claim, Node, PromptTree, RadixTree, Section, Sequence, common_prefix, path
 from .reuse import Reuse, ids_of
 from .scope import Scope
 
@@ -67,6 +67,23 @@ class MovedDocument:
         """The first position of its text whose KV is needed."""
         return self.moves_from - self.distance
 
+    def runs(self, tree: RadixTree, scope: Scope) -> Iterator[tuple[Node, int, int]]:
+        """Yield the runs that a tree has of it, each with the positions of its text that stand there."""
+        match = tree.match(scope, self.text)
+        for node in reversed(list(path(match.node))):
+            start, stop = max(node.start, self.needed_from), min(node.end, match.length)
+            if start < stop:
+                yield node, start, stop
+
+    def is_cached(self, tree: RadixTree, scope: Scope) -> bool:
+        """Return whether all of its KV is on the device or in host memory."""
+        at = self.needed_from
+        for node, start, stop in self.runs(tree, scope):
+            if start != at or (node.blob is None and node.start + node.ready < stop):
+                return False
+            at = stop
+        return at == self.front + len(self.tokens)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
@@ -89,12 +106,31 @@ class Layout:
     @property
     def ids(self) -> np.ndarray:
         """The tokens (int32) as the model knows them."""
-        return ids_of(self.tokens) if self.moved else self.tokens
+        return self.ids_of(self.tokens)
+
+    @property
+    def texts(self) -> list[np.ndarray]:
+        """What has to stay cached for all of it to be reused: the documents that are moved, as they are read, and itself."""
+        return [*(document.text for document in self.moved), self.tokens]
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """(key, start, stop) of the documents that are of use to other prompts where they stand: none that is moved."""
+        return [] if self.moved else [(document.key, document.start, document.stop) for document in self.documents]
+
+    def ids_of(self, tokens: np.ndarray) -> np.ndarray:
+        """Return some of its tokens, or of its answer, as the model knows them."""
+        return ids_of(tokens) if self.moved else tokens
 
     def moved_at(self, position: int) -> int | None:
         """Return the document, by its place among the moved ones, that brings a position's KV; None: none does."""
         at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1
         return at if at >= 0 and position < self.moved[at].stop else None
+
+    def num_placed(self, tree: RadixTree, scope: Scope, reached: int) -> int:
+        """Return how many tokens documents that are cached now bring to it, behind its first `reached` ones."""
+        behind = (document for document in self.moved if document.stop > reached)
+        return sum(one.stop - max(one.moves_from, reached) for one in behind if one.is_cached(tree, scope))
 
     def sections(self, num_tokens: int) -> list[Section]:
         """Return what is computed of the first `num_tokens` tokens: all that stands between documents that are moved."""
@@ -192,6 +228,42 @@ class ReadDocuments:
         self.pieces = made
 
 
+class Strategy(Protocol):
+    """How jobs come by KV that they need not compute. One serves all jobs of its kind; the usual one is `PlainKV`."""
+
+    def stage(self, job: Job, whole: Layout) -> Layout:
+        """Return what is computed next of a prompt: all of it, or a document that has to be read before."""
+        ...
+
+    def has_room(self, job: Job, others: Iterable[Job]) -> bool:
+        """Return whether what it keeps beside the cells has room. others: the jobs that run or wait."""
+        ...
+
+    def begin(self, job: Job, waiting: Iterable[Job]) -> None:
+        """Give it a sequence, with all KV that its prompt finds, and set `computed`."""
+        ...
+
+    def catch_up(self, job: Job, num_cells: int) -> None:
+        """Take over what others have computed since its last span. num_cells: that the step has taken."""
+        ...
+
+    def next_stop(self, job: Job) -> int:
+        """Return where its next span ends at the latest; where it stands, if nothing can be computed now."""
+        ...
+
+    def sharable(self, leader: Job, upto: int) -> int:
+        """Return how many of the first `upto` tokens others can take over once `leader` has computed them."""
+        ...
+
+    def reached(self, job: Job, span: Span) -> bool:
+        """Keep what stands behind a computed span. True: the stage has ended, and the job goes back to the queue."""
+        ...
+
+    def leave(self, job: Job) -> None:
+        """Keep what its sequence holds, and give that up."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A request from its submission to its end: it waits, runs, is preempted and resumes. The scheduler owns it.
@@ -201,6 +273,7 @@ class Job:
     """
 
     request: Request
+    strategy: Strategy = field(init=False)  # once it is laid out
     layout: Layout | None = None
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     num_prompt: int = 0
@@ -219,7 +292,7 @@ class Job:
     num_failures: int = 0  # steps that failed while it ran, before its first token
 
     def lay_out(self, layout: Layout) -> None:
-        """Take the final prompt, with room for all tokens to generate."""
+        """Take the prompt of its next stage, with room for all tokens to generate."""
         self.layout = layout
         self.num_prompt = self.num_tokens = len(layout.tokens)
         self.tokens = np.empty(self.num_prompt + self.request.limit, np.int32)
@@ -229,16 +302,14 @@ class Job:
         """Put its prompt into the tree, with nodes that end where its segments end."""
         assert self.layout is not None
         stops = [*self.layout.stops, self.num_tokens]
-        placed = () if self.layout.moved else self.layout.documents  # a moved one is of no use to other prompts
-        documents = [(document.key, document.start, document.stop) for document in placed]
-        sections = self.layout.sections(self.num_tokens)
+        places, sections = self.layout.places, self.layout.sections(self.num_tokens)
         request, tokens = self.request, self.tokens[: self.num_tokens]
-        return tree.claim(request.scope, tokens, stops, documents, guess=request.guess, sections=sections)
+        return tree.claim(request.scope, tokens, stops, places, guess=request.guess, sections=sections)
 
     def ids(self, start: int, stop: int) -> np.ndarray:
         """Return tokens as the model knows them."""
-        tokens = self.tokens[start:stop]
-        return ids_of(tokens) if self.layout is not None and self.layout.moved else tokens
+        assert self.layout is not None
+        return self.layout.ids_of(self.tokens[start:stop])
 
     def step_back(self) -> Job:
         """Be laid out again: a document has been read."""
@@ -257,11 +328,6 @@ class Job:
     def is_suspect(self) -> bool:
         """Whether it may be what made a step fail: it runs alone until its first token shows that it is not."""
         return self.num_failures > 0 and self.num_tokens == self.num_prompt
-
-    @property
-    def pauses(self) -> tuple[int, ...]:
-        """Return where its prefill pauses for documents that are moved."""
-        return tuple(document.moves_from for document in self.layout.moved) if self.layout is not None else ()
 
     @property
     def has_begun(self) -> bool:
@@ -292,15 +358,12 @@ class Job:
     def waits_for(self, leader: Job, min_shared: int) -> bool:
         """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start.
 
-        Only tokens in the tree count: a tail is private, even where two requests generate the same one. With snapshots,
-        only those count that stand in front of one.
+        Only tokens in the tree count: a tail is private, even where two requests generate the same one.
         """
         if leader.request.index_scope != self.request.index_scope or leader.computed != self.computed:
             return False
         shared = common_prefix(leader.tokens[: leader.claimed], self.tokens[: self.claimed])
-        shared = min(shared, self.num_tokens - self.rest)
-        if self.request.snapshot_scope is not None:
-            shared = max((stop for stop in leader.stops if stop <= shared), default=0)
+        shared = self.strategy.sharable(leader, min(shared, self.num_tokens - self.rest))
         return shared > self.computed and shared - self.started_at >= min_shared
 
     @property

@@ -21,52 +21,15 @@ from .cells import Cells
 from .costs import PrefillBudget, chunk_size
 from .counters import Counters
 from .drafts import Drafts
-from .plan import Plan, Restore, Span
+from .plan import Plan, Span
 from .prefix_tree import Pins, PrefixTree
 from .queue import Queue
 from .radix import NO_TOKENS, PromptTree, descendants, path
-from .request import Job, Request
-from .reuse import Source
-from .separate import keep_moved, note_read
+from .request import Job, Layout, Request, Strategy
+from .separate import SeparateDocuments
 from .slot import Lanes
-from .snapshots import Snapshots, next_stop
-
-
-def fetch(tree: PrefixTree, cells: Cells, counters: Counters, job: Job, *, spans: int = 0) -> None:
-    """Bring back all KV that follows the request's own, while cells are free for it.
-
-    spans: cells that the step needs for its own tokens, as far as it is planned.
-    """
-    assert job.sequence is not None
-    while True:
-        if (needed := tree.copies.restorable(job.sequence)) and cells.reserve(spans + needed):
-            for source, tokens in tree.copies.restore(job.sequence):
-                counters.count_cached(job, source, tokens)
-        if not place(tree, cells, counters, job, spans=spans):
-            return
-
-
-def place(tree: PrefixTree, cells: Cells, counters: Counters, job: Job, *, spans: int = 0) -> bool:
-    """Move the documents that follow the request's KV to their places. False: none follows, or no cells are free for it.
-
-    All that follow each other at once: each change of the path walks all of it.
-    """
-    sequence, layout = job.sequence, job.layout
-    assert sequence is not None and layout is not None
-    start = reached = sequence.length
-    while (at := layout.moved_at(reached)) is not None and cells.reserve(spans + layout.moved[at].stop - start):
-        document = layout.moved[at]
-        distance = document.distance
-        for piece in job.readings.pieces[at]:
-            first, last = max(piece.start + distance, reached), piece.stop + distance
-            if first < last:
-                tree.ledger.perform(Restore(piece.blob, sequence.id, first, last, distance=distance))
-        counters.count_moved(job, at, reached)
-        reached = document.stop
-    if reached > start:
-        tree.ledger.advance(sequence, reached)
-    return reached > start
-
+from .snapshots import FromSnapshots, Snapshots
+from .strategy import PlainKV
 
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
@@ -77,11 +40,12 @@ class StepBuilder:
     is_decode_turn: decode took a step of its own, since both together cost more; the next step is for prompts, if any wait.
     """
 
-    def __init__(self, tree: PrefixTree, cells: Cells, snapshots: Snapshots, counters: Counters) -> None:
-        self._tree, self._cells, self._snapshots, self._counters = tree, cells, snapshots, counters
+    def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters) -> None:
+        self._tree, self._cells, self._counters = tree, cells, counters
         self.jobs: list[Job] = []
         self.spans: list[Span] = []
         self.checked: list[tuple[Job, Span]] = []  # those with drafts, once they are computed
+        self.staged: list[Job] = []  # those that have ended a stage, and not their prompt
         self.num_tokens = 0
         self.is_decode_turn = False
         self._num_cells = 0  # cells of the spans, and of one token behind each prompt
@@ -97,11 +61,6 @@ class StepBuilder:
         """Whether no client waits for its results."""
         return all(job.request.background for job in self.jobs)
 
-    @property
-    def have_read(self) -> list[Job]:
-        """Return the requests that have read a document for their prompt to its end."""
-        return [one for one in self.jobs if one.is_reading and one.computed == one.num_tokens]
-
     def decode(self, jobs: Iterable[Job], drafts: Sequence[np.ndarray] = ()) -> None:
         """Add the last token of each request, and its draft. Their cells are free. drafts: of each request, or none."""
         for job, draft in zip(jobs, drafts or repeat(NO_TOKENS), strict=False):
@@ -115,7 +74,7 @@ class StepBuilder:
         Tokens that a grammar forced on an answer go before all prompts: a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: (not job.answering, -job.request.priority, job.due)):
-            self._catch_up(job)
+            job.strategy.catch_up(job, self._num_cells)
             if self._follows_a_leader(job):
                 continue
             self._leaders.append(job)
@@ -141,10 +100,8 @@ class StepBuilder:
                     self._counters.idle_tokens += len(span.tokens)
                 else:
                     self._counters.prefilled_tokens += len(span.tokens)
-            if job.is_reading:
-                note_read(self._tree, job, span)
-            if job.request.snapshot_scope is not None and job.computed in job.stops:
-                self._snapshots.take(job)
+            if job.strategy.reached(job, span):
+                self.staged.append(job)
             if span.logits:
                 token = next(tokens)
                 job.append(token)
@@ -152,34 +109,15 @@ class StepBuilder:
                 progress.append((job, token))
         return progress
 
-    def _catch_up(self, job: Job) -> None:
-        """Share KV of this request's prompt that other requests have computed since its last span."""
-        assert job.sequence is not None
-        if job.request.snapshot_scope is not None:
-            has_room = self._cells.reserve(self._num_cells + job.num_tokens - job.computed)
-            source, gained = self._snapshots.load(job) if has_room else (Source.NONE, 0)
-        else:
-            source, gained = Source.FORK, self._tree.ledger.catch_up(job.sequence)
-        if gained:
-            self._counters.count_cached(job, source, gained)
-            job.computed += gained
-        if place(self._tree, self._cells, self._counters, job, spans=self._num_cells):
-            fetch(self._tree, self._cells, self._counters, job, spans=self._num_cells)
-            job.computed = job.sequence.length
-
     def _follows_a_leader(self, job: Job) -> bool:
         """Return whether this step computes the next tokens of this request for another one."""
         return any(job.waits_for(leader, self._tree.costs.min_shared) for leader in self._leaders)
 
     def _size(self, job: Job, num_tokens: int) -> int:
-        """Return how many tokens of a prompt to compute: at most `num_tokens`, up to its next snapshot, if cells allow."""
+        """Return how many tokens of a prompt to compute: at most `num_tokens`, up to its next stop, if cells allow."""
         costs = self._tree.costs
         most = min(num_tokens, self._background_size(job.computed)) if job.request.background else num_tokens
-        assert job.layout is not None
-        if job.layout.moved_at(job.computed) is not None:
-            return 0  # no cells are free for the document that is to be moved here
-        stop = next_stop(job.stops, job.computed) or job.num_tokens
-        size = chunk_size(stop - job.computed, most, costs)
+        size = chunk_size(job.strategy.next_stop(job) - job.computed, most, costs)
         if size > 0 and not self._cells.reserve(self._num_cells + size):
             size = self._cells.num_free - self._num_cells
         return max(size, 0)
@@ -240,12 +178,15 @@ class Scheduler:
         self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
         self.snapshots = Snapshots(tree, 0) if snapshots is None else snapshots
         self.index: PromptTree = self.snapshots if self.snapshots.max_bytes else tree  # what prompts are compared with
-        self.waiting = Queue(self.index, window, self.lanes.may_take)
+        self.waiting = Queue(self.index, window, self.lanes.may_take, self._strategy)
         self.drafts = drafts or Drafts(tree.costs)
         self.running: list[Job] = []  # in order of admission
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
-        self.step = StepBuilder(tree, self.cells, self.snapshots, self.counters)  # of the last plan
+        self.step = StepBuilder(tree, self.cells, self.counters)  # of the last plan
+        self._plain = PlainKV(tree, self.cells, self.counters)
+        self._separate = SeparateDocuments(tree, self.cells, self.counters)
+        self._from_snapshots = FromSnapshots(tree, self.cells, self.counters, self.snapshots)
 
     # ---- requests come and go --------------------------------------------------------------------------------------
 
@@ -299,7 +240,7 @@ class Scheduler:
         Returns the requests with a new token, and the token; the caller decides whether a request is finished.
         """
         progress = self.step.commit(plan, sampled)
-        for job in self.step.have_read:
+        for job in self.step.staged:
             self._leave(job)
             self.waiting.resume(job.step_back(), blocks=False)
         return progress
@@ -337,7 +278,7 @@ class Scheduler:
             job.start_over()
         self._void(keep)
         self.cells.forget_order()
-        self.step = StepBuilder(self.tree, self.cells, self.snapshots, self.counters)
+        self.step = StepBuilder(self.tree, self.cells, self.counters)
         self.waiting.restart(again)
         self.counters.restarts += len(again)
         return failed, again
@@ -362,13 +303,13 @@ class Scheduler:
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.decoding for one in self.running) or len({one.answering for one in self.running}) > 1
         if apart and self.step.is_decode_turn and streams:
-            step = StepBuilder(self.tree, self.cells, self.snapshots, self.counters)
+            step = StepBuilder(self.tree, self.cells, self.counters)
             same = [job for job in self.running if job.request.scope.adapters == last and not job.decoding]
             step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.passed_over, same)))
             if step.spans:
                 return step
         while True:
-            step = StepBuilder(self.tree, self.cells, self.snapshots, self.counters)
+            step = StepBuilder(self.tree, self.cells, self.counters)
             while not self.cells.reserve(len(decoding := in_turn(self.running, last, decoding=True))):
                 self._preempt()
             step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))
@@ -412,22 +353,18 @@ class Scheduler:
                 break
         return started
 
+    def _strategy(self, request: Request, whole: Layout) -> Strategy:
+        """Return how a request reuses KV. whole: its prompt."""
+        if whole.moved:
+            return self._separate
+        return self._plain if request.snapshot_scope is None else self._from_snapshots
+
     def _start(self, job: Job) -> None:
-        """Run a request that has left the queue: claim its path, bring back its KV, give it a lane."""
-        keep_moved(self.tree, job)
-        claim = job.claim(self.tree)
-        job.sequence, job.claimed, job.rest = claim.sequence, job.num_tokens, self.tree.rest
-        self.counters.count_cached(job, claim.source, claim.cached)
-        if not job.request.guess:
-            self.cells.spill_idle(job)
-        fetch(self.tree, self.cells, self.counters, job)
-        if job.request.snapshot_scope is not None and self.cells.reserve(job.num_tokens):
-            self.counters.count_cached(job, *self.snapshots.load(job))
-        job.computed = job.started_at = claim.sequence.length
-        has_states = job.request.snapshot_scope is not None
-        job.stops = self.snapshots.stops(job, self.waiting) if has_states else job.pauses
+        """Run a request that has left the queue: give it what is known of its prompt, and a lane."""
+        job.strategy.begin(job, self.waiting)
+        assert job.sequence is not None
         job.due = self.counters.prompt_tokens + job.num_lacking
-        self.lanes.take(job, claim.sequence.id)
+        self.lanes.take(job, job.sequence.id)
         self.running.append(job)
 
     def _preempt(self) -> None:
@@ -445,10 +382,7 @@ class Scheduler:
 
     def _leave(self, job: Job) -> None:
         """Take a request off its lane; its KV stays in the tree, parked."""
-        assert job.sequence is not None
-        if job.request.snapshot_scope is not None:
-            self.snapshots.take(job)
-        self.tree.release(job.sequence, job.tokens[job.claimed : max(job.computed, job.claimed)])
+        job.strategy.leave(job)
         self.running.remove(job)
         self.lanes.leave(job)
         job.sequence = None

@@ -9,16 +9,19 @@ sequence. llama-server keeps whole states, and calls them context checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import takewhile
 
+from .cells import Cells
+from .counters import Counters
 from .eviction import EvictionPolicy
 from .host import StateTree, restores_to
-from .plan import HostCopy, Load, Save, Snap
+from .plan import HostCopy, Load, Save, Snap, Span
 from .prefix_tree import PrefixTree
 from .radix import Node, path
 from .request import Job
 from .reuse import Source
+from .strategy import PlainKV
 from .tier import Cut
 
 SPACING = 64  # tokens between two states of a prompt
@@ -174,6 +177,40 @@ def _repeats_an_answer(job: Job) -> bool:
     return job.computed in stops and not documents.issuperset(behind[:-1])
 
 
-def next_stop(stops: Sequence[int], computed: int) -> int | None:
-    """Return the first of these ascending stops behind position `computed`."""
-    return next((stop for stop in stops if stop > computed), None)
+class FromSnapshots(PlainKV):
+    """Reuse by a model whose memory cannot be cut: what the tree has of a request is its own alone, the rest are states."""
+
+    def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters, snapshots: Snapshots) -> None:
+        super().__init__(tree, cells, counters)
+        self._snapshots = snapshots
+
+    def begin(self, job: Job, waiting: Iterable[Job]) -> None:
+        super().begin(job, waiting)
+        self._load(job, job.num_tokens)
+        job.started_at, job.stops = job.computed, self._snapshots.stops(job, waiting)
+
+    def catch_up(self, job: Job, num_cells: int) -> None:
+        self._load(job, num_cells + job.num_tokens - job.computed)
+
+    def next_stop(self, job: Job) -> int:
+        return next((stop for stop in job.stops if stop > job.computed), job.num_tokens)
+
+    def sharable(self, leader: Job, upto: int) -> int:
+        return max((stop for stop in leader.stops if stop <= upto), default=0)
+
+    def reached(self, job: Job, span: Span) -> bool:
+        if job.computed in job.stops:
+            self._snapshots.take(job)
+        return False
+
+    def leave(self, job: Job) -> None:
+        self._snapshots.take(job)
+        super().leave(job)
+
+    def _load(self, job: Job, num_cells: int) -> None:
+        """Continue from the deepest state of the prompt, if so many cells are free."""
+        if self._cells.reserve(num_cells):
+            source, gained = self._snapshots.load(job)
+            if gained:
+                self._count(job, source, gained)
+                job.computed += gained

@@ -19,9 +19,9 @@ import numpy as np
 from ...models.detokenizer import TextStream
 from ...models.sampling import Chances
 from ...models.sampling_params import Sampling
-from ...slots.request import Job, Request
+from ...slots.request import Job, Layout, Request
 from ..http.api_errors import RequestError
-from .usage import Fields, Miss, Report, document_reuse, first_gap, moved_reuse, segment_reuse, timings, volatile_span
+from .usage import Fields, Miss, Report, Reused, document_reuse, first_gap, segment_reuse, timings, volatile_span
 
 # ---- Events of a generation, and the mailbox where its client finds them. -----------------------------------------------
 
@@ -367,7 +367,7 @@ class Generation:
             num_cached=reuse.cached,
             num_generated=self.num_generated if self.limit else 0,
             stop=self.text.stopped,
-            documents=moved_reuse(layout, reuse.spans) if layout.moved else document_reuse(layout, reuse.cached),
+            documents=document_reuse(layout, self._reused(layout)),
             documents_attention="separate" if layout.moved else None,
             repeated=layout.repeated,
             miss=self._miss(),
@@ -380,6 +380,11 @@ class Generation:
             segments=segment_reuse(layout, reuse.spans, self.request.scope.adapters) if self.wants_segments else None,
         )
 
+    def _reused(self, layout: Layout) -> Reused:
+        """Return where reuse counts: at the beginning, as many tokens as were cached, unless documents were moved."""
+        reuse = self.job.reuse
+        return [(span.start, span.stop) for span in reuse.spans] if layout.moved else [(0, reuse.cached)]
+
     def _miss(self) -> Miss | None:
         """Return where reuse ended and why; None where only the last tokens, which are always computed, were not reused."""
         job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
@@ -388,7 +393,7 @@ class Generation:
             return None
         if self.no_cache_reason:
             return {"at": cached, "why": self.no_cache_reason}
-        at = first_gap(job.reuse.spans) if layout.moved else cached
+        at = first_gap(self._reused(layout))
         why = f"{layout.segment_at(at)} is not cached here"
         volatile = self._volatile(at) if layout.splits(at) else None
         return {"at": at, "why": f"{why}: {volatile} differs" if volatile else why}

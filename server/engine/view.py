@@ -14,12 +14,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...slots.radix import Node, descendants, most_cached, path
+from ...slots.radix import NO_TOKENS, Node, descendants, most_cached, path
 from ...slots.request import Job, Layout, Prompt
 from ...slots.reuse import Source
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
-from ...slots.separate import num_kept, num_placed
+from ...slots.separate import num_kept
 from ...slots.slot import Lane
 from ...slots.tier import LowerTier, Provenance
 from .engine import Engine
@@ -250,8 +250,7 @@ class Prediction:
         on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
         length = len(layout.tokens)
         reused = index.reusable(scope, layout.tokens[: most_cached(layout.sections(length), length, tree.rest)])
-        placed = num_placed(tree, scope, layout, reused)
-        return cls(layout, reused + placed, min(on_device, reused))
+        return cls(layout, reused + layout.num_placed(tree, scope, reused), min(on_device, reused))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,13 +383,13 @@ class View:
         So are documents that were read separately, where they were read.
         """
         pins, scope = self._scheduler.pins, generation.request.index_scope
-        counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in _pinned(generation.job)])
+        counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in _texts(generation.job)])
         return counts[-1]
 
     async def unpin(self, generation: Generation) -> None:
         """End the pin of a finished generation's prompt."""
         pins, scope = self._scheduler.pins, generation.request.index_scope
-        await self._ask(lambda: [pins.unpin(scope, text) for text in _pinned(generation.job)])
+        await self._ask(lambda: [pins.unpin(scope, text) for text in _texts(generation.job)])
 
     async def drop(self, scope: str) -> int:
         """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""
@@ -419,7 +418,6 @@ class View:
         return sum(tree.drop(one) + snapshots.drop(one) for one in scopes_of(self._scheduler, scope))
 
 
-def _pinned(job: Job) -> list[np.ndarray]:
-    """Return the texts that a pin keeps: the documents that were read for a prompt, and the prompt."""
-    moved = job.layout.moved if job.layout is not None else ()
-    return [*(document.text for document in moved), job.tokens[: job.num_prompt]]
+def _texts(job: Job) -> list[np.ndarray]:
+    """Return the texts that a pin keeps, the prompt last."""
+    return job.layout.texts if job.layout is not None else [NO_TOKENS]

@@ -48,7 +48,7 @@ def ask(scheduler, memory, tokens):
 def test_what_is_brought_back_saves_less_than_what_is_there(source):
     scheduler = scheduler_of()
     job = Job(Request(0, Fixed(PROMPT, [30]), 1, COMMON))
-    scheduler.counters.count_cached(job, source, 20)
+    scheduler.counters.count_cached(job, source, 0, 20)
     (reused,) = job.reuse.spans
     whole = scheduler.tree.profile.seconds(0, 20)
     assert whole == pytest.approx(2.0) and reused.seconds == pytest.approx(whole * (1 if source in ON_DEVICE else 1 - SHARE))
