@@ -155,7 +155,7 @@ class Cells:
         match = tree.match(job.request.scope, job.tokens[: job.num_tokens])
         reclaimable = tree.ledger.num_reclaimable - match.evictable
         # The next token of each running request, and the cached part of this prompt's rest, which is computed again.
-        promised = tree.ledger.num_pending + len(self._running) + tree.rest - 1
+        promised = tree.ledger.num_pending + len(self._running) + tree.recompute_last - 1
         return job.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:

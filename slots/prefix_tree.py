@@ -103,7 +103,7 @@ class PrefixTree(PromptTree):
 
     ledger: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * lanes
     + 1. host: the tier for evicted runs; without one they are lost. policy: the order of eviction. profile: the cost of
-    computing a run. costs: of this device; their `rest` is the number of a prompt's last tokens that are always computed.
+    computing a run. costs: of this device; they say how many of a prompt's last tokens are always computed.
     """
 
     def __init__(
@@ -115,10 +115,12 @@ class PrefixTree(PromptTree):
         profile: Profile | None = None,
         costs: Costs = UNMEASURED,
     ) -> None:
-        self.host, self.rest = host or HostTier(), costs.rest
+        self.host, self.recompute_last = host or HostTier(), costs.recompute_last
         super().__init__(costs, self.host.has_room)
-        self.ledger = Ledger(num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), rest=self.rest)
-        self.copies = Copies(self.ledger, self.host, self.rest, self._remove)
+        self.ledger = Ledger(
+            num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), recompute_last=self.recompute_last
+        )
+        self.copies = Copies(self.ledger, self.host, self.recompute_last, self._remove)
         self.profile = profile or Profile(costs.chunk)
         self.num_evicted = 0  # tokens that left the device, ever
 
@@ -167,7 +169,7 @@ class PrefixTree(PromptTree):
         if not guess:
             self._vacate(scope, tokens, sections)
         match = self.match(scope, tokens)
-        cached = most_cached(sections, match.ready, self.rest)
+        cached = most_cached(sections, match.ready, self.recompute_last)
         parked = self.ledger.parked.get(match.ready_node)
         own = parked if parked and parked.length == match.ready == cached else None
         continues = match.length == match.node.end and not match.node.children
@@ -247,13 +249,13 @@ class PrefixTree(PromptTree):
         return dropped
 
     def _vacate(self, scope: Scope, tokens: np.ndarray, sections: Seq[Section]) -> None:
-        """Move the prompt's last `rest` tokens, and all runs behind them, to host memory if only idle sequences hold them.
+        """Move the tokens to recompute, and all runs behind them, to host memory if only idle sequences hold them.
 
         Their second computation then gets the same cells. Kernels sum over cells in vectors: other cells, another order.
         """
-        if self.rest == 1 or not self.host.max_tokens:
+        if self.recompute_last == 1 or not self.host.max_tokens:
             return
-        if (at := most_cached(sections, ready := self.match(scope, tokens).ready, self.rest)) == ready:
+        if (at := most_cached(sections, ready := self.match(scope, tokens).ready, self.recompute_last)) == ready:
             return
         node = self._descend(self.roots[scope], tokens[:at]).children[int(tokens[at])]
         for run in [node, *descendants(node)][::-1]:

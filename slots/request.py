@@ -281,7 +281,7 @@ class Job:
     computed: int = 0
     started_at: int = 0  # `computed` at its admission
     due: int = 0  # the count of prompt tokens, those of all requests, at which no later prompt goes before this one any more
-    rest: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
+    recompute_last: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
     taken: Node | None = None  # the run that its last snapshot stands behind; see there whether it is still kept
     claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are its private tail
@@ -363,7 +363,7 @@ class Job:
         if leader.request.index_scope != self.request.index_scope or leader.computed != self.computed:
             return False
         shared = common_prefix(leader.tokens[: leader.claimed], self.tokens[: self.claimed])
-        shared = self.strategy.sharable(leader, min(shared, self.num_tokens - self.rest))
+        shared = self.strategy.sharable(leader, min(shared, self.num_tokens - self.recompute_last))
         return shared > self.computed and shared - self.started_at >= min_shared
 
     @property

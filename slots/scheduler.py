@@ -388,9 +388,9 @@ class Scheduler:
         job.sequence = None
 
 
-def forget_uncached(tree: PrefixTree, job: Job, rest: Iterable[Job]) -> None:
-    """Forget the KV of a request that is not to be cached, unless the `rest` has another answer to the same prompt."""
-    if not job.request.cache and all(other.request.scope != job.request.scope for other in rest):
+def forget_uncached(tree: PrefixTree, job: Job, others: Iterable[Job]) -> None:
+    """Forget the KV of a request that is not to be cached, unless one of the `others` answers the same prompt."""
+    if not job.request.cache and all(other.request.scope != job.request.scope for other in others):
         tree.forget(job.request.scope)
 
 

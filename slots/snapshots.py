@@ -50,7 +50,7 @@ class Snapshots(StateTree):
         super().__init__(max_bytes, costs=tree.costs, profile=tree.profile, policy=policy, cut=cut)
         self.num_taken = 0  # states, ever
         self.num_loaded = 0  # states, ever
-        self._tree, self._spacing, self._most_unused = tree, max(spacing, tree.rest), unused
+        self._tree, self._spacing, self._most_unused = tree, max(spacing, tree.recompute_last), unused
 
     def stops(self, job: Job, waiting: Iterable[Job] = ()) -> tuple[int, ...]:
         """Return the positions of states to take while the rest of a prompt is computed: ends of its segments, well apart.
@@ -61,7 +61,7 @@ class Snapshots(StateTree):
         another request may wait for the same prompt: another answer to it, say.
         """
         assert job.layout is not None
-        last, least = job.num_prompt - self._tree.rest, job.computed + self._spacing
+        last, least = job.num_prompt - self._tree.recompute_last, job.computed + self._spacing
         ends = [stop for stop in job.layout.stops if least <= stop < job.num_prompt]
         if ends and job.num_prompt - ends[-1] < self._spacing:
             question = ends[-1] - [job.computed, *ends][-2]
@@ -81,7 +81,7 @@ class Snapshots(StateTree):
         """
         assert job.sequence is not None
         begin = job.sequence.length
-        tokens = job.tokens[: max(min(job.num_tokens - self._tree.rest, job.claimed), 0)]
+        tokens = job.tokens[: max(min(job.num_tokens - self._tree.recompute_last, job.claimed), 0)]
         node = self.longest(job.request.snapshot_scope, tokens, self._known(job, len(tokens)))
         if node is None or node.end <= begin:
             return Source.NONE, 0

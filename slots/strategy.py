@@ -29,7 +29,7 @@ class PlainKV:
 
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
         claim = job.claim(self._tree)
-        job.sequence, job.claimed, job.rest = claim.sequence, job.num_tokens, self._tree.rest
+        job.sequence, job.claimed, job.recompute_last = claim.sequence, job.num_tokens, self._tree.recompute_last
         self._count(job, claim.source, claim.cached)
         if not job.request.guess:
             self._cells.spill_idle(job)

@@ -389,7 +389,7 @@ class Generation:
         """Return where reuse ended and why; None where only the last tokens, which are always computed, were not reused."""
         job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
         assert layout is not None
-        if cached >= job.num_prompt - job.rest:
+        if cached >= job.num_prompt - job.recompute_last:
             return None
         if self.no_cache_reason:
             return {"at": cached, "why": self.no_cache_reason}

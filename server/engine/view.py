@@ -249,7 +249,7 @@ class Prediction:
         nodes = [node for node in path(match.node) if node.start < match.length]
         on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
         length = len(layout.tokens)
-        reused = index.reusable(scope, layout.tokens[: most_cached(layout.sections(length), length, tree.rest)])
+        reused = index.reusable(scope, layout.tokens[: most_cached(layout.sections(length), length, tree.recompute_last)])
         return cls(layout, reused + layout.num_placed(tree, scope, reused), min(on_device, reused))
 
 

@@ -102,7 +102,7 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
         assert lab.runner.states.accepts(read.data, read.start, len(read.tokens))
         assert archive.put(read, Source.DISK)
     answer = lab.run(prompt, limit=4, scope=SCOPE)
-    assert answer.job.reuse.sources["disk"] == answer.job.reuse.cached == len(prompt) - lab.context.costs.rest
+    assert answer.job.reuse.sources["disk"] == answer.job.reuse.cached == len(prompt) - lab.context.costs.recompute_last
     assert answer.tokens == reference.tokens
     assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
     assert lab.run(prompt, limit=1, scope=Scope.shared("another")).job.reuse.cached == 0

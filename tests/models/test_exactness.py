@@ -152,7 +152,9 @@ def test_a_donor_in_the_middle_of_its_prefill_gives_what_it_has(model, words):
 def test_identical_prompts_that_arrive_together_are_computed_once(model, lab, words):
     answers = [lab.submit(words[:300], limit=3) for _ in range(4)]
     lab.finish()
-    assert lab.scheduler.counters.prefilled_tokens == 300 + 3 * lab.context.costs.rest  # the end of each that waited
+    assert (
+        lab.scheduler.counters.prefilled_tokens == 300 + 3 * lab.context.costs.recompute_last
+    )  # the end of each that waited
     for answer in answers:
         close(model, answer)
 
@@ -195,7 +197,7 @@ def test_every_node_survives_host_memory(model, words):
         same(restored, fresh(model, other, 2))
         lab.run(words[7:60], limit=2)
     again = lab.run(words[:300], limit=3)
-    assert again.job.reuse.cached == 300 - lab.context.costs.rest and again.job.reuse.source == "host"
+    assert again.job.reuse.cached == 300 - lab.context.costs.recompute_last and again.job.reuse.source == "host"
     same(again, first)
     lab.close()
 
@@ -264,7 +266,7 @@ def test_setting_others_aside_changes_nothing(model, words):
     for answer in answers:
         close(model, answer)
     again = lab.run(prompts[0], limit=3)
-    assert again.job.reuse.cached == len(prompts[0]) - lab.context.costs.rest
+    assert again.job.reuse.cached == len(prompts[0]) - lab.context.costs.recompute_last
     close(model, again)
     lab.close()
 

@@ -136,7 +136,7 @@ def test_few_tokens_alone_are_rounded_otherwise(weights):
     """Else the tests below could not fail."""
     numbers = range(len(weights.readings))
     with closing(weights.lab()) as lab:
-        lab.scheduler.tree.rest = 1
+        lab.scheduler.tree.recompute_last = 1
         found = []
         for number in numbers:
             tokens = weights.readings[number].tokens
@@ -153,7 +153,7 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
 
         def cases(number):
             reading, scope = weights.readings[number], Scope.shared(f"{number}")
-            tokens, most = reading.tokens, len(reading.tokens) - lab.context.costs.rest
+            tokens, most = reading.tokens, len(reading.tokens) - lab.context.costs.recompute_last
             first = len(tokens) - 1 - number % 40
             lab.run(tokens[:first], limit=1, scope=scope)
             answer = lab.run(tokens, limit=5, stops=reading.stops, scope=scope)

@@ -25,7 +25,7 @@ PROMPT = np.arange(30, dtype=np.int32)
 
 def scheduler_of(max_bytes=0, host=0):
     """A device on which a token takes a tenth of a second, and a quarter of that to restore."""
-    tree = PrefixTree(200, 8, HostTier(host), costs=replace(CPU, restore_share=SHARE, rest=1))
+    tree = PrefixTree(200, 8, HostTier(host), costs=replace(CPU, restore_share=SHARE, recompute_last=1))
     tree.profile.learn(100, 50, 10.0)
     snapshots = Snapshots(tree, max_bytes, cut=cut, spacing=2)
     snapshots.sizes = CopySizes(run_token=1, state=5)

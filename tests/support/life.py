@@ -74,7 +74,7 @@ class Life(RuleBasedStateMachine):
             "idle_cells": idle,
             "window": window,
         }
-        self.costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest, **spilling(spill))
+        self.costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=rest, **spilling(spill))
         self.rest = rest
         self.now = 0
         self.ids = itertools.count()

@@ -41,7 +41,7 @@ class World:
     ):
         """costs: more fields of the device's costs."""
         self.memory = Memory(cells)
-        device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest, **costs)
+        device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=rest, **costs)
         tree = PrefixTree(cells, 2 * lanes + 8, HostTier(host), costs=device)
         self.scheduler = Scheduler(
             tree,

@@ -1,4 +1,4 @@
-"""The rest: how many of a prompt's last tokens are computed at least, and together, so that their bits stay the same."""
+"""How many of a prompt's last tokens are computed at least, and together, so that their bits stay the same."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from support.world import World
 from slots.test_scheduler import computed
 
 REST = 8
-COSTS = replace(CPU, rest=REST)
+COSTS = replace(CPU, recompute_last=REST)
 
 
 def test_a_prompt_that_is_fully_cached_computes_its_rest_in_one_piece():
