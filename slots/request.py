@@ -13,7 +13,7 @@ import numpy as np
 from .lookup import Lookup
 from .plan import HostCopy, Span
 from .prefix_tree import PrefixTree
-from .radix import Claim, Node, PromptTree, RadixTree, Section, Sequence, common_prefix, path
+from .radix import NO_TOKENS, Claim, Node, PromptTree, RadixTree, Section, Sequence, common_prefix, path
 from .reuse import Reuse, ids_of
 from .scope import Scope
 
@@ -146,6 +146,10 @@ class Layout:
         return next((label for stop, label in self.segments if position < stop), "the prompt")
 
 
+NO_LAYOUT = Layout(NO_TOKENS)
+"""Of a request that is not laid out."""
+
+
 class Prompt(Protocol):
     """A prompt whose documents may still be an unordered set; `num_tokens` bounds its length before it is laid out."""
 
@@ -274,8 +278,8 @@ class Job:
 
     request: Request
     strategy: Strategy = field(init=False)  # once it is laid out
-    layout: Layout | None = None
-    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    layout: Layout = NO_LAYOUT
+    tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     num_prompt: int = 0
     num_tokens: int = 0
     computed: int = 0
@@ -300,7 +304,6 @@ class Job:
 
     def claim(self, tree: PrefixTree) -> Claim:
         """Put its prompt into the tree, with nodes that end where its segments end."""
-        assert self.layout is not None
         stops = [*self.layout.stops, self.num_tokens]
         places, sections = self.layout.places, self.layout.sections(self.num_tokens)
         request, tokens = self.request, self.tokens[: self.num_tokens]
@@ -308,12 +311,11 @@ class Job:
 
     def ids(self, start: int, stop: int) -> np.ndarray:
         """Return tokens as the model knows them."""
-        assert self.layout is not None
         return self.layout.ids_of(self.tokens[start:stop])
 
     def step_back(self) -> Job:
         """Be laid out again: a document has been read."""
-        self.layout, self.computed = None, 0
+        self.layout, self.computed = NO_LAYOUT, 0
         return self
 
     def start_over(self) -> None:
@@ -337,12 +339,12 @@ class Job:
     @property
     def keeps_layout(self) -> bool:
         """Whether its layout still holds. The cache may have lost documents since, but not those that it has a copy of."""
-        return self.layout is not None and len(self.readings.pieces) >= len(self.layout.moved)
+        return self.layout is not NO_LAYOUT and len(self.readings.pieces) >= len(self.layout.moved)
 
     @property
     def is_reading(self) -> bool:
         """Whether it reads a document for its prompt, and samples nothing."""
-        return self.layout is not None and self.layout.reads is not None
+        return self.layout.reads is not None
 
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token
@@ -379,7 +381,6 @@ class Job:
     @property
     def num_lacking(self) -> int:
         """Tokens that are left to compute, those of documents that are moved not among them."""
-        assert self.layout is not None
         return sum(max(stop - max(start, self.computed), 0) for start, stop in self.layout.sections(self.num_tokens))
 
     @property

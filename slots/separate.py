@@ -53,7 +53,6 @@ class SeparateDocuments(PlainKV):
             job.computed = job.sequence.length
 
     def next_stop(self, job: Job) -> int:
-        assert job.layout is not None
         if job.layout.moved_at(job.computed) is not None:
             return job.computed  # no cells are free for the document that is to be moved here
         starts = (document.moves_from for document in job.layout.moved)
@@ -61,7 +60,6 @@ class SeparateDocuments(PlainKV):
 
     def reached(self, job: Job, span: Span) -> bool:
         """Take over a computed span of a document; keep a copy once it is read, whatever leaves the cache from now on."""
-        assert job.layout is not None
         if job.layout.reads is None:
             return False
         at, document = job.layout.reads
@@ -74,7 +72,6 @@ class SeparateDocuments(PlainKV):
 
     def _keep_moved(self, job: Job) -> None:
         """Keep copies of the documents that a request is about to move and has not read itself."""
-        assert job.layout is not None
         pieces, moved, scope = job.readings.pieces, job.layout.moved, job.request.scope
         missing = {at: list(one.runs(self._tree, scope)) for at, one in enumerate(moved) if at not in pieces}
         # All copies that there are first: to make another one may push them out of host memory.
@@ -94,7 +91,7 @@ class SeparateDocuments(PlainKV):
         All that follow each other at once: each change of the path walks all of it.
         """
         sequence, layout, ledger = job.sequence, job.layout, self._tree.ledger
-        assert sequence is not None and layout is not None
+        assert sequence is not None
         start = reached = sequence.length
         num_cells -= start
         while (at := layout.moved_at(reached)) is not None and self._cells.reserve(num_cells + layout.moved[at].stop):
@@ -114,7 +111,6 @@ class SeparateDocuments(PlainKV):
         """KV that the request computed itself for a document does not count, nor any for the reading of one."""
         if job.is_reading:
             return
-        assert job.layout is not None
         readings, front = job.readings, job.layout.moved[0].front
         start = max(job.reuse.cached, job.computed, readings.reached)
         readings.reached = start + tokens
@@ -124,7 +120,6 @@ class SeparateDocuments(PlainKV):
 
     def _count_moved(self, job: Job, at: int, start: int) -> None:
         """Count a document, by its place among the moved ones, that came to its place from position `start` on."""
-        assert job.layout is not None
         document, readings = job.layout.moved[at], job.readings
         num_read = readings.tokens.get(at, 0) + min(readings.front, max(document.front - start, 0))
         readings.reached = document.stop

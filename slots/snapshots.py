@@ -60,7 +60,6 @@ class Snapshots(StateTree):
         where answers do not come back as they were, where none follows (the prompt is there to be continued), and where
         another request may wait for the same prompt: another answer to it, say.
         """
-        assert job.layout is not None
         last, least = job.num_prompt - self._tree.recompute_last, job.computed + self._spacing
         ends = [stop for stop in job.layout.stops if least <= stop < job.num_prompt]
         if ends and job.num_prompt - ends[-1] < self._spacing:
@@ -96,7 +95,7 @@ class Snapshots(StateTree):
 
     def take(self, job: Job) -> None:
         """Keep the present state of a request's sequence, and the runs up to it, if the budget has room for that path."""
-        assert job.sequence is not None and job.layout is not None
+        assert job.sequence is not None
         scope, tokens = job.request.snapshot_scope, job.tokens[: job.computed]
         path_bytes = len(tokens) * self.sizes.run_token + self.size_of(len(tokens))
         if scope is None or not len(tokens) or not self.max_bytes or path_bytes > self.max_bytes:
@@ -171,7 +170,6 @@ def _is_passed_by(job: Job, waiting: Iterable[Job]) -> bool:
 
 def _repeats_an_answer(job: Job) -> bool:
     """Return whether a prompt computes the answer before its last question again: a template leaves out thoughts, say."""
-    assert job.layout is not None
     stops, documents = job.layout.stops, {document.stop for document in job.layout.documents}
     behind = [stop for stop in stops if job.computed < stop < job.num_prompt]
     return job.computed in stops and not documents.issuperset(behind[:-1])

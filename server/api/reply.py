@@ -514,7 +514,6 @@ def _speller(service: Service, dialect: ReplyFormat) -> Spell | None:
 
     async def spell(generation: Generation) -> str:
         layout = generation.job.layout
-        assert layout is not None
         return await asyncio.to_thread(service.model.detokenize, layout.ids, special=True)
 
     return spell if dialect.envelope.verbose else None

@@ -359,7 +359,6 @@ class Generation:
     def _report(self) -> Report:
         job, reuse, now = self.job, self.job.reuse, perf_counter()
         layout = job.layout
-        assert layout is not None
         return Report(
             lane=job.lane,
             source=reuse.source,
@@ -388,7 +387,6 @@ class Generation:
     def _miss(self) -> Miss | None:
         """Return where reuse ended and why; None where only the last tokens, which are always computed, were not reused."""
         job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
-        assert layout is not None
         if cached >= job.num_prompt - job.recompute_last:
             return None
         if self.no_cache_reason:
@@ -440,7 +438,7 @@ def _finish(generation: Generation) -> str:
 def _miss(generation: Generation, report: Report) -> Fields:
     """Return where reuse ended, and in what part of the prompt. A document's id is the client's text, and is left out."""
     layout = generation.job.layout
-    if report.miss is None or layout is None:
+    if report.miss is None:
         return {}
     at = report.miss["at"]
     in_document = any(document.start <= at < document.stop for document in layout.documents)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...slots.radix import NO_TOKENS, Node, descendants, most_cached, path
+from ...slots.radix import Node, descendants, most_cached, path
 from ...slots.request import Job, Layout, Prompt
 from ...slots.reuse import Source
 from ...slots.scheduler import Scheduler
@@ -383,13 +383,13 @@ class View:
         So are documents that were read separately, where they were read.
         """
         pins, scope = self._scheduler.pins, generation.request.index_scope
-        counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in _texts(generation.job)])
+        counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in generation.job.layout.texts])
         return counts[-1]
 
     async def unpin(self, generation: Generation) -> None:
         """End the pin of a finished generation's prompt."""
         pins, scope = self._scheduler.pins, generation.request.index_scope
-        await self._ask(lambda: [pins.unpin(scope, text) for text in _texts(generation.job)])
+        await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     async def drop(self, scope: str) -> int:
         """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""
@@ -416,8 +416,3 @@ class View:
         self._engine.background.drop_scope(scope)
         tree, snapshots = self._scheduler.tree, self._scheduler.snapshots
         return sum(tree.drop(one) + snapshots.drop(one) for one in scopes_of(self._scheduler, scope))
-
-
-def _texts(job: Job) -> list[np.ndarray]:
-    """Return the texts that a pin keeps, the prompt last."""
-    return job.layout.texts if job.layout is not None else [NO_TOKENS]

@@ -186,7 +186,6 @@ class Service:
     def _remember(self, generation: Generation, turn: PendingTurn, end: End, account: Account | None) -> End:
         """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
         request, layout = generation.request, generation.job.layout
-        assert layout is not None
         answer, key, is_content = turn.read("".join(generation.parts))
         sampled = None if end.sampled is None else turn.ids(end.sampled)
         if sampled is not None:

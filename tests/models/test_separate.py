@@ -148,5 +148,5 @@ def test_preempted_requests_go_on(model):
     assert lab.scheduler.counters.preemptions
     for answer, names in zip(answers, ("abc", "dcb"), strict=True):
         assert len(answer.tokens) == 40
-        assert answer.job.layout is not None and len(answer.job.layout.moved) == len(names)
+        assert len(answer.job.layout.moved) == len(names)
     lab.close()

@@ -6,6 +6,7 @@ from slotcache.ordering.document import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from slotcache.slots.device import Ledger
 from slotcache.slots.radix import NO_TOKENS
+from slotcache.slots.request import NO_LAYOUT
 from slotcache.slots.reuse import LINKS
 from slotcache.slots.separate import num_kept
 from support.scopes import COMMON
@@ -70,7 +71,7 @@ def test_a_document_that_leaves_the_cache_while_its_prompt_waits_for_cells():
     running = world.submit(range(5000, 5100), limit=40)
     world.step()
     waiting = world.submit(prompt(3000, 2000, links=0))
-    while waiting.layout is None or waiting.is_reading:
+    while waiting.layout is NO_LAYOUT or waiting.is_reading:
         world.step()
     assert waiting.sequence is None and running.sequence, "it has read one document, and its prompt does not fit"
     world.scheduler.tree.drop(COMMON)

@@ -323,7 +323,6 @@ class Life(RuleBasedStateMachine):
             return
         has_room = self.scheduler.batch_size >= 2 * rest and (self.tree.host.max_tokens or not self.can_cut)
         for job, span in zip(running, plan.spans, strict=False):
-            assert job.layout is not None
             sections = job.layout.sections(job.num_tokens)
             begin, end = next(section for section in sections if section[0] <= span.start < section[1])
             left = end - span.stop
