@@ -55,7 +55,7 @@ class Context:
         self.costs = costs_of(model, flash_attention=settings.flash_attention, kernel_size=kernel_size)
         # With a window, a batch of several kernels could reuse cells for its end that its beginning has just filled.
         # Where results must be exact, the last of several kernels must not get only a few tokens.
-        one_kernel = model.window or self.costs.rest > 1
+        one_kernel = model.window or self.costs.recompute_last > 1
         batch = min(settings.batch, settings.micro_batch) if one_kernel else settings.batch
         # llama.cpp allocates a row of logits for each sequence, and aborts the process if a batch or the pool is smaller.
         # So n_ctx and n_batch are raised for it, and `batch` below limits our steps.

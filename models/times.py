@@ -138,7 +138,7 @@ CPU = Costs(
     chunk=64,
     background_step=64,
     background_ns=0.0,  # a new request aborts the step
-    rest=1,
+    recompute_last=1,
     min_shared=32,  # half a chunk: chosen, not timed
     restore_share=0.01,  # 0.4 ms against 170 ms for 200 tokens
     apart_from_cells=NEVER,
@@ -168,7 +168,7 @@ def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
     """
     if model.device is None:
         return cpu_costs(model, flash_attention, kernel_size)
-    return replace(OTHER, rest=MIN_ROWS) if flash_attention == "off" else OTHER
+    return replace(OTHER, recompute_last=MIN_ROWS) if flash_attention == "off" else OTHER
 
 
 def timed_costs(costs: Costs, times: Times) -> Costs:
@@ -219,7 +219,7 @@ def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
     """
     cpu = replace(CPU, pass_ns=PASS * model.num_parameters, row_ns=WEIGHT * model.num_parameters)
     if flash_attention == "off":
-        return replace(cpu, rest=MIN_ROWS)
+        return replace(cpu, recompute_last=MIN_ROWS)
     width = model.attention_width
     if kernel_size < TILE:
         return cpu

@@ -13,14 +13,14 @@ now, but running requests will compute the rest of their prompts into them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 
 from .host import PromptTree
 from .plan import Clear, HostCopy, Operation, Restore, Save, Share, Trim
 from .prefix_tree import PrefixTree
 from .radix import Node, path
-from .request import Layout, Prompt, Request
+from .request import Job, Layout, Prompt
 from .scope import Scope
-from .separate import keeps_copies, num_kept, num_placed
 
 # ---- Swap ---------------------------------------------------------------------------------------------------------------
 # Swapping: while a prompt is computed, the KV of other requests is in host memory. It comes back behind the step.
@@ -48,7 +48,7 @@ Moves = tuple[Operation, ...]
 
 
 def swap_out(
-    tree: PrefixTree, runs: list[Node], running: Collection[Request], computing: Collection[Request], *, in_place: bool
+    tree: PrefixTree, runs: list[Node], running: Collection[Job], computing: Collection[Job], *, in_place: bool
 ) -> tuple[Moves, Moves]:
     """Return the operations of a swap before a step, behind the tree's own decisions, and after it.
 
@@ -58,8 +58,8 @@ def swap_out(
     copies: list[Operation] = []
     stays: list[Operation] = []  # KV of the computing requests, which comes back before the step
     leaves: list[Restore | Share] = []  # all other KV, which comes back after it
-    needed = {request.sequence for request in computing}
-    private = {request.sequence for request in running if not request.cache}
+    needed = {job.sequence for job in computing}
+    private = {job.sequence for job in running if not job.request.cache}
     for node in runs:
         is_needed = not node.sequences.isdisjoint(needed)
         if is_needed and in_place:
@@ -73,12 +73,12 @@ def swap_out(
         moves.append(Restore(blob, holder.id, node.start, stop))
         sharers = (sequence for sequence in node.sequences if sequence is not holder)
         moves += [Share(holder.id, one.id, node.start, min(stop, one.length)) for one in sharers]
-    for request in running:
-        if request.num_tail and (sequence := request.sequence):  # the tree does not know of tails
+    for job in running:
+        if job.num_tail and (sequence := job.sequence):  # the tree does not know of tails
             is_needed = sequence in needed
             if is_needed and in_place:
                 continue
-            blob = HostCopy(request.claimed, request.computed)
+            blob = HostCopy(job.claimed, job.computed)
             copies.append(Save(sequence.id, blob))
             moves = stays if is_needed else leaves
             moves.append(Restore(blob, sequence.id, blob.start, blob.stop))
@@ -92,12 +92,12 @@ def _trim_of(move: Restore | Share) -> Trim:
     return Trim(move.sequence if isinstance(move, Restore) else move.target, move.start, move.stop)
 
 
-def runs_on_device(tree: PrefixTree, running: Collection[Request]) -> Iterator[Node]:
+def runs_on_device(tree: PrefixTree, running: Collection[Job]) -> Iterator[Node]:
     """Yield each run with KV on the device, right behind its parent or a sibling's last descendant.
 
     They are found from the sequences, because most scopes have no run on the device.
     """
-    sequences = (*tree.ledger.parked.values(), *(request.sequence for request in running if request.sequence))
+    sequences = (*tree.ledger.parked.values(), *(job.sequence for job in running if job.sequence))
     stack = list(_first_runs(sequence.tip for sequence in sequences))
     while stack:
         node = stack.pop()
@@ -128,7 +128,7 @@ class Cells:
     of idle KV while requests run, if a host tier takes the rest: every step attends over the whole pool.
     """
 
-    def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Request], idle_cells: int) -> None:
+    def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Job], idle_cells: int) -> None:
         self._index = index
         self._tree, self._running, self._idle_cells = tree, running, idle_cells
         self.num_passed = 0  # that the last step passes over, but for its own
@@ -137,34 +137,33 @@ class Cells:
 
     @property
     def num_used(self) -> int:
-        return self._tree.ledger.num_ready + sum(request.num_tail for request in self._running)
+        return self._tree.ledger.num_ready + sum(job.num_tail for job in self._running)
 
     @property
     def num_free(self) -> int:
         return self._tree.ledger.num_cells - self.num_used
 
-    def fits(self, request: Request, waiting: Iterable[Request] = ()) -> bool:
+    def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
         """Return whether a prompt fits beside running requests and their promised cells. Alone, each accepted one fits.
 
-        waiting: other requests, which may keep copies of separate documents beside the host tier's. A request that would
-        keep more does not fit while all of these take more host memory than the cells.
+        waiting: other requests, which may keep something beside the cells, too.
         """
         tree = self._tree
         if not self._running:
             return True
-        if keeps_copies(request) and num_kept((*self._running, *waiting)) > tree.ledger.num_cells:
+        if not job.strategy.has_room(job, chain(self._running, waiting)):
             return False
-        match = tree.match(request.scope, request.tokens[: request.num_tokens])
+        match = tree.match(job.request.scope, job.tokens[: job.num_tokens])
         reclaimable = tree.ledger.num_reclaimable - match.evictable
         # The next token of each running request, and the cached part of this prompt's rest, which is computed again.
-        promised = tree.ledger.num_pending + len(self._running) + tree.rest - 1
-        return request.num_tokens - match.covered + promised < self.num_free + reclaimable
+        promised = tree.ledger.num_pending + len(self._running) + tree.recompute_last - 1
+        return job.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
         """Return how many tokens a background request would compute, and whether the cells for them are free."""
         layout = prompt.arrange(self._index, scope)
         reused = self._index.reusable(scope, layout.tokens)
-        missing = len(layout.tokens) - reused - num_placed(self._tree, scope, layout, reused)
+        missing = len(layout.tokens) - reused - layout.num_placed(self._tree, scope, reused)
         return missing, self._fits_free(layout, scope)
 
     def _fits_free(self, layout: Layout, scope: Scope) -> bool:
@@ -198,20 +197,20 @@ class Cells:
         missing = num_cells - self.num_free
         return missing <= 0 or self._tree.evict(missing) >= missing
 
-    def spill_idle(self, request: Request) -> None:
+    def spill_idle(self, job: Job) -> None:
         """Move idle KV to host memory down to `idle_cells`: each step attends over the whole pool.
 
         It stays where this request, whose path is claimed, is no faster without it.
         """
-        tree, sequence = self._tree, request.sequence
+        tree, sequence = self._tree, job.sequence
         excess = tree.ledger.num_reclaimable - self._idle_cells
         if not tree.host.max_bytes or excess <= 0 or sequence is None:
             return
-        left = request.num_tokens - sequence.length - tree.copies.restorable(sequence)
-        if tree.costs.pays_to_spill(left, min(request.limit, USUAL_ANSWER)):
+        left = job.num_tokens - sequence.length - tree.copies.restorable(sequence)
+        if tree.costs.pays_to_spill(left, min(job.request.limit, USUAL_ANSWER)):
             tree.evict(excess)
 
-    def take_operations(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
+    def take_operations(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
         """Return the operations before and after a step of `num_tokens` tokens of the requests in `computing`.
 
         Those are the tree's decisions, and a swap where it saves time.
@@ -220,28 +219,28 @@ class Cells:
         # Taken last: deciding on a swap adds copies for the host tier to the tree's operations.
         return self._tree.ledger.take_operations() + moves, afterwards
 
-    def passed_over(self, computing: list[Request], num_tokens: int) -> int:
+    def passed_over(self, computing: list[Job], num_tokens: int) -> int:
         """Return the cells that attention passes over in such a step: those in use, or fewer behind a swap."""
         _, unseen = self._to_swap(num_tokens, computing)
         return self.num_used - unseen
 
-    def _swap(self, num_tokens: int, computing: list[Request]) -> tuple[Moves, Moves]:
+    def _swap(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
         runs, unseen = self._to_swap(num_tokens, computing)
         self.num_passed = self.num_used - unseen
         if not unseen:
             return (), ()
         self.num_swapped += unseen
-        before, self._in_front = self._in_front, [request.id for request in computing]
+        before, self._in_front = self._in_front, [job.request.id for job in computing]
         return swap_out(self._tree, runs, self._running, computing, in_place=self._in_front == before)
 
-    def _to_swap(self, num_tokens: int, computing: list[Request]) -> tuple[list[Node], int]:
+    def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[list[Node], int]:
         """Return the runs on the device, and the cells that a step does not see; 0 where it is no faster without them."""
         tree, costs = self._tree, self._tree.costs
         if num_tokens <= costs.swap_from_tokens or not tree.host.could_hold(used := self.num_used):
             return [], 0
-        if all(request.background for request in computing):
+        if all(job.request.background for job in computing):
             return [], 0  # a new request may abort the step; then it must not wait for moves
-        runs, needed = list(runs_on_device(tree, self._running)), {request.sequence for request in computing}
+        runs, needed = list(runs_on_device(tree, self._running)), {job.sequence for job in computing}
         unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
-        unseen += sum(request.num_tail for request in self._running if request.sequence not in needed)
+        unseen += sum(job.num_tail for job in self._running if job.sequence not in needed)
         return runs, unseen if costs.pays_to_swap(num_tokens, unseen, used, len(runs)) else 0

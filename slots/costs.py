@@ -22,7 +22,7 @@ class Costs:
     chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
     background_step: prompt tokens of a background step: the work that is lost when a new request aborts it.
     background_ns: time that a background step may take where none can be aborted: a new request waits for its end.
-    rest: the fewest tokens of a prompt to compute together, so that their bits do not depend on the cache.
+    recompute_last: the fewest tokens of a prompt to compute together, so that their bits do not depend on the cache.
     min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
     restore_share: time to restore KV from host memory, as a share of computing it.
     apart_from_cells: from this many cells in use on, decode and prefill are cheaper in steps of their own.
@@ -39,7 +39,7 @@ class Costs:
     chunk: int
     background_step: int
     background_ns: float
-    rest: int
+    recompute_last: int
     min_shared: int
     restore_share: float
     apart_from_cells: float
@@ -87,7 +87,7 @@ UNMEASURED = Costs(
     chunk=1,
     background_step=1,
     background_ns=0.0,
-    rest=1,
+    recompute_last=1,
     min_shared=1,
     restore_share=0.0,
     apart_from_cells=NEVER,
@@ -236,12 +236,12 @@ def chunk_size(left: int, most: int, costs: Costs) -> int:
     """Return how many of the `left` tokens to compute now: whole chunks, but without a tiny remainder.
 
     Attention takes as long for a part of a chunk as for all of it. If `most` allows it, neither this chunk nor the last
-    one is smaller than the `rest` of a prompt.
+    one is smaller than `recompute_last`.
     """
     if left <= most:
         return left
-    chunk, rest = costs.chunk, costs.rest
+    chunk, recompute_last = costs.chunk, costs.recompute_last
     size = most // chunk * chunk or most
     if left - size < chunk < size:
         size -= chunk
-    return left - rest if left - size < rest <= left - rest else size
+    return left - recompute_last if left - size < recompute_last <= left - recompute_last else size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .prefix_tree import PrefixTree
-from .request import Request, Reused
-from .source import ON_DEVICE, Source
+from .request import Job
+from .reuse import ON_DEVICE, ReusedSpan
 
 
 @dataclass(slots=True)
@@ -51,36 +51,15 @@ class Counters:
         self.generated_tokens += 1
         self.accepted_tokens += 1
 
-    def count_cached(self, request: Request, source: str, tokens: int) -> None:
-        """Count prompt tokens that a request need not compute, behind those that have KV.
+    def count_cached(self, job: Job, source: str, start: int, tokens: int) -> None:
+        """Count prompt tokens from position `start` on that a request need not compute.
 
-        Only at its first admission, and only if it has a client. KV that it computed itself for a document does not count.
+        Only at its first admission, and only if it has a client.
         """
-        start = max(request.cached, request.computed, request.readings.reached)
-        if request.layout is not None and request.layout.moved:
-            request.readings.reached = start + tokens
-            front = request.layout.moved[0].front
-            own = request.readings.front if start < front else 0
-            tokens = max(min(start + tokens, front - own) - start, 0) if own else tokens
-        self._count(request, source, start, tokens)
-
-    def count_moved(self, request: Request, at: int, start: int) -> None:
-        """Count a document, by its place among the moved ones, that came to its place from position `start` on."""
-        assert request.layout is not None
-        document, readings = request.layout.moved[at], request.readings
-        num_read = readings.tokens.get(at, 0) + min(readings.front, max(document.front - start, 0))
-        readings.reached = document.stop
-        if not request.cache:
-            return  # from another document of the request, that begins alike
-        self._count(request, Source.MOVED, start, max(document.stop - num_read - start, 0))
-
-    def _count(self, request: Request, source: str, start: int, tokens: int) -> None:
-        if request.num_preempted or request.background or request.is_reading:
+        if job.reuse.num_preempted or job.request.background:
             return
         if tokens:
-            request.reused.append(Reused(start, start + tokens, source, self._seconds(start, tokens, source)))
-        request.cached += tokens
-        request.sources[source] = request.sources.get(source, 0) + tokens
+            job.reuse.spans.append(ReusedSpan(start, start + tokens, source, self._seconds(start, tokens, source)))
         self.cached_tokens[source] = self.cached_tokens.get(source, 0) + tokens
 
     def _seconds(self, start: int, tokens: int, source: str) -> float:

@@ -13,12 +13,18 @@ class Ledger:
     """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes their shape.
 
     Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan.
-    on_idle: is told of runs whose copies may leave host memory. rest: how many of a prompt's last tokens are computed even
-    if they are cached.
+    on_idle: is told of runs whose copies may leave host memory. recompute_last: how many of a prompt's last tokens are
+    computed even if they are cached.
     """
 
     def __init__(
-        self, num_cells: int, num_sequences: int, on_idle: Callable[[Node], None], *, policy: EvictionPolicy, rest: int
+        self,
+        num_cells: int,
+        num_sequences: int,
+        on_idle: Callable[[Node], None],
+        *,
+        policy: EvictionPolicy,
+        recompute_last: int,
     ) -> None:
         self.num_cells = num_cells
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
@@ -30,7 +36,7 @@ class Ledger:
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
         self._num_parked = 0  # ever
-        self._on_idle, self._policy, self._rest = on_idle, policy, rest
+        self._on_idle, self._policy, self._recompute_last = on_idle, policy, recompute_last
 
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell or sequence is in use then."""
@@ -81,7 +87,7 @@ class Ledger:
     def catch_up(self, sequence: Sequence) -> int:
         """Share KV that other sequences have computed on this sequence's path. Return how many tokens that was."""
         node = next((node for node in path(sequence.tip, sequence.length) if node.ready), None)
-        upto = sequence.most_cached(node.start + node.ready, self._rest) if node else 0
+        upto = sequence.most_cached(node.start + node.ready, self._recompute_last) if node else 0
         gained = upto - sequence.length
         if gained > 0:
             self.share(sequence, upto)
@@ -129,7 +135,7 @@ class Ledger:
     #     shared prefix   the request's sequence and more of them    num_ready, num_in_use    evict, once no request uses it
     #     own             the request's sequence alone               num_ready, num_in_use    evict, once no request uses it
     #     pending         no sequence yet: promised cells            num_pending              _prune, if it is never computed
-    #     private tail    the request's sequence                     Request.num_tail         release: it becomes a run
+    #     private tail    the request's sequence                     Job.num_tail             release: it becomes a run
     #     idle runs       parked sequences                           num_ready                evict, leaves first
     #
     # A cell is counted once, however many sequences hold it, so eviction could free num_ready - num_in_use cells. A leaf is

@@ -24,8 +24,8 @@ import numpy as np
 
 from .radix import Node, RadixTree, path
 from .record import SUFFIX, CorruptFile, encode, file_name, open_file, read, read_head, read_path
+from .reuse import Source
 from .scope import Scope, name_in
-from .source import Source
 from .tier import Provenance, Record, own_folder, remove_stale
 
 # ---- Fileindex ----------------------------------------------------------------------------------------------------------

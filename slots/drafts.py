@@ -20,7 +20,7 @@ from .costs import AIM, Costs
 from .device import Ledger
 from .lookup import Draft, Lookup
 from .plan import Plan, Span, Trim
-from .request import Request
+from .request import Job
 
 # ---- The chance that a drafted token is the next one, learnt from the drafts that were checked. -------------------------
 
@@ -156,22 +156,22 @@ class Drafts:
         self._multiple = 1.0  # of the last step's time
         self._is_used = False  # the step only decodes, and a request of it may have drafts
 
-    def propose(self, requests: Sequence[Request], running: Sequence[Request], cells: Cells) -> Sequence[np.ndarray]:
+    def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
         """Return a draft (int32, maybe empty) for each of these requests, which decode; nothing where none pays."""
-        lookups = [request.draft for request in requests if request.draft is not None]
-        if len(requests) < len(running):
+        lookups = [job.request.draft for job in jobs if job.request.draft is not None]
+        if len(jobs) < len(running):
             lookups.clear()
         self._is_used = bool(lookups)
         if not lookups:
             return NONE
-        most = min(min(self._max_rows, cells.num_free) // len(requests), ROWS[-1]) - 1
-        found = [self._look_up(request, most) for request in requests] if most > 0 else []
-        length = self._length(requests, found) if any(found) else 0
+        most = min(min(self._max_rows, cells.num_free) // len(jobs), ROWS[-1]) - 1
+        found = [self._look_up(job, most) for job in jobs] if most > 0 else []
+        length = self._length(jobs, found) if any(found) else 0
         if not length:
             for lookup in lookups:
                 self._odds.forget(lookup)
             return NONE
-        self._matched = {request.id: draft.matched for request, draft in zip(requests, found, strict=True) if draft}
+        self._matched = {job.request.id: draft.matched for job, draft in zip(jobs, found, strict=True) if draft}
         return [draft.tokens[:length] if draft else NO_DRAFT for draft in found]
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -182,7 +182,7 @@ class Drafts:
             if not plan.has_drafts:
                 self._credit = min(self._credit + EARNED, MOST_CREDIT)
 
-    def settle(self, checked: list[tuple[Request, Span]], ledger: Ledger) -> None:
+    def settle(self, checked: list[tuple[Job, Span]], ledger: Ledger) -> None:
         """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran.
 
         It begins a new step, which may do without `propose`.
@@ -191,45 +191,45 @@ class Drafts:
         if not checked:
             return
         least = math.inf
-        for request, span in checked:
-            accepted = request.computed - span.start - 1
+        for job, span in checked:
+            accepted = job.computed - span.start - 1
             least = min(least, accepted)
-            if request.computed < span.stop:
-                ledger.perform(Trim(span.sequence, request.computed, span.stop))
-            if request.draft is not None:
-                self._odds.learn(request.draft, self._matched[request.id], accepted, span.drafted)
+            if job.computed < span.stop:
+                ledger.perform(Trim(span.sequence, job.computed, span.stop))
+            if job.request.draft is not None:
+                self._odds.learn(job.request.draft, self._matched[job.request.id], accepted, span.drafted)
         self._credit = min(self._credit + 1 + least - self._multiple, MOST_CREDIT)
         checked.clear()
 
-    def _look_up(self, request: Request, most: int) -> Draft | None:
-        if request.draft is None:
+    def _look_up(self, job: Job, most: int) -> Draft | None:
+        if job.request.draft is None:
             return None
-        room = len(request.tokens) - request.num_tokens - 1  # the last token of an answer is sampled behind a draft
-        draft = request.draft.draft(request.tokens[: request.num_tokens], request.num_prompt, min(most, room))
+        room = len(job.tokens) - job.num_tokens - 1  # the last token of an answer is sampled behind a draft
+        draft = job.request.draft.draft(job.tokens[: job.num_tokens], job.num_prompt, min(most, room))
         if draft is None:
             return None
         end = next((place for place, token in enumerate(draft.tokens.tolist()) if token in self._ends), len(draft.tokens))
         return Draft(draft.tokens[:end], draft.matched) if end else None
 
-    def _length(self, requests: Sequence[Request], found: Sequence[Draft | None]) -> int:
+    def _length(self, jobs: Sequence[Job], found: Sequence[Draft | None]) -> int:
         """Return the most tokens of a draft in this step: of the lengths that pay, the one that gains most; 0: none pays."""
-        streams = len(requests)
-        depth = max(request.num_tokens for request in requests)
+        streams = len(jobs)
+        depth = max(job.num_tokens for job in jobs)
         sizes = [len(draft.tokens) if draft else 0 for draft in found]
         best, best_gain = 0, MARGIN
         for length in (rows - 1 for rows in ROWS):
             cut = [min(size, length) for size in sizes]
             multiple = self._pace.multiple(streams, streams + sum(cut), depth)
-            gain = (1 + min(map(self._expected, requests, found, cut))) / multiple
+            gain = (1 + min(map(self._expected, jobs, found, cut))) / multiple
             if gain > best_gain and self._may_cost(multiple - 1, streams):
                 best, best_gain = length, gain
             if length >= max(sizes):
                 break
         return best
 
-    def _expected(self, request: Request, draft: Draft | None, length: int) -> float:
+    def _expected(self, job: Job, draft: Draft | None, length: int) -> float:
         """Return how many of the first tokens of a draft are right on average."""
-        return expected(self._odds.chance(request.draft, draft.matched), length) if draft and request.draft else 0.0
+        return expected(self._odds.chance(job.request.draft, draft.matched), length) if draft and job.request.draft else 0.0
 
     def _may_cost(self, steps: float, streams: int) -> bool:
         """Return whether the time of so many steps may be lost, and other streams can wait for so long."""

@@ -20,8 +20,8 @@ from .device import Ledger
 from .eviction import Candidates, EvictionPolicy
 from .plan import HostCopy, Restore, Save
 from .radix import CopySizes, Match, Node, RadixTree, Sequence, descendants, path, scope_of, upward
+from .reuse import Source
 from .scope import Scope
-from .source import Source
 from .tier import Cut, LowerTier, Record
 
 BY_TOKEN = CopySizes(run_token=1)
@@ -262,7 +262,7 @@ class PromptTree(RadixTree):
         self.host.clear()
 
     def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
-        """Return how many leading tokens of a prompt need not be computed, but for its `rest`."""
+        """Return how many leading tokens of a prompt need not be computed, but for its last ones."""
         return self.match(scope, tokens).length
 
     def continued(self, origin: Node, match: Match) -> int:
@@ -353,11 +353,11 @@ def restores(tip: Node, sequence: int, begin: int) -> list[tuple[Restore, list[N
 class Copies:
     """Decides which runs get a copy in host memory, and brings copies back.
 
-    rest: how many of a path's last tokens are not brought back.
+    recompute_last: how many of a path's last tokens are not brought back.
     """
 
-    def __init__(self, ledger: Ledger, host: HostMemory, rest: int) -> None:
-        self._ledger, self._host, self._rest = ledger, host, rest
+    def __init__(self, ledger: Ledger, host: HostMemory, recompute_last: int) -> None:
+        self._ledger, self._host, self._recompute_last = ledger, host, recompute_last
         self.num_saved = 0  # tokens, ever
         self.num_restored = 0  # tokens, ever
 
@@ -405,7 +405,7 @@ class Copies:
         return sum(restore.stop - restore.start for restore, _ in self._restores(sequence))
 
     def restore(self, sequence: Sequence) -> list[tuple[str, int]]:
-        """Bring back the copies that follow on the sequence's path, up to its last `rest` tokens.
+        """Bring back the copies that follow on the sequence's path, but for its last tokens.
 
         Return the tier that each copy came from, and how many tokens, in order.
         """
@@ -424,7 +424,7 @@ class Copies:
     def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
         """Leave out the path's last tokens, which are computed: the last one gives the logits."""
         found = restores(sequence.tip, sequence.id, sequence.length)
-        last = sequence.most_cached(found[-1][0].stop if found else sequence.length, self._rest)
+        last = sequence.most_cached(found[-1][0].stop if found else sequence.length, self._recompute_last)
         return [
             (replace(restore, stop=min(restore.stop, last)), [node for node in nodes if node.start < last])
             for restore, nodes in found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .source import Source
+from .reuse import Source
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,8 @@ from .device import Ledger
 from .eviction import EvictionPolicy, count_use
 from .host import Copies, HostMemory, PromptTree
 from .radix import NO_TOKENS, Claim, Node, Section, Sequence, descendants, most_cached, path
+from .reuse import Source
 from .scope import Scope
-from .source import Source
 
 
 class Pins:
@@ -103,7 +103,7 @@ class PrefixTree(PromptTree):
 
     ledger: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * lanes
     + 1. host: takes evicted runs; without it they are lost. policy: the order of eviction. profile: the cost of
-    computing a run. costs: of this device; their `rest` is the number of a prompt's last tokens that are always computed.
+    computing a run. costs: of this device; they say how many of a prompt's last tokens are always computed.
     """
 
     def __init__(
@@ -116,9 +116,11 @@ class PrefixTree(PromptTree):
         costs: Costs = UNMEASURED,
     ) -> None:
         super().__init__(costs, host or HostMemory())
-        self.rest = costs.rest
-        self.ledger = Ledger(num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), rest=self.rest)
-        self.copies = Copies(self.ledger, self.host, self.rest)
+        self.recompute_last = costs.recompute_last
+        self.ledger = Ledger(
+            num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), recompute_last=self.recompute_last
+        )
+        self.copies = Copies(self.ledger, self.host, self.recompute_last)
         self.profile = profile or Profile(costs.chunk)
         self.num_evicted = 0  # tokens that left the device, ever
 
@@ -164,7 +166,7 @@ class PrefixTree(PromptTree):
         if not guess:
             self._vacate(scope, tokens, sections)
         match = self.match(scope, tokens)
-        cached = most_cached(sections, match.ready, self.rest)
+        cached = most_cached(sections, match.ready, self.recompute_last)
         parked = self.ledger.parked.get(match.ready_node)
         own = parked if parked and parked.length == match.ready == cached else None
         continues = match.length == match.node.end and not match.node.children
@@ -244,13 +246,13 @@ class PrefixTree(PromptTree):
         return dropped
 
     def _vacate(self, scope: Scope, tokens: np.ndarray, sections: Seq[Section]) -> None:
-        """Move the prompt's last `rest` tokens, and all runs behind them, to host memory if only idle sequences hold them.
+        """Move the tokens to recompute, and all runs behind them, to host memory if only idle sequences hold them.
 
         Their second computation then gets the same cells. Kernels sum over cells in vectors: other cells, another order.
         """
-        if self.rest == 1 or not self.host.max_bytes:
+        if self.recompute_last == 1 or not self.host.max_bytes:
             return
-        if (at := most_cached(sections, ready := self.match(scope, tokens).ready, self.rest)) == ready:
+        if (at := most_cached(sections, ready := self.match(scope, tokens).ready, self.recompute_last)) == ready:
             return
         node = self._descend(self.roots[scope], tokens[:at]).children[int(tokens[at])]
         for run in [node, *descendants(node)][::-1]:

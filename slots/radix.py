@@ -14,8 +14,8 @@ from operator import itemgetter
 import numpy as np
 
 from .plan import HostCopy
+from .reuse import Source
 from .scope import Scope
-from .source import Source
 
 # ---- Node ---------------------------------------------------------------------------------------------------------------
 # The records of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a blob a saved copy.
@@ -103,21 +103,21 @@ class Sequence:
     sections: tuple[Section, ...] = ()  # of its request's prompt
     parked_at: int = 0  # the ledger's count of parkings: of leaves with equal priorities, the one parked first is evicted
 
-    def most_cached(self, upto: int, rest: int) -> int:
+    def most_cached(self, upto: int, recompute_last: int) -> int:
         """Return how much of its path may come from the cache, if that has `upto` tokens of it."""
-        return most_cached(self.sections, upto, rest)
+        return most_cached(self.sections, upto, recompute_last)
 
 
-def most_cached(sections: Seq[Section], upto: int, rest: int) -> int:
+def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
     """Return how much of a prompt may come from the cache, if that has `upto` tokens of it.
 
-    sections: the last one ends with the prompt. None of them is computed in pieces of fewer than `rest` tokens, unless it is
-    as short as a whole: the bits of KV depend on that. The prompt's last token is always computed.
+    sections: the last one ends with the prompt. None of them is computed in pieces of fewer than `recompute_last` tokens,
+    unless it is as short as a whole: the bits of KV depend on that. The prompt's last token is always computed.
     """
     upto = min(upto, sections[-1][1] - 1)
     at = bisect_right(sections, upto, key=itemgetter(0)) - 1
     start, stop = sections[at] if at >= 0 else (0, 0)
-    return max(min(upto, stop - rest), start) if upto < stop else max(upto, 0)
+    return max(min(upto, stop - recompute_last), start) if upto < stop else max(upto, 0)
 
 
 @dataclass(frozen=True, slots=True)

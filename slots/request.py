@@ -1,22 +1,22 @@
-"""A request as the scheduler sees it: its known tokens, and how many of them have KV."""
+"""A request: what was asked, and how far it is, with its known tokens and how many of them have KV."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from .host import PromptTree
 from .lookup import Lookup
+from .plan import HostCopy, Span
 from .prefix_tree import PrefixTree
-from .radix import Claim, Node, Section, Sequence, common_prefix
-from .reuse import MovedDocument, ReadDocuments, ids_of
+from .radix import NO_TOKENS, Claim, Node, RadixTree, Section, Sequence, common_prefix, path
+from .reuse import Reuse, ids_of
 from .scope import Scope
-from .source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,63 @@ class PlacedDocument:
     key: str
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MovedDocument:
+    """A document at positions [start, stop) of a prompt, which is read behind the prompt's front alone.
+
+    id, key: as in `PlacedDocument`. beginning (int32): the tokens up to the prompt's first document, one array of all its
+    documents; tokens (int32): its own. moves_from: the first position whose KV comes from there; the link tokens in front of
+    it are computed in place.
+    The first document stands where it was read: with it comes all that stands in front of it, and moves_from is 0.
+    """
+
+    id: str
+    key: str
+    start: int
+    stop: int
+    _: KW_ONLY
+    beginning: np.ndarray
+    tokens: np.ndarray
+    moves_from: int
+
+    @property
+    def front(self) -> int:
+        """The number of tokens up to the prompt's first document."""
+        return len(self.beginning)
+
+    @property
+    def text(self) -> np.ndarray:
+        """The tokens (int32) that it is read in."""
+        return np.concatenate((self.beginning, self.tokens))
+
+    @property
+    def distance(self) -> int:
+        """Positions from the place where it was read to that where it stands."""
+        return self.start - self.front
+
+    @property
+    def needed_from(self) -> int:
+        """The first position of its text whose KV is needed."""
+        return self.moves_from - self.distance
+
+    def runs(self, tree: RadixTree, scope: Scope) -> Iterator[tuple[Node, int, int]]:
+        """Yield the runs that a tree has of it, each with the positions of its text that stand there."""
+        match = tree.match(scope, self.text)
+        for node in reversed(path(match.node)):
+            start, stop = max(node.start, self.needed_from), min(node.end, match.length)
+            if start < stop:
+                yield node, start, stop
+
+    def is_cached(self, tree: RadixTree, scope: Scope) -> bool:
+        """Return whether all of its KV is on the device or in host memory."""
+        at = self.needed_from
+        for node, start, stop in self.runs(tree, scope):
+            if start != at or (node.blob is None and node.start + node.ready < stop):
+                return False
+            at = stop
+        return at == self.front + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,12 +107,31 @@ class Layout:
     @property
     def ids(self) -> np.ndarray:
         """The tokens (int32) as the model knows them."""
-        return ids_of(self.tokens) if self.moved else self.tokens
+        return self.ids_of(self.tokens)
+
+    @property
+    def texts(self) -> list[np.ndarray]:
+        """What has to stay cached for all of it to be reused: the documents that are moved, as they are read, and itself."""
+        return [*(document.text for document in self.moved), self.tokens]
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """(key, start, stop) of the documents that are of use to other prompts where they stand: none that is moved."""
+        return [] if self.moved else [(document.key, document.start, document.stop) for document in self.documents]
+
+    def ids_of(self, tokens: np.ndarray) -> np.ndarray:
+        """Return some of its tokens, or of its answer, as the model knows them."""
+        return ids_of(tokens) if self.moved else tokens
 
     def moved_at(self, position: int) -> int | None:
         """Return the document, by its place among the moved ones, that brings a position's KV; None: none does."""
         at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1
         return at if at >= 0 and position < self.moved[at].stop else None
+
+    def num_placed(self, tree: RadixTree, scope: Scope, reached: int) -> int:
+        """Return how many tokens documents that are cached now bring to it, behind its first `reached` ones."""
+        behind = (document for document in self.moved if document.stop > reached)
+        return sum(one.stop - max(one.moves_from, reached) for one in behind if one.is_cached(tree, scope))
 
     def sections(self, num_tokens: int) -> list[Section]:
         """Return what is computed of the first `num_tokens` tokens: all that stands between documents that are moved."""
@@ -71,14 +147,8 @@ class Layout:
         return next((label for stop, label in self.segments if position < stop), "the prompt")
 
 
-@dataclass(frozen=True, slots=True)
-class Reused:
-    """Prompt tokens at positions [start, stop) that were not computed. source: their origin. seconds: saved by that."""
-
-    start: int
-    stop: int
-    source: str
-    seconds: float
+NO_LAYOUT = Layout(NO_TOKENS)
+"""Of a request that is not laid out."""
 
 
 class Prompt(Protocol):
@@ -91,16 +161,14 @@ class Prompt(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One request from submission to its end. priority: those of a higher one go first.
+    """What was asked. priority: those of a higher one go first. limit: the most tokens to generate.
 
     background: prefill while the server is idle, in small steps. guess: a background request for no client in particular;
     its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_lane: the one that
-    it waits for; -1: any.
-
-    `tokens[:num_tokens]` are known: the prompt, then generated tokens, sampled or forced by a grammar. `computed` of them
-    have KV; it chases `num_tokens`, and no other state tells prefill from decode. limit: the most tokens to generate.
+    it waits for; -1: any. snapshot_scope: of its snapshots, if its model cannot be cut and may keep them. draft: the source
+    of its drafts, if it has any.
     """
 
     id: int
@@ -113,63 +181,150 @@ class Request:
     guess: bool = False
     follows: int | None = None
     wanted_lane: int = -1
-    snapshot_scope: Scope | None = None  # of its snapshots, if its model cannot be cut and may keep them
-    draft: Lookup | None = None  # the source of its drafts, if it has any
+    snapshot_scope: Scope | None = None
+    draft: Lookup | None = None
 
-    layout: Layout | None = None
-    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    @property
+    def index_scope(self) -> Scope:
+        """The scope of what it reads from the cache and leaves there."""
+        return self.snapshot_scope or self.scope
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything of it stays in the cache."""
+        return self.cache or self.snapshot_scope is not None
+
+
+# ---- The request as it goes on. -----------------------------------------------------------------------------------------
+
+
+class KvPart(NamedTuple):
+    """A copy of a document's KV, or of a part of it: positions [start, stop) of the text that it was read in."""
+
+    blob: HostCopy
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class ReadDocuments:
+    """The documents that a request has read or found, by their place in its layout.
+
+    pieces: their KV, which a request keeps whatever leaves the cache. front, tokens: how many tokens the request itself has
+    computed for it, of the front and of documents. reached: the position up to which reuse was counted. looked: how many of
+    the first documents were read or found cached when they were looked for last.
+    """
+
+    pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict)
+    front: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+    reached: int = 0
+    looked: int = 0
+
+    def count(self, document: int, front: int, start: int, stop: int) -> None:
+        """Count computed tokens at positions [start, stop) of the text that a document is read in."""
+        in_front = max(min(stop, front) - start, 0)
+        self.front += in_front
+        self.tokens[document] = self.tokens.get(document, 0) + stop - start - in_front
+
+    def forget_unmade(self) -> None:
+        """Forget copies that were decided and never made, because a step failed."""
+        made = {at: pieces for at, pieces in self.pieces.items() if all(piece.blob.data is not None for piece in pieces)}
+        self.pieces = made
+
+
+class Strategy(Protocol):
+    """How jobs come by KV that they need not compute. One serves all jobs of its kind; the usual one is `PlainKV`."""
+
+    def stage(self, job: Job, whole: Layout) -> Layout:
+        """Return what is computed next of a prompt: all of it, or a document that has to be read before."""
+        ...
+
+    def has_room(self, job: Job, others: Iterable[Job]) -> bool:
+        """Return whether what it keeps beside the cells has room. others: the jobs that run or wait."""
+        ...
+
+    def begin(self, job: Job, waiting: Iterable[Job]) -> None:
+        """Give it a sequence, with all KV that its prompt finds, and set `computed`."""
+        ...
+
+    def catch_up(self, job: Job, num_cells: int) -> None:
+        """Take over what others have computed since its last span. num_cells: that the step has taken."""
+        ...
+
+    def next_stop(self, job: Job) -> int:
+        """Return where its next span ends at the latest; where it stands, if nothing can be computed now."""
+        ...
+
+    def sharable(self, leader: Job, upto: int) -> int:
+        """Return how many of the first `upto` tokens others can take over once `leader` has computed them."""
+        ...
+
+    def reached(self, job: Job, span: Span) -> bool:
+        """Keep what stands behind a computed span. True: the stage has ended, and the job goes back to the queue."""
+        ...
+
+    def leave(self, job: Job) -> None:
+        """Keep what its sequence holds, and give that up."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request from its submission to its end: it waits, runs, is preempted and resumes. The scheduler owns it.
+
+    `tokens[:num_tokens]` are known: the prompt, then generated tokens, sampled or forced by a grammar. `computed` of them
+    have KV; it chases `num_tokens`, and no other state tells prefill from decode.
+    """
+
+    request: Request
+    strategy: Strategy = field(init=False)  # once it is laid out
+    layout: Layout = NO_LAYOUT
+    tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     num_prompt: int = 0
     num_tokens: int = 0
     computed: int = 0
     started_at: int = 0  # `computed` at its admission
     due: int = 0  # the count of prompt tokens, those of all requests, at which no later prompt goes before this one any more
-    rest: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
+    recompute_last: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
     taken: Node | None = None  # the run that its last snapshot stands behind; see there whether it is still kept
     claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are its private tail
-
     sequence: Sequence | None = None
     lane: int = -1
-    cached: int = 0  # prompt tokens that were not computed, at its first admission and by catching up
-    sources: dict[str, int] = field(default_factory=dict)  # those tokens by origin
-    reused: list[Reused] = field(default_factory=list)  # and where they stand, in order
     readings: ReadDocuments = field(default_factory=ReadDocuments)  # of documents that are read separately
-    num_preempted: int = 0
-    num_overtaken: int = 0  # later requests that were admitted before it
+    reuse: Reuse = field(default_factory=Reuse)
     num_failures: int = 0  # steps that failed while it ran, before its first token
 
     def lay_out(self, layout: Layout) -> None:
-        """Take the final prompt, with room for all tokens to generate."""
+        """Take the prompt of its next stage, with room for all tokens to generate."""
         self.layout = layout
         self.num_prompt = self.num_tokens = len(layout.tokens)
-        self.tokens = np.empty(self.num_prompt + self.limit, np.int32)
+        self.tokens = np.empty(self.num_prompt + self.request.limit, np.int32)
         self.tokens[: self.num_prompt] = layout.tokens
 
     def claim(self, tree: PrefixTree) -> Claim:
         """Put its prompt into the tree, with nodes that end where its segments end."""
-        assert self.layout is not None
         stops = [*self.layout.stops, self.num_tokens]
-        placed = () if self.layout.moved else self.layout.documents  # a moved one is of no use to other prompts
-        documents = [(document.key, document.start, document.stop) for document in placed]
-        sections = self.layout.sections(self.num_tokens)
-        return tree.claim(self.scope, self.tokens[: self.num_tokens], stops, documents, guess=self.guess, sections=sections)
+        places, sections = self.layout.places, self.layout.sections(self.num_tokens)
+        request, tokens = self.request, self.tokens[: self.num_tokens]
+        return tree.claim(request.scope, tokens, stops, places, guess=request.guess, sections=sections)
 
     def ids(self, start: int, stop: int) -> np.ndarray:
         """Return tokens as the model knows them."""
-        tokens = self.tokens[start:stop]
-        return ids_of(tokens) if self.layout is not None and self.layout.moved else tokens
+        return self.layout.ids_of(self.tokens[start:stop])
 
-    def step_back(self) -> Request:
+    def step_back(self) -> Job:
         """Be laid out again: a document has been read."""
-        self.layout, self.computed = None, 0
+        self.layout, self.computed = NO_LAYOUT, 0
         return self
 
     def start_over(self) -> None:
         """Begin again: a step failed before its first token. The time that it has waited stays."""
         self.step_back()
         self.claimed, self.taken, self.sequence = 0, None, None
-        self.cached, self.sources, self.reused = 0, {}, []
-        self.readings.reached = self.num_preempted = 0
+        self.reuse = Reuse(num_overtaken=self.reuse.num_overtaken)
+        self.readings.reached = 0
         self.readings.forget_unmade()
 
     @property
@@ -178,24 +333,19 @@ class Request:
         return self.num_failures > 0 and self.num_tokens == self.num_prompt
 
     @property
-    def pauses(self) -> tuple[int, ...]:
-        """Return where its prefill pauses for documents that are moved."""
-        return tuple(document.moves_from for document in self.layout.moved) if self.layout is not None else ()
-
-    @property
     def has_begun(self) -> bool:
         """Whether it ran before, and waits to go on."""
-        return self.num_preempted > 0 or bool(self.readings.pieces)
+        return self.reuse.num_preempted > 0 or bool(self.readings.pieces)
 
     @property
     def keeps_layout(self) -> bool:
         """Whether its layout still holds. The cache may have lost documents since, but not those that it has a copy of."""
-        return self.layout is not None and len(self.readings.pieces) >= len(self.layout.moved)
+        return self.layout is not NO_LAYOUT and len(self.readings.pieces) >= len(self.layout.moved)
 
     @property
     def is_reading(self) -> bool:
         """Whether it reads a document for its prompt, and samples nothing."""
-        return self.layout is not None and self.layout.reads is not None
+        return self.layout.reads is not None
 
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token
@@ -205,33 +355,19 @@ class Request:
         """Append the token that was sampled behind a drafted one: that one was right, so its KV counts."""
         self.append(token)
         self.computed += 1
-        if self.draft is not None:
-            self.draft.num_accepted += 1
+        if self.request.draft is not None:
+            self.request.draft.num_accepted += 1
 
-    def waits_for(self, leader: Request, min_shared: int) -> bool:
+    def waits_for(self, leader: Job, min_shared: int) -> bool:
         """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start.
 
-        Only tokens in the tree count: a tail is private, even where two requests generate the same one. With snapshots,
-        only those count that stand in front of one.
+        Only tokens in the tree count: a tail is private, even where two requests generate the same one.
         """
-        if leader.index_scope != self.index_scope or leader.computed != self.computed:
+        if leader.request.index_scope != self.request.index_scope or leader.computed != self.computed:
             return False
         shared = common_prefix(leader.tokens[: leader.claimed], self.tokens[: self.claimed])
-        shared = min(shared, self.num_tokens - self.rest)
-        if self.snapshot_scope is not None:
-            shared = max((stop for stop in leader.stops if stop <= shared), default=0)
+        shared = self.strategy.sharable(leader, min(shared, self.num_tokens - self.recompute_last))
         return shared > self.computed and shared - self.started_at >= min_shared
-
-    @property
-    def index_scope(self) -> Scope:
-        """The scope of what it reads from the cache and leaves there."""
-        return self.snapshot_scope or self.scope
-
-    @property
-    def source(self) -> str:
-        """The origin of most of its cached tokens."""
-        most = max(self.sources, key=lambda source: self.sources[source], default=Source.NONE)
-        return most if self.sources.get(most) else Source.NONE
 
     @property
     def decoding(self) -> bool:
@@ -246,7 +382,6 @@ class Request:
     @property
     def num_lacking(self) -> int:
         """Tokens that are left to compute, those of documents that are moved not among them."""
-        assert self.layout is not None
         return sum(max(stop - max(start, self.computed), 0) for start, stop in self.layout.sections(self.num_tokens))
 
     @property

@@ -12,85 +12,125 @@ One after the other, since the bits of a token's KV depend on its cell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from .host import PromptTree
-from .plan import HostCopy, Save, Span
+from .plan import HostCopy, Restore, Save, Span
 from .prefix_tree import PrefixTree
-from .radix import Node, path
-from .request import Layout, PlacedDocument, Request
-from .reuse import KvPart, MovedDocument
-from .scope import Scope
-
-
-def next_stage(tree: PromptTree, request: Request, whole: Layout) -> Layout:
-    """Return the layout of a request's next stage. whole: that of its prompt."""
-    readings, count = request.readings, len(whole.moved)
-    first = readings.looked
-    # On from the last one, so that all stages together look once at each. Then at the others, which may have left since.
-    for at in (*range(first, count), *range(first)):
-        readings.looked = at
-        if at not in readings.pieces and not _is_cached(tree, request.scope, whole.moved[at]):
-            return _stage(whole, at, whole.moved[at])
-    return whole
-
-
-def note_read(tree: PrefixTree, request: Request, span: Span) -> None:
-    """Take over a computed span of a document; keep a copy once it is read, whatever leaves the cache from now on."""
-    assert request.layout is not None and request.layout.reads is not None
-    at, document = request.layout.reads
-    request.readings.count(at, document.front, span.start, span.stop)
-    if request.computed == request.num_tokens:
-        request.readings.pieces[at] = _copies(tree, request.scope, document)
-
-
-def keep_moved(tree: PrefixTree, request: Request) -> None:
-    """Keep copies of the documents that a request is about to move and has not read itself."""
-    assert request.layout is not None
-    pieces, moved = request.readings.pieces, request.layout.moved
-    missing = {at: list(_runs(tree, request.scope, document)) for at, document in enumerate(moved) if at not in pieces}
-    # All copies that there are first: to make another one may push them out of host memory.
-    found = {at: [(run, _piece(run)) for run in runs] for at, runs in missing.items()}
-    pieces |= {at: tuple(piece or _copied(tree, run) for run, piece in runs) for at, runs in found.items()}
-
-
-def num_placed(tree: PromptTree, scope: Scope, layout: Layout, reached: int) -> int:
-    """Return how many tokens documents that are cached now bring to a prompt, behind its first `reached` ones."""
-    behind = (document for document in layout.moved if document.stop > reached)
-    return sum(one.stop - max(one.moves_from, reached) for one in behind if _is_cached(tree, scope, one))
-
-
-def keeps_copies(request: Request) -> bool:
-    """Return whether a request that is laid out keeps copies of documents."""
-    return request.layout is not None and (request.is_reading or bool(request.layout.moved))
-
-
-def num_kept(requests: Iterable[Request]) -> int:
-    """Return how many tokens requests keep copies of that are none of the host tier's, or none any more."""
-    pieces = (piece for one in requests for pieces in one.readings.pieces.values() for piece in pieces)
-    return sum(len(blob) for blob in {piece.blob for piece in pieces if not piece.blob.users})
-
+from .radix import Node
+from .request import Job, KvPart, Layout, MovedDocument, PlacedDocument
+from .reuse import Source
+from .strategy import PlainKV
 
 Run = tuple[Node, int, int]
 """A run of the tree, and the positions of a document's text that stand in it."""
 
 
-def _is_cached(tree: PromptTree, scope: Scope, document: MovedDocument) -> bool:
-    """Return whether all KV of a document is on the device or in host memory."""
-    at = document.needed_from
-    for node, start, stop in _runs(tree, scope, document):
-        if start != at or (node.blob is None and node.start + node.ready < stop):
+class SeparateDocuments(PlainKV):
+    """Brings documents to their places. Between them, and in stages, KV is reused as in any prompt."""
+
+    def stage(self, job: Job, whole: Layout) -> Layout:
+        readings, count = job.readings, len(whole.moved)
+        first = readings.looked
+        # On from the last one, so that all stages together look once at each. Then at the others, which may have left since.
+        for at in (*range(first, count), *range(first)):
+            readings.looked = at
+            if at not in readings.pieces and not whole.moved[at].is_cached(self._tree, job.request.scope):
+                return _stage(whole, at, whole.moved[at])
+        return whole
+
+    def has_room(self, job: Job, others: Iterable[Job]) -> bool:
+        return num_kept(others) <= self._tree.ledger.num_cells
+
+    def begin(self, job: Job, waiting: Iterable[Job]) -> None:
+        self._keep_moved(job)
+        super().begin(job, waiting)
+
+    def catch_up(self, job: Job, num_cells: int) -> None:
+        super().catch_up(job, num_cells)
+        assert job.sequence is not None
+        if self._place(job, num_cells):
+            self._fetch(job, num_cells)
+            job.computed = job.sequence.length
+
+    def next_stop(self, job: Job) -> int:
+        if job.layout.moved_at(job.computed) is not None:
+            return job.computed  # no cells are free for the document that is to be moved here
+        starts = (document.moves_from for document in job.layout.moved)
+        return next((start for start in starts if start > job.computed), job.num_tokens)
+
+    def reached(self, job: Job, span: Span) -> bool:
+        """Take over a computed span of a document; keep a copy once it is read, whatever leaves the cache from now on."""
+        if job.layout.reads is None:
             return False
-        at = stop
-    return at == document.front + len(document.tokens)
+        at, document = job.layout.reads
+        job.readings.count(at, document.front, span.start, span.stop)
+        if job.computed < job.num_tokens:
+            return False
+        runs = list(document.runs(self._tree, job.request.scope))
+        job.readings.pieces[at] = tuple(_copied(self._tree, run) for run in runs)
+        return True
+
+    def _keep_moved(self, job: Job) -> None:
+        """Keep copies of the documents that a request is about to move and has not read itself."""
+        pieces, moved, scope = job.readings.pieces, job.layout.moved, job.request.scope
+        missing = {at: list(one.runs(self._tree, scope)) for at, one in enumerate(moved) if at not in pieces}
+        # All copies that there are first: to make another one may push them out of host memory.
+        found = {at: [(run, _piece(run)) for run in runs] for at, runs in missing.items()}
+        pieces |= {at: tuple(piece or _copied(self._tree, run) for run, piece in runs) for at, runs in found.items()}
+
+    def _fetch(self, job: Job, num_cells: int = 0) -> None:
+        """Bring back all KV that follows the job's own, copies and documents in turn."""
+        while True:
+            super()._fetch(job, num_cells)
+            if not self._place(job, num_cells):
+                return
+
+    def _place(self, job: Job, num_cells: int) -> bool:
+        """Move the documents that follow the job's KV to their places. False: none follows, or no cells are free for it.
+
+        All that follow each other at once: each change of the path walks all of it.
+        """
+        sequence, layout, ledger = job.sequence, job.layout, self._tree.ledger
+        assert sequence is not None
+        start = reached = sequence.length
+        num_cells -= start
+        while (at := layout.moved_at(reached)) is not None and self._cells.reserve(num_cells + layout.moved[at].stop):
+            document = layout.moved[at]
+            distance = document.distance
+            for piece in job.readings.pieces[at]:
+                first, last = max(piece.start + distance, reached), piece.stop + distance
+                if first < last:
+                    ledger.perform(Restore(piece.blob, sequence.id, first, last, distance=distance))
+            self._count_moved(job, at, reached)
+            reached = document.stop
+        if reached > start:
+            ledger.advance(sequence, reached)
+        return reached > start
+
+    def _count(self, job: Job, source: str, tokens: int) -> None:
+        """KV that the request computed itself for a document does not count, nor any for the reading of one."""
+        if job.is_reading:
+            return
+        readings, front = job.readings, job.layout.moved[0].front
+        start = max(job.reuse.cached, job.computed, readings.reached)
+        readings.reached = start + tokens
+        own = readings.front if start < front else 0
+        tokens = max(min(start + tokens, front - own) - start, 0) if own else tokens
+        self._counters.count_cached(job, source, start, tokens)
+
+    def _count_moved(self, job: Job, at: int, start: int) -> None:
+        """Count a document, by its place among the moved ones, that came to its place from position `start` on."""
+        document, readings = job.layout.moved[at], job.readings
+        num_read = readings.tokens.get(at, 0) + min(readings.front, max(document.front - start, 0))
+        readings.reached = document.stop
+        if job.request.cache:  # else it is from another document of the request, that begins alike
+            self._counters.count_cached(job, Source.MOVED, start, max(document.stop - num_read - start, 0))
 
 
-def _runs(tree: PromptTree, scope: Scope, document: MovedDocument) -> Iterator[Run]:
-    match = tree.match(scope, document.text)
-    for node in reversed(path(match.node)):
-        start, stop = max(node.start, document.needed_from), min(node.end, match.length)
-        if start < stop:
-            yield node, start, stop
+def num_kept(jobs: Iterable[Job]) -> int:
+    """Return how many tokens requests keep copies of that are none of the host tier's, or none any more."""
+    pieces = (piece for one in jobs for pieces in one.readings.pieces.values() for piece in pieces)
+    return sum(len(blob) for blob in {piece.blob for piece in pieces if not piece.blob.users})
 
 
 def _piece(run: Run) -> KvPart | None:
@@ -98,12 +138,8 @@ def _piece(run: Run) -> KvPart | None:
     return None if node.blob is None else KvPart(node.blob, start, stop)
 
 
-def _copies(tree: PrefixTree, scope: Scope, document: MovedDocument) -> tuple[KvPart, ...]:
-    """Return copies of a document's KV, made by the next plan where the host tier has none."""
-    return tuple(_copied(tree, run) for run in list(_runs(tree, scope, document)))
-
-
 def _copied(tree: PrefixTree, run: Run) -> KvPart:
+    """Return a copy of a document's KV in a run, made by the next plan where the host tier has none."""
     node, start, stop = run
     return KvPart(_copy(tree, node), start, stop)
 

@@ -11,7 +11,7 @@ import numpy as np
 from .plan import HostCopy, Save
 from .prefix_tree import PrefixTree
 from .radix import NO_TOKENS, common_prefix, path
-from .request import Request
+from .request import Job
 from .scope import Scope
 from .snapshots import Snapshots
 from .tier import Record
@@ -27,7 +27,7 @@ class Lane:
     """
 
     id: int
-    request: Request | None = None
+    job: Job | None = None
     sequence_id: int = -1
     last_use: int = 0
     last: int = -1
@@ -41,13 +41,13 @@ class Lane:
         self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
         self.num_prompt = min(num_prompt, len(history))
 
-    def is_continued_by(self, request: Request) -> bool:
+    def is_continued_by(self, job: Job) -> bool:
         """Return whether a prompt begins with the last one that ran here.
 
         The answer may read another way in the next turn: without its reasoning, or as other tokens of the same text.
         """
-        mine, prompt = self.history[: self.num_prompt], request.tokens[: request.num_tokens]
-        return self.scope == request.index_scope and 0 < len(mine) == common_prefix(mine, prompt)
+        mine, prompt = self.history[: self.num_prompt], job.tokens[: job.num_tokens]
+        return self.scope == job.request.index_scope and 0 < len(mine) == common_prefix(mine, prompt)
 
 
 class Lanes:
@@ -68,43 +68,43 @@ class Lanes:
 
     @property
     def any_idle(self) -> bool:
-        return any(lane.request is None for lane in self._lanes)
+        return any(lane.job is None for lane in self._lanes)
 
-    def may_take(self, request: Request) -> bool:
+    def may_take(self, job: Job) -> bool:
         """Return whether the lane that a request wants is idle."""
-        return request.wanted_lane < 0 or self._lanes[request.wanted_lane].request is None
+        return job.request.wanted_lane < 0 or self._lanes[job.request.wanted_lane].job is None
 
-    def take(self, request: Request, sequence_id: int) -> None:
+    def take(self, job: Job, sequence_id: int) -> None:
         """Give a request its idle lane: the one it wants, else the one it continues, else the least recently used.
 
         sequence_id: of the request's sequence, which may be a new one even where it continues a lane.
         """
-        idle = [lane for lane in self._lanes if lane.request is None and request.wanted_lane in (-1, lane.id)]
-        continued = [lane for lane in idle if lane.is_continued_by(request)]
+        idle = [lane for lane in self._lanes if lane.job is None and job.request.wanted_lane in (-1, lane.id)]
+        continued = [lane for lane in idle if lane.is_continued_by(job)]
         lane = max(continued, key=lambda lane: lane.num_prompt, default=min(idle, key=lambda lane: lane.last_use))
-        lane.request, request.lane = request, lane.id
-        if request.background:
-            if followed := self._followed(request):
+        lane.job, job.lane = job, lane.id
+        if job.request.background:
+            if followed := self._followed(job):
                 followed.sequence_id = sequence_id
             return
         self._clock += 1
         lane.sequence_id, lane.last_use = sequence_id, self._clock
 
-    def leave(self, request: Request) -> None:
+    def leave(self, job: Job) -> None:
         """Take a request off its lane, which remembers it if a client sent it."""
-        lane = self._lanes[request.lane]
-        lane.request = None
-        if request.background:
-            if followed := self._followed(request):
-                followed.ahead = request.tokens[: request.computed]
+        lane = self._lanes[job.lane]
+        lane.job = None
+        if job.request.background:
+            if followed := self._followed(job):
+                followed.ahead = job.tokens[: job.computed]
             return
-        scope = request.scope if request.cache else request.snapshot_scope
-        history = NO_TOKENS if scope is None else request.tokens[: request.computed]
-        lane.remember(scope, history, request.num_prompt, request.id)
+        scope = job.request.index_scope if job.request.keeps else None
+        history = NO_TOKENS if scope is None else job.tokens[: job.computed]
+        lane.remember(scope, history, job.num_prompt, job.request.id)
 
-    def _followed(self, request: Request) -> Lane | None:
+    def _followed(self, job: Job) -> Lane | None:
         """Return the lane of the request whose next turn this one prefills, if the lane still remembers it."""
-        return next((lane for lane in self._lanes if lane.last == request.follows), None)
+        return next((lane for lane in self._lanes if lane.last == job.request.follows), None)
 
 
 # ---- The prompts that lanes ran last: saved as records, restored, and erased. -------------------------------------------

@@ -9,15 +9,18 @@ sequence. llama-server keeps whole states, and calls them context checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from .cells import Cells
+from .counters import Counters
 from .host import HostMemory, restores
-from .plan import HostCopy, Load, Save, Snap
+from .plan import HostCopy, Load, Save, Snap, Span
 from .prefix_tree import PrefixTree
 from .radix import Node, path, upward
-from .request import Request
-from .source import Source
+from .request import Job
+from .reuse import Source
 from .state_tree import StateTree
+from .strategy import PlainKV
 
 SPACING = 64  # tokens between two states of a prompt
 QUESTION = 4  # times the spacing: the fewest tokens of a last question for which a state behind it is worth a batch more
@@ -36,9 +39,9 @@ class Snapshots(StateTree):
         super().__init__(tree.costs, host, tree.profile)
         self.num_taken = 0  # states, ever
         self.num_loaded = 0  # states, ever
-        self._tree, self._spacing, self._most_unused = tree, max(spacing, tree.rest), unused
+        self._tree, self._spacing, self._most_unused = tree, max(spacing, tree.recompute_last), unused
 
-    def stops(self, request: Request, waiting: Iterable[Request] = ()) -> tuple[int, ...]:
+    def stops(self, job: Job, waiting: Iterable[Job] = ()) -> tuple[int, ...]:
         """Return the positions of states to take while the rest of a prompt is computed: ends of its segments, well apart.
 
         A state behind a short last question is not worth a batch for the few tokens that open the answer: the next turn
@@ -46,12 +49,11 @@ class Snapshots(StateTree):
         where answers do not come back as they were, where none follows (the prompt is there to be continued), and where
         another request may wait for the same prompt: another answer to it, say.
         """
-        assert request.layout is not None
-        last, least = request.num_prompt - self._tree.rest, request.computed + self._spacing
-        ends = [stop for stop in request.layout.stops if least <= stop < request.num_prompt]
-        if ends and request.num_prompt - ends[-1] < self._spacing:
-            question = ends[-1] - [request.computed, *ends][-2]
-            if question < self._spacing * (QUESTION if _is_passed_by(request, waiting) else 1):
+        last, least = job.num_prompt - self._tree.recompute_last, job.computed + self._spacing
+        ends = [stop for stop in job.layout.stops if least <= stop < job.num_prompt]
+        if ends and job.num_prompt - ends[-1] < self._spacing:
+            question = ends[-1] - [job.computed, *ends][-2]
+            if question < self._spacing * (QUESTION if _is_passed_by(job, waiting) else 1):
                 ends.pop()
         chosen: list[int] = []
         for stop in reversed([stop for stop in ends if stop <= last]):
@@ -59,35 +61,35 @@ class Snapshots(StateTree):
                 chosen.append(stop)
         return tuple(reversed(chosen))
 
-    def load(self, request: Request) -> tuple[str, int]:
+    def load(self, job: Job) -> tuple[str, int]:
         """Bring the deepest state that a request's prompt begins with into its sequence, with the runs in front of it.
 
         Return its origin, and how many tokens it spares behind those that the sequence has. Nothing comes back behind the
         prompt: the tail of an answer is the request's own, also where a grammar forces several tokens of it at once.
         """
-        assert request.sequence is not None
-        begin = request.sequence.length
-        tokens = request.tokens[: max(min(request.num_tokens - self._tree.rest, request.claimed), 0)]
-        node = self.longest(request.snapshot_scope, tokens, self._known(request, len(tokens)))
+        assert job.sequence is not None
+        begin = job.sequence.length
+        tokens = job.tokens[: max(min(job.num_tokens - self._tree.recompute_last, job.claimed), 0)]
+        node = self.longest(job.request.snapshot_scope, tokens, self._known(job, len(tokens)))
         if node is None or node.end <= begin:
             return Source.NONE, 0
         assert node.state is not None
-        self._count_use(node, request)
-        for restore, _ in restores(node, request.sequence.id, begin):
+        self._count_use(node, job)
+        for restore, _ in restores(node, job.sequence.id, begin):
             self._tree.ledger.perform(restore)
-        self._tree.ledger.perform(Load(node.state, request.sequence.id))
-        self._tree.ledger.advance(request.sequence, node.end)
+        self._tree.ledger.perform(Load(node.state, job.sequence.id))
+        self._tree.ledger.advance(job.sequence, node.end)
         self.num_loaded += 1
         return node.state.source, node.end - begin
 
-    def take(self, request: Request) -> None:
+    def take(self, job: Job) -> None:
         """Keep the present state of a request's sequence, and the runs up to it, if the budget has room for that path."""
-        assert request.sequence is not None and request.layout is not None
-        scope, tokens = request.snapshot_scope, request.tokens[: request.computed]
+        assert job.sequence is not None
+        scope, tokens = job.request.snapshot_scope, job.tokens[: job.computed]
         if scope is None or not len(tokens) or not self.host.could_hold(len(tokens)):
             return
-        origin = self._known(request, len(tokens)) or self.root(scope)
-        begin, layout = origin.end, request.layout
+        origin = self._known(job, len(tokens)) or self.root(scope)
+        begin, layout = origin.end, job.layout
         documents = [document for document in layout.documents if begin <= document.start and document.stop <= len(tokens)]
         ends = {at for document in documents for at in (document.start, document.stop)}
         stops = sorted(at - begin for at in {*layout.stops, *ends} if at > begin)
@@ -98,35 +100,35 @@ class Snapshots(StateTree):
         new = [run for run in path(node, origin.end) if run.blob is None]
         for run in reversed(new):
             self.host.keep(run, blob := HostCopy(run.start, run.end))
-            self._tree.ledger.perform(Save(request.sequence.id, blob))
+            self._tree.ledger.perform(Save(job.sequence.id, blob))
         if not any(document.start < node.end < document.stop for document in layout.documents):
-            request.taken = node
+            job.taken = node
         if node.state is None:
             self._most_unused += UNUSED * (node in self.aged)
             self.host.keep(node, state=(state := HostCopy(0, node.end, source=Source.SNAPSHOT)))
             self.num_taken += 1
-            self._tree.ledger.perform(Snap(request.sequence.id, state))
-            node.frequency += not request.guess
-            self._thin_out(node, request)
+            self._tree.ledger.perform(Snap(job.sequence.id, state))
+            node.frequency += not job.request.guess
+            self._thin_out(node, job)
         self.make_room(node)
 
-    def _known(self, request: Request, length: int) -> Node | None:
+    def _known(self, job: Job, length: int) -> Node | None:
         """Return the run of a request's last snapshot, if it is kept and among its first `length` tokens.
 
         A search that begins there does not pass all segments of a prompt at each of its steps.
         """
-        node = request.taken
+        node = job.taken
         return node if node is not None and node.blob is not None and node.end <= length else None
 
-    def _count_use(self, node: Node, request: Request) -> None:
+    def _count_use(self, node: Node, job: Job) -> None:
         """Count a request that begins with a state. The next turn of a conversation does not count again."""
         self._clock += 1
-        node.frequency += bool(node.children) and not request.guess
+        node.frequency += bool(node.children) and not job.request.guess
         if node.frequency > 1:
             self.unused.pop(node, None)
         self.price(node)
 
-    def _thin_out(self, node: Node, request: Request) -> None:
+    def _thin_out(self, node: Node, job: Job) -> None:
         """Forget states that count for little beside a new one.
 
         Such is the one that the request has continued from, if it is close and no other prompt has used it. And within
@@ -135,7 +137,7 @@ class Snapshots(StateTree):
         above = next((one for one in upward(node) if one is not node and one.state is not None), None)
         if above is None or above.frequency > 1 or above.pinned_until:
             return
-        is_close = above.end == request.started_at and node.end - above.end < self._spacing
+        is_close = above.end == job.started_at and node.end - above.end < self._spacing
         if is_close and len(above.children) == 1 and not above.document_of:
             self.forget(above)
             return
@@ -148,20 +150,53 @@ class Snapshots(StateTree):
                 self.aged.add(oldest)
 
 
-def _is_passed_by(request: Request, waiting: Iterable[Request]) -> bool:
+def _is_passed_by(job: Job, waiting: Iterable[Job]) -> bool:
     """Return whether nothing is likely to continue from the end of a prompt's last question: only from its answer."""
-    is_alone = all(other.index_scope != request.index_scope for other in waiting)
-    return request.limit > 1 and is_alone and not _repeats_an_answer(request)
+    is_alone = all(other.request.index_scope != job.request.index_scope for other in waiting)
+    return job.request.limit > 1 and is_alone and not _repeats_an_answer(job)
 
 
-def _repeats_an_answer(request: Request) -> bool:
+def _repeats_an_answer(job: Job) -> bool:
     """Return whether a prompt computes the answer before its last question again: a template leaves out thoughts, say."""
-    assert request.layout is not None
-    stops, documents = request.layout.stops, {document.stop for document in request.layout.documents}
-    behind = [stop for stop in stops if request.computed < stop < request.num_prompt]
-    return request.computed in stops and not documents.issuperset(behind[:-1])
+    stops, documents = job.layout.stops, {document.stop for document in job.layout.documents}
+    behind = [stop for stop in stops if job.computed < stop < job.num_prompt]
+    return job.computed in stops and not documents.issuperset(behind[:-1])
 
 
-def next_stop(stops: Sequence[int], computed: int) -> int | None:
-    """Return the first of these ascending stops behind position `computed`."""
-    return next((stop for stop in stops if stop > computed), None)
+class FromSnapshots(PlainKV):
+    """Reuse by a model whose memory cannot be cut: what the tree has of a request is its own alone, the rest are states."""
+
+    def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters, snapshots: Snapshots) -> None:
+        super().__init__(tree, cells, counters)
+        self._snapshots = snapshots
+
+    def begin(self, job: Job, waiting: Iterable[Job]) -> None:
+        super().begin(job, waiting)
+        self._load(job, job.num_tokens)
+        job.started_at, job.stops = job.computed, self._snapshots.stops(job, waiting)
+
+    def catch_up(self, job: Job, num_cells: int) -> None:
+        self._load(job, num_cells + job.num_tokens - job.computed)
+
+    def next_stop(self, job: Job) -> int:
+        return next((stop for stop in job.stops if stop > job.computed), job.num_tokens)
+
+    def sharable(self, leader: Job, upto: int) -> int:
+        return max((stop for stop in leader.stops if stop <= upto), default=0)
+
+    def reached(self, job: Job, span: Span) -> bool:
+        if job.computed in job.stops:
+            self._snapshots.take(job)
+        return False
+
+    def leave(self, job: Job) -> None:
+        self._snapshots.take(job)
+        super().leave(job)
+
+    def _load(self, job: Job, num_cells: int) -> None:
+        """Continue from the deepest state of the prompt, if so many cells are free."""
+        if self._cells.reserve(num_cells):
+            source, gained = self._snapshots.load(job)
+            if gained:
+                self._count(job, source, gained)
+                job.computed += gained

@@ -17,7 +17,7 @@ from ...slots.drafts import Drafts
 from ...slots.host import HostMemory, PromptTree
 from ...slots.lookup import Draft, Lookup
 from ...slots.prefix_tree import PrefixTree
-from ...slots.request import Layout, Prompt, Request
+from ...slots.request import Job, Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 
@@ -73,7 +73,7 @@ class Fixed(Drafts):
 
     length = 7
 
-    def _length(self, requests: Sequence[Request], found: Sequence[Draft | None]) -> int:
+    def _length(self, jobs: Sequence[Job], found: Sequence[Draft | None]) -> int:
         return self.length
 
 
@@ -81,7 +81,7 @@ class Fixed(Drafts):
 class Answer:
     """Its tokens, the margin of each, and the seconds of each step behind the first token."""
 
-    request: Request
+    job: Job
     tokens: list[int] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -94,7 +94,8 @@ class Answer:
     @property
     def share_drafted(self) -> float:
         """The share of tokens that were drafted and right."""
-        return self.request.draft.num_accepted / len(self.tokens) if self.request.draft else 0.0
+        draft = self.job.request.draft
+        return draft.num_accepted / len(self.tokens) if draft else 0.0
 
 
 class Streams:
@@ -123,9 +124,8 @@ class Streams:
             self._number += 1
             most = len(forced[place]) if forced else limit
             request = Request(self._number, Tokens(prompt, len(prompt)), most, Scope.shared("bench"), draft=source())
-            answers[request.id] = Answer(request)
             samplers[request.id] = Chooser(self._runner, forced[place] if forced else None)
-            self.scheduler.submit(request)
+            answers[request.id] = Answer(self.scheduler.submit(request))
         while not self.scheduler.idle:
             self._step(samplers, answers)
         for id, answer in answers.items():
@@ -136,21 +136,21 @@ class Streams:
         return list(answers.values())
 
     def _step(self, samplers: dict[int, Sampler], answers: dict[int, Answer]) -> None:
-        decoding = [request for request in self.scheduler.running if request.decoding]
+        decoding = [job.request.id for job in self.scheduler.running if job.decoding]
         began = perf_counter()
         plan = self.scheduler.plan()
         planned = perf_counter()
         sampled = self._runner.run(plan, samplers)
         self.scheduler.observe(plan, perf_counter() - planned)
-        for request, token in self.scheduler.commit(plan, sampled):
-            answer = answers[request.id]
+        for job, token in self.scheduler.commit(plan, sampled):
+            answer = answers[job.request.id]
             answer.tokens.append(token)
-            for further, _ in samplers[request.id].take_further():
-                request.accept(further)
+            for further, _ in samplers[job.request.id].take_further():
+                job.accept(further)
                 answer.tokens.append(further)
-            is_over = request.num_tokens == request.num_prompt + request.limit
-            if is_over or (self._is_end(answer.tokens[-1]) and request.limit != len(answer.tokens)):
-                self.scheduler.finish(request)
+            is_over = job.num_tokens == job.num_prompt + job.request.limit
+            if is_over or (self._is_end(answer.tokens[-1]) and job.request.limit != len(answer.tokens)):
+                self.scheduler.finish(job)
         seconds = perf_counter() - began
-        for request in decoding:
-            answers[request.id].seconds.append(seconds)
+        for id in decoding:
+            answers[id].seconds.append(seconds)

@@ -99,7 +99,7 @@ class Measured:
     @property
     def cells(self) -> tuple[Cell, ...]:
         """A row of the table."""
-        drafts = [pair[1].request.draft for pair in self.pairs]
+        drafts = [pair[1].job.request.draft for pair in self.pairs]
         drafted = sum(draft.num_drafted for draft in drafts if draft)
         accepted = sum(draft.num_accepted for draft in drafts if draft)
         tokens = sum(len(pair[0].tokens) - 1 for pair in self.pairs)
@@ -169,7 +169,7 @@ class Bench:
             plain += at is None
             if at is not None:
                 notes.append(f"differs from single rows at token {at}, margin of the logits there {other.margins[at]:.3f}")
-        accepted = sum(one.request.draft.num_accepted for one in right if one.request.draft)
+        accepted = sum(one.job.request.draft.num_accepted for one in right if one.job.request.draft)
         notes.append(f"{accepted} tokens accepted in {len(right)} answers of at most {limit}")
         return [
             Bar(4, "greedy texts as with wrong drafts of as many rows", equal / len(right), 1.0, at_least=True),

@@ -126,7 +126,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
         {
             "object": "documents.order",
             "order": [document.id for document in layout.documents],
-            "documents": document_reuse(layout, reused),
+            "documents": document_reuse(layout, [(0, reused)]),
             "repeated": layout.repeated,
             "prompt_tokens": len(layout.tokens),
             "cached_tokens": reused,

@@ -89,15 +89,15 @@ class NativeReply:
         return {} if self.envelope.generations[index].sampling.n_probs is None else {"completion_probabilities": []}
 
     def _piece(self, index: int, delta: Delta) -> Fields:
-        request = self.envelope.generations[index].request
+        job = self.envelope.generations[index].job
         return {
             "index": index,
             "content": delta.text,
             "tokens": delta.tokens,
             "stop": False,
-            "id_slot": request.lane,
+            "id_slot": job.lane,
             "tokens_predicted": delta.num_generated,
-            "tokens_evaluated": request.num_prompt,
+            "tokens_evaluated": job.num_prompt,
         }
 
 

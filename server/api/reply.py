@@ -558,8 +558,7 @@ def _speller(service: Service, dialect: ReplyFormat) -> Spell | None:
     """Return what spells the prompts, for an answer that shows them."""
 
     async def spell(generation: Generation) -> str:
-        layout = generation.request.layout
-        assert layout is not None
+        layout = generation.job.layout
         return await asyncio.to_thread(service.model.detokenize, layout.ids, special=True)
 
     return spell if dialect.envelope.verbose else None

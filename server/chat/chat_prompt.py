@@ -16,8 +16,8 @@ from ...ordering.policy import Step, cached_ranks, walk
 from ...ordering.prompt import rank_hint
 from ...slots.host import PromptTree
 from ...slots.radix import NO_TOKENS, Node
-from ...slots.request import Layout, PlacedDocument, Prompt
-from ...slots.reuse import MovedDocument, mark
+from ...slots.request import Layout, MovedDocument, PlacedDocument, Prompt
+from ...slots.reuse import mark
 from ...slots.scope import Scope
 
 Tokenize = Callable[[str], np.ndarray]

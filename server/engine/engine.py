@@ -24,7 +24,7 @@ from ...models.sampling import Chances, Sampler
 from ...models.sampling_params import GREEDY
 from ...slots.host import WriteBehind
 from ...slots.plan import Plan
-from ...slots.request import Request
+from ...slots.request import Job
 from ...slots.scheduler import Scheduler, check
 from ...slots.tier import LowerTier
 from ..http.api_errors import RequestError, not_loaded
@@ -57,7 +57,7 @@ class Background:
     def put(self, key: Hashable, generation: Generation) -> bool:
         """Replace the generation of a key. False: a client's request runs or waits, or too many are not done."""
         self.drop(key)
-        if not all(request.background for request in (*self._scheduler.running, *self._scheduler.waiting)):
+        if not all(job.request.background for job in (*self._scheduler.running, *self._scheduler.waiting)):
             return False
         if len(self) >= self.max_generations:
             return False
@@ -179,7 +179,7 @@ class Generations:
             return
         self._open[generation.request.id] = generation
         self.samplers[generation.request.id] = sampler
-        self._scheduler.submit(generation.request)
+        generation.job = self._scheduler.submit(generation.request)
 
     def admit(self, ids: Iterable[int]) -> None:
         """Start the clock of requests that left the queue, unless they were preempted and only come back."""
@@ -189,13 +189,13 @@ class Generations:
             if not generation.admitted:
                 generation.admitted = now
                 self._report_progress(generation, now)
-            if not generation.is_primed and not generation.request.is_reading:
+            if not generation.is_primed and not generation.job.is_reading:
                 generation.is_primed = True
-                self.samplers[id].prime(generation.request.ids(0, generation.request.num_prompt))
+                self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
 
-    def push(self, request: Request, token: int) -> None:
+    def push(self, job: Job, token: int) -> None:
         """Give a generation its next token, which may end it, and those that must follow. An error ends only this one."""
-        generation, sampler = self._open[request.id], self.samplers[request.id]
+        generation, sampler = self._open[job.request.id], self.samplers[job.request.id]
         if not generation.first_token:
             self._report_progress(generation, perf_counter())  # the whole prompt
         try:
@@ -205,13 +205,13 @@ class Generations:
             for further, chances in sampler.take_further():
                 if generation.done:
                     break
-                request.accept(further)
+                job.accept(further)
                 self._scheduler.counters.count_accepted()
                 self._push(generation, further, chances)
             for forced in sampler.take_forced():
                 if generation.done:
                     break
-                request.append(forced)
+                job.append(forced)
                 self._scheduler.counters.count_forced()
                 self._push(generation, forced)
         except Exception as error:
@@ -227,12 +227,12 @@ class Generations:
     def report_progress(self) -> None:
         """Send the progress of unfinished prompts to the clients that want it."""
         now = perf_counter()
-        for request in self._scheduler.running:
-            if request.num_tokens == request.num_prompt:
-                self._report_progress(self._open[request.id], now)
+        for job in self._scheduler.running:
+            if job.num_tokens == job.num_prompt:
+                self._report_progress(self._open[job.request.id], now)
 
     def _report_progress(self, generation: Generation, now: float) -> None:
-        if generation.wants_progress and not generation.request.is_reading:
+        if generation.wants_progress and not generation.job.is_reading:
             self._outbox.put(generation, generation.progress(now))
 
     def end(self, generation: Generation) -> None:
@@ -240,30 +240,32 @@ class Generations:
         if generation.done:
             return
         generation.done = True
-        self._open.pop(generation.request.id, None)
+        is_open = self._open.pop(generation.request.id, None) is not None
         if sampler := self.samplers.pop(generation.request.id, None):
             sampler.close()
-        self._scheduler.finish(generation.request)
+        if is_open:
+            self._scheduler.finish(generation.job)
 
-    def restart(self, requests: Iterable[Request]) -> None:
+    def restart(self, jobs: Iterable[Job]) -> None:
         """Let the samplers of requests that run again from their start forget what they have seen and chosen."""
-        for request in requests:
-            if generation := self._open.get(request.id):
+        for job in jobs:
+            id = job.request.id
+            if generation := self._open.get(id):
                 generation.is_primed = False
-                self.samplers[request.id] = self.samplers[request.id].anew()
+                self.samplers[id] = self.samplers[id].anew()
             else:  # it has ended, and only its end failed
-                self._scheduler.finish(request)
+                self._scheduler.finish(job)
 
-    def fail(self, requests: Iterable[Request], error: RequestError) -> None:
+    def fail(self, jobs: Iterable[Job], error: RequestError) -> None:
         """End the open generations among these requests with a Failure."""
-        for generation in [self._open[request.id] for request in requests if request.id in self._open]:
+        for generation in [self._open[job.request.id] for job in jobs if job.request.id in self._open]:
             self._fail(generation, error)
 
     def fail_rejected(self) -> None:
         """Fail the requests that the last plan could not admit."""
-        for request, error in self._scheduler.take_rejected():
-            if request.id in self._open:
-                self._fail_alone(self._open[request.id], error)
+        for job, error in self._scheduler.take_rejected():
+            if job.request.id in self._open:
+                self._fail_alone(self._open[job.request.id], error)
 
     def close(self, why: str) -> None:
         """End every open generation with a Failure."""
@@ -493,8 +495,8 @@ class Engine:
         ran = perf_counter()
         self._behind.write()
         self.scheduler.observe(plan, ran - planned)
-        for request, token in self.scheduler.commit(plan, sampled):
-            self.roster.push(request, token)
+        for job, token in self.scheduler.commit(plan, sampled):
+            self.roster.push(job, token)
         self.roster.report_progress()
         self._failed_idle = False
         self.sleep.last_use = perf_counter()

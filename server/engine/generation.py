@@ -19,9 +19,9 @@ import numpy as np
 from ...models.detokenizer import TextStream
 from ...models.sampling import Chances
 from ...models.sampling_params import Sampling
-from ...slots.request import Request
+from ...slots.request import Job, Layout, Request
 from ..http.api_errors import RequestError
-from .usage import Fields, Miss, Report, document_reuse, first_gap, moved_reuse, segment_reuse, timings, volatile_span
+from .usage import Fields, Miss, Report, Reused, document_reuse, first_gap, segment_reuse, timings, volatile_span
 
 # ---- Events of a generation, and the mailbox where its client finds them. -----------------------------------------------
 
@@ -256,6 +256,7 @@ class Generation:
     on_end: OnEnd = _pass_on
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
+    job: Job = field(init=False)  # from its submission on
     pending: Pending = field(init=False)
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
@@ -278,7 +279,7 @@ class Generation:
 
     @property
     def num_generated(self) -> int:
-        return self.request.num_tokens - self.request.num_prompt
+        return self.job.num_tokens - self.job.num_prompt
 
     def push(self, token: int, is_end: bool, chances: Chances | None = None) -> Event | None:
         """Take the next token (already appended to the request); return its event. An End ends the generation.
@@ -312,15 +313,15 @@ class Generation:
 
     def progress(self, now: float) -> PromptProgress:
         """Return how far the prompt is."""
-        request = self.request
+        job = self.job
         spent = (now - self.admitted) * 1000
-        return PromptProgress(request.num_prompt, request.cached, min(request.computed, request.num_prompt), spent)
+        return PromptProgress(job.num_prompt, job.reuse.cached, min(job.computed, job.num_prompt), spent)
 
     def timings(self, num_generated: int) -> Fields:
         """Return llama-server's `timings` of the answer so far; for the event loop, after the first token."""
         return timings(
-            num_cached=self.request.cached,
-            num_computed=self.request.num_prompt - self.request.cached,
+            num_cached=self.job.reuse.cached,
+            num_computed=self.job.num_prompt - self.job.reuse.cached,
             num_generated=num_generated,
             queue_time=self.admitted - self.arrived,
             prompt_time=self.first_token - self.admitted,
@@ -351,50 +352,53 @@ class Generation:
         """
         if self.spells is None:
             return None
-        request, text = self.request, "".join(self.parts)
-        tokens = request.tokens[request.num_prompt : request.num_tokens - is_end]
+        job, text = self.job, "".join(self.parts)
+        tokens = job.tokens[job.num_prompt : job.num_tokens - is_end]
         return tokens.copy() if text and self.spells(tokens, text) else None
 
     def _report(self) -> Report:
-        request, now = self.request, perf_counter()
-        layout = request.layout
-        assert layout is not None
+        job, reuse, now = self.job, self.job.reuse, perf_counter()
+        layout = job.layout
         return Report(
-            lane=request.lane,
-            source=request.source,
-            num_prompt=request.num_prompt,
-            num_cached=request.cached,
+            lane=job.lane,
+            source=reuse.source,
+            num_prompt=job.num_prompt,
+            num_cached=reuse.cached,
             num_generated=self.num_generated if self.limit else 0,
             stop=self.text.stopped,
-            documents=moved_reuse(layout, request.reused) if layout.moved else document_reuse(layout, request.cached),
+            documents=document_reuse(layout, self._reused(layout)),
             documents_attention="separate" if layout.moved else None,
             repeated=layout.repeated,
             miss=self._miss(),
             queue_time=self.admitted - self.arrived,
             prompt_time=self.first_token - self.admitted,
             generation_time=now - self.first_token,
-            num_preempted=request.num_preempted,
+            num_preempted=reuse.num_preempted,
             num_drafted=self._drafts[0],
             num_accepted=self._drafts[1],
-            segments=segment_reuse(layout, request.reused, request.scope.adapters) if self.wants_segments else None,
+            segments=segment_reuse(layout, reuse.spans, self.request.scope.adapters) if self.wants_segments else None,
         )
+
+    def _reused(self, layout: Layout) -> Reused:
+        """Return where reuse counts: at the beginning, as many tokens as were cached, unless documents were moved."""
+        reuse = self.job.reuse
+        return [(span.start, span.stop) for span in reuse.spans] if layout.moved else [(0, reuse.cached)]
 
     def _miss(self) -> Miss | None:
         """Return where reuse ended and why; None where only the last tokens, which are always computed, were not reused."""
-        request = self.request
-        assert request.layout is not None
-        if request.cached >= request.num_prompt - request.rest:
+        job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
+        if cached >= job.num_prompt - job.recompute_last:
             return None
         if self.no_cache_reason:
-            return {"at": request.cached, "why": self.no_cache_reason}
-        at = first_gap(request.reused) if request.layout.moved else request.cached
-        why = f"{request.layout.segment_at(at)} is not cached here"
-        volatile = self._volatile(at) if request.layout.splits(at) else None
+            return {"at": cached, "why": self.no_cache_reason}
+        at = first_gap(self._reused(layout))
+        why = f"{layout.segment_at(at)} is not cached here"
+        volatile = self._volatile(at) if layout.splits(at) else None
         return {"at": at, "why": f"{why}: {volatile} differs" if volatile else why}
 
     def _volatile(self, at: int) -> str | None:
         """Return the text at a token's place in the prompt, if it is of a kind that changes with each request."""
-        tokens = self.request.ids(0, self.request.num_prompt)
+        tokens = self.job.ids(0, self.job.num_prompt)
         before = self.detokenize(tokens[max(at - AROUND, 0) : at])
         return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))
 
@@ -433,8 +437,8 @@ def _finish(generation: Generation) -> str:
 
 def _miss(generation: Generation, report: Report) -> Fields:
     """Return where reuse ended, and in what part of the prompt. A document's id is the client's text, and is left out."""
-    layout = generation.request.layout
-    if report.miss is None or layout is None:
+    layout = generation.job.layout
+    if report.miss is None:
         return {}
     at = report.miss["at"]
     in_document = any(document.start <= at < document.stop for document in layout.documents)

@@ -132,9 +132,9 @@ class LaneStore:
 
     def _lane(self, number: int) -> Lane:
         lane = self._scheduler.lanes[number]
-        if lane.request is not None and lane.request.background:
+        if lane.job is not None and lane.job.request.background:
             self._background.drop_all()  # no client waits for it
-        if lane.request is not None:
+        if lane.job is not None:
             raise RequestError(f"slot {number} is running a request: try again when it has ended", status=503, retry_after=1)
         return lane
 

@@ -10,7 +10,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from ...slots.request import Layout, Reused
+from ...slots.request import Layout
+from ...slots.reuse import ReusedSpan
 
 ID_BYTES = 8
 
@@ -143,41 +144,33 @@ class Report:
         }
 
 
-def document_reuse(layout: Layout, num_cached: int) -> list[DocumentUsage]:
-    """Return how much of each document lies within the first `num_cached` tokens of a prompt."""
+Reused = Sequence[tuple[int, int]]
+"""Positions [start, stop) of a prompt that were not computed, in order."""
+
+
+def document_reuse(layout: Layout, reused: Reused) -> list[DocumentUsage]:
+    """Return how much of each document was not computed."""
     return [
         {
             "id": document.id,
             "tokens": document.stop - document.start,
-            "cached_tokens": min(max(num_cached - document.start, 0), document.stop - document.start),
+            "cached_tokens": sum(max(min(stop, document.stop) - max(start, document.start), 0) for start, stop in reused),
         }
         for document in layout.documents
     ]
 
 
-def moved_reuse(layout: Layout, reused: Sequence[Reused]) -> list[DocumentUsage]:
-    """Return how much of each document was not computed, where documents are read separately."""
-    return [
-        {
-            "id": document.id,
-            "tokens": document.stop - document.start,
-            "cached_tokens": sum(max(min(one.stop, document.stop) - max(one.start, document.start), 0) for one in reused),
-        }
-        for document in layout.documents
-    ]
-
-
-def first_gap(reused: Sequence[Reused]) -> int:
+def first_gap(reused: Reused) -> int:
     """Return the first position that was computed."""
     at = 0
-    for one in reused:
-        if one.start > at:
+    for start, stop in reused:
+        if start > at:
             break
-        at = one.stop
+        at = stop
     return at
 
 
-def segment_reuse(layout: Layout, reused: Sequence[Reused], adapters: str = "") -> list[SegmentReuse]:
+def segment_reuse(layout: Layout, reused: Sequence[ReusedSpan], adapters: str = "") -> list[SegmentReuse]:
     """Return the parts of a prompt in order, each with the tokens of it that were not computed. adapters: as in `Scope`."""
     ids = ids_at(layout.tokens, [stop for stop, _ in layout.segments], adapters)
     starts = [0, *(stop for stop, _ in layout.segments)]

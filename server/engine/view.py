@@ -15,12 +15,12 @@ from typing import TypeVar
 import numpy as np
 
 from ...slots.radix import Node, descendants, most_cached, path
-from ...slots.request import Layout, Prompt, Request
+from ...slots.request import Job, Layout, Prompt
+from ...slots.reuse import Source
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
-from ...slots.separate import num_kept, num_placed
+from ...slots.separate import num_kept
 from ...slots.slot import Lane
-from ...slots.source import Source
 from ...slots.tier import LowerTier, Provenance
 from .engine import Engine
 from .generation import Generation
@@ -249,9 +249,8 @@ class Prediction:
         nodes = [node for node in path(match.node) if node.start < match.length]
         on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
         length = len(layout.tokens)
-        reused = index.reusable(scope, layout.tokens[: most_cached(layout.sections(length), length, tree.rest)])
-        placed = num_placed(tree, scope, layout, reused)
-        return cls(layout, reused + placed, min(on_device, reused))
+        reused = index.reusable(scope, layout.tokens[: most_cached(layout.sections(length), length, tree.recompute_last)])
+        return cls(layout, reused + layout.num_placed(tree, scope, reused), min(on_device, reused))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,18 +269,18 @@ class SlotTask:
     speculative: bool
 
     @classmethod
-    def of(cls, request: Request) -> SlotTask:
+    def of(cls, job: Job) -> SlotTask:
         return cls(
-            id_task=request.id,
-            sequence=request.sequence.id if request.sequence else -1,
-            state="generating" if request.decoding else "prefill",
-            source=request.source,
-            prompt_tokens=request.num_prompt,
-            cached_tokens=request.cached,
-            computed_tokens=request.computed,
-            generated_tokens=request.num_tokens - request.num_prompt,
-            limit=request.limit,
-            speculative=request.draft is not None,
+            id_task=job.request.id,
+            sequence=job.sequence.id if job.sequence else -1,
+            state="generating" if job.decoding else "prefill",
+            source=job.reuse.source,
+            prompt_tokens=job.num_prompt,
+            cached_tokens=job.reuse.cached,
+            computed_tokens=job.computed,
+            generated_tokens=job.num_tokens - job.num_prompt,
+            limit=job.request.limit,
+            speculative=job.request.draft is not None,
         )
 
 
@@ -305,7 +304,7 @@ class LaneState:
             sequence=lane.sequence_id,
             last=lane.last,
             tokens=len(lane.history),
-            task=SlotTask.of(lane.request) if lane.request is not None else None,
+            task=SlotTask.of(lane.job) if lane.job is not None else None,
         )
 
 
@@ -383,14 +382,14 @@ class View:
 
         So are documents that were read separately, where they were read.
         """
-        pins, request = self._scheduler.pins, generation.request
-        counts = await self._ask(lambda: [pins.pin(request.index_scope, text, seconds) for text in _pinned(request)])
+        pins, scope = self._scheduler.pins, generation.request.index_scope
+        counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in generation.job.layout.texts])
         return counts[-1]
 
     async def unpin(self, generation: Generation) -> None:
         """End the pin of a finished generation's prompt."""
-        pins, request = self._scheduler.pins, generation.request
-        await self._ask(lambda: [pins.unpin(request.index_scope, text) for text in _pinned(request)])
+        pins, scope = self._scheduler.pins, generation.request.index_scope
+        await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     async def drop(self, scope: str) -> int:
         """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""
@@ -417,9 +416,3 @@ class View:
         self._engine.background.drop_scope(scope)
         tree, snapshots = self._scheduler.tree, self._scheduler.snapshots
         return sum(tree.drop(one) + snapshots.drop(one) for one in scopes_of(self._scheduler, scope))
-
-
-def _pinned(request: Request) -> list[np.ndarray]:
-    """Return the texts that a pin keeps: the documents that were read for a prompt, and the prompt."""
-    moved = request.layout.moved if request.layout is not None else ()
-    return [*(document.text for document in moved), request.tokens[: request.num_prompt]]

@@ -38,7 +38,7 @@ NICENESS = 10  # the engine's threads come first where both want a core
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class VectorJob:
     """The texts of one request. vectors: of its first texts, so far."""
 
     texts: Sequence[np.ndarray]
@@ -59,7 +59,7 @@ class Computed:
         return Computed(self.texts + other.texts, self.tokens + other.tokens, self.steps + other.steps)
 
 
-Batch = list[tuple[Job, np.ndarray]]
+Batch = list[tuple[VectorJob, np.ndarray]]
 
 
 class VectorQueue:
@@ -77,8 +77,8 @@ class VectorQueue:
         self._embedder, self._is_busy, self._sleep_after = embedder, is_busy, sleep_after
         self.computed = Computed()
         self._lock = Lock()
-        self._jobs: deque[Job] = deque()
-        self._in_gaps: deque[Job] = deque()
+        self._jobs: deque[VectorJob] = deque()
+        self._in_gaps: deque[VectorJob] = deque()
         self._thread: Thread | None = None
         self._closed = False
         self._timer = self._start_timer()
@@ -88,7 +88,7 @@ class VectorQueue:
 
         in_gaps: they give way to all other texts. Raises RequestError once the queue is closed.
         """
-        job = Job(texts)
+        job = VectorJob(texts)
         with self._lock:
             if self._closed:
                 raise RequestError("the server is shutting down", status=503)
@@ -187,7 +187,7 @@ class VectorQueue:
         self._work()
 
 
-def _fail(job: Job, error: RequestError) -> None:
+def _fail(job: VectorJob, error: RequestError) -> None:
     if not job.future.done() and job.future.set_running_or_notify_cancel():
         job.future.set_exception(error)
 

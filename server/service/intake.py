@@ -153,7 +153,7 @@ class Submitter:
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
             draft=Lookup() if self._drafts(options) and not background else None,
         )
-        piece, keeps = self._pieces(submission), request.cache or request.snapshot_scope is not None
+        piece, keeps = self._pieces(submission), request.keeps
         # Only the first choice is read as a chat's answer, so the control tokens of others would count as text.
         keeps = keeps and (choice == 0 or piece == self._model.piece)
         return Generation(

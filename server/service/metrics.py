@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ...retrieval.index import Progress
-from ...slots.source import Source
+from ...slots.reuse import Source
 from ..chat.conversations import Conversations
 from ..engine.generation import Generation
 from ..engine.usage import Report

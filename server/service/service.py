@@ -185,13 +185,12 @@ class Service:
 
     def _remember(self, generation: Generation, turn: PendingTurn, end: End, account: Account | None) -> End:
         """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
-        request = generation.request
-        assert request.layout is not None
+        request, layout = generation.request, generation.job.layout
         answer, key, is_content = turn.read("".join(generation.parts))
         sampled = None if end.sampled is None else turn.ids(end.sampled)
         if sampled is not None:
             self.answers.remember(generation.scope, key, sampled)
-        entries = turn.entries(request.layout, answer, sampled if is_content else None)
+        entries = turn.entries(layout, answer, sampled if is_content else None)
         remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
         if request.index_scope.is_shared and generation.limit:
             found = account.found if account else None

@@ -63,7 +63,7 @@ def test_in_turns(adapted, expected):
         several = {name: answer(lab, model, name) for name in SETS}
         lab.finish()
         assert {name: bits(one) for name, one in several.items()} == expected
-        assert all((one.request.cached > 0) is is_cached for one in several.values())
+        assert all((one.job.reuse.cached > 0) is is_cached for one in several.values())
     lab.close()
 
 

@@ -58,7 +58,7 @@ def test_no_name_of_a_cost_has_a_number_elsewhere():
         for name, value in numbers_by_name(ast.parse(path.read_text()))
         if is_number(value) and name.lower().split(".")[-1].lstrip("_") in NAMES
     ]
-    assert of_costs == [("slots/request.py", "rest")], "what a request has before its admission"
+    assert of_costs == [("slots/request.py", "recompute_last")], "what a request has before its admission"
 
 
 def test_no_constant_of_a_module_is_a_measured_one():
@@ -80,19 +80,19 @@ def test_what_turns_every_rule_off_has_no_number_of_its_own():
 
 def test_the_costs_of_a_model_follow_from_its_size():
     costs = costs_of(MODEL, flash_attention="auto", kernel_size=512)
-    assert (costs.tile, costs.rest, costs.cell_ns, costs.tile_cell_ns) == (TILE, 1, CELL * 10, TILE_CELL * 10)
+    assert (costs.tile, costs.recompute_last, costs.cell_ns, costs.tile_cell_ns) == (TILE, 1, CELL * 10, TILE_CELL * 10)
     assert costs.apart_from_cells == pytest.approx(PASS * 1000 / (TILE_CELL * 10))
     assert costs_of(MODEL, flash_attention="on", kernel_size=TILE - 1).tile == 1
     assert costs.step_ns(1, 0) == pytest.approx(PASS * 1000 + WEIGHT * 1000)
     assert costs.step_ns(TILE - 1, 1000) < costs.step_ns(1, 1000) * TILE, "rows of a step share its reading of the weights"
     off = costs_of(MODEL, flash_attention="off", kernel_size=512)
-    assert (off.rest, off.tile, off.apart_from_cells) == (MIN_ROWS, 1, NEVER)
+    assert (off.recompute_last, off.tile, off.apart_from_cells) == (MIN_ROWS, 1, NEVER)
 
 
 @pytest.mark.parametrize("flash", ["on", "off", "auto"])
 def test_before_it_is_timed_a_device_has_the_rules_off(flash):
     costs = costs_of(ELSEWHERE_THAN_ON_A_CPU, flash_attention=flash, kernel_size=512)
-    assert costs == replace(OTHER, rest=MIN_ROWS if flash == "off" else 1)
+    assert costs == replace(OTHER, recompute_last=MIN_ROWS if flash == "off" else 1)
     assert costs.apart_from_cells == costs.swap_from_tokens == NEVER
     assert not costs.pays_to_pad(63, 10**9, 1) and not costs.pays_to_swap(10**6, 10**6, 1, 1)
 

@@ -44,7 +44,7 @@ def fresh(model, tokens, limit):
     lab = Lab(model, batch=512, budget=512)
     answer = lab.run(tokens, limit=limit)
     lab.close()
-    assert answer.request.cached == 0
+    assert answer.job.reuse.cached == 0
     return answer
 
 
@@ -56,9 +56,9 @@ def same(answer, reference):
 
 def close(model, answer, samples=4):
     """Every sampled row is within rounding of a fresh prefill of the same tokens; a foreign cell would be far off."""
-    request = answer.request
+    job = answer.job
     for at in np.linspace(0, len(answer.tokens) - 1, min(samples, len(answer.tokens))).astype(int):
-        expected = fresh(model, request.tokens[: request.num_prompt + at], 1).logits[0]
+        expected = fresh(model, job.tokens[: job.num_prompt + at], 1).logits[0]
         assert np.abs(answer.logits[at] - expected).max() < 0.1 * np.abs(expected).max()
 
 
@@ -72,11 +72,11 @@ def test_a_fork_is_exact_and_leaves_its_donor_exact(model, lab, words):
     cut = aligned(lab, 250)
     other = np.concatenate([words[:cut], words[50:120]])
     forked = lab.run(other, limit=4)
-    assert forked.request.source == "fork" and forked.request.cached == cut
+    assert forked.job.reuse.source == "fork" and forked.job.reuse.cached == cut
     same(forked, fresh(model, other, 4))
     whole = np.concatenate([words[:300], first.tokens, words[:40]])
     continued = lab.run(whole, limit=4)
-    assert continued.request.source == "own" and continued.request.cached == 303
+    assert continued.job.reuse.source == "own" and continued.job.reuse.cached == 303
     close(model, continued)
 
 
@@ -84,7 +84,7 @@ def test_continuing_in_place_is_exact(model, lab, words):
     first = lab.run(words[:300], limit=4)
     whole = np.concatenate([words[:300], first.tokens, words[:40]])
     second = lab.run(whole, limit=6)
-    assert second.request.source == "own" and second.request.cached == 303
+    assert second.job.reuse.source == "own" and second.job.reuse.cached == 303
     same(second, fresh(model, whole, 6))
 
 
@@ -94,7 +94,7 @@ def test_a_fork_inside_a_run_is_exact(model, lab, words):
         cut = aligned(lab, near)
         other = np.concatenate([words[:cut], words[cut + 3 : cut + 90]])
         forked = lab.run(other, limit=3)
-        assert forked.request.cached == cut
+        assert forked.job.reuse.cached == cut
         same(forked, fresh(model, other, 3))
 
 
@@ -103,7 +103,7 @@ def test_a_fork_anywhere_is_within_rounding(model, lab, words):
     for cut in (1, 33, 158, 299):
         other = np.concatenate([words[:cut], words[cut + 3 : cut + 90]])
         forked = lab.run(other, limit=3)
-        assert forked.request.cached >= cut
+        assert forked.job.reuse.cached >= cut
         close(model, forked)
 
 
@@ -114,7 +114,7 @@ def test_a_prompt_that_is_fully_cached_computes_its_rest(model, words, flash, re
     cold = lab.run(words[:200], limit=3)
     prefilled = lab.scheduler.counters.prefilled_tokens
     warm = lab.run(words[:200], limit=3)
-    assert warm.request.cached == 200 - rest
+    assert warm.job.reuse.cached == 200 - rest
     assert lab.scheduler.counters.prefilled_tokens == prefilled + rest
     if flash == "off":
         close(model, warm)
@@ -129,7 +129,7 @@ def test_a_fork_from_a_busy_request_is_exact(model, lab, words):
     other = np.concatenate([words[:180], words[:60]])
     forked = lab.submit(other, limit=3)
     lab.finish()
-    assert forked.request.source == "fork" and forked.request.cached >= 180
+    assert forked.job.reuse.source == "fork" and forked.job.reuse.cached >= 180
     close(model, forked)
     close(model, busy, samples=8)
 
@@ -139,11 +139,11 @@ def test_a_donor_in_the_middle_of_its_prefill_gives_what_it_has(model, words):
     donor = lab.submit(words[:300], limit=2)
     lab.step()
     lab.step()
-    assert donor.request.computed == 128
+    assert donor.job.computed == 128
     other = np.concatenate([words[:120], words[200:260]])
     early = lab.submit(other, limit=2)
     lab.finish()
-    assert early.request.cached == 120
+    assert early.job.reuse.cached == 120
     close(model, early)
     close(model, donor)
     lab.close()
@@ -152,7 +152,9 @@ def test_a_donor_in_the_middle_of_its_prefill_gives_what_it_has(model, words):
 def test_identical_prompts_that_arrive_together_are_computed_once(model, lab, words):
     answers = [lab.submit(words[:300], limit=3) for _ in range(4)]
     lab.finish()
-    assert lab.scheduler.counters.prefilled_tokens == 300 + 3 * lab.context.costs.rest  # the end of each that waited
+    assert (
+        lab.scheduler.counters.prefilled_tokens == 300 + 3 * lab.context.costs.recompute_last
+    )  # the end of each that waited
     for answer in answers:
         close(model, answer)
 
@@ -163,7 +165,7 @@ def test_eviction_and_reuse_of_what_is_left_is_exact(model, words):
     lab.run(words[20:330], limit=2)  # does not fit beside the first: its last runs leave
     assert lab.scheduler.tree.num_evicted > 0
     again = lab.run(words[:300], limit=2, stops=[100, 200])
-    assert 0 < again.request.cached < 299
+    assert 0 < again.job.reuse.cached < 299
     close(model, again)
     lab.close()
 
@@ -177,7 +179,7 @@ def test_with_a_host_tier_one_request_at_a_time_is_exact_wherever_it_forks(model
         cut = int(rng.integers(1, 300))
         other = np.concatenate([words[:cut], words[rng.integers(0, 300) :][:90]])
         forked = lab.run(other, limit=5)
-        assert forked.request.cached >= cut
+        assert forked.job.reuse.cached >= cut
         same(forked, fresh(model, other, 5))
     assert lab.scheduler.tree.copies.num_restored > 500
     lab.close()
@@ -191,11 +193,11 @@ def test_every_node_survives_host_memory(model, words):
     for cut in (30, 40, 70, 100, 101, 200, 250, 299):
         other = np.concatenate([words[:cut], words[310:340]])
         restored = lab.run(other, limit=2)
-        assert restored.request.cached >= cut
+        assert restored.job.reuse.cached >= cut
         same(restored, fresh(model, other, 2))
         lab.run(words[7:60], limit=2)
     again = lab.run(words[:300], limit=3)
-    assert again.request.cached == 300 - lab.context.costs.rest and again.request.source == "host"
+    assert again.job.reuse.cached == 300 - lab.context.costs.recompute_last and again.job.reuse.source == "host"
     same(again, first)
     lab.close()
 
@@ -227,7 +229,7 @@ def test_requests_that_join_and_leave_do_not_disturb_each_other(model, lab, word
 def test_without_cache_prompt_nothing_is_read_and_nothing_left(model, lab, words):
     cached = lab.run(words[:200], limit=3)
     private = lab.run(words[:200], limit=3, cache=False)
-    assert private.request.cached == 0 and private.request.source == "none"
+    assert private.job.reuse.cached == 0 and private.job.reuse.source == "none"
     close(model, private)
     close(model, cached)
     used = lab.scheduler.cells.num_used
@@ -238,7 +240,7 @@ def test_without_cache_prompt_nothing_is_read_and_nothing_left(model, lab, words
 def test_scopes_share_nothing(model, lab, words):
     first = lab.run(words[:200], limit=3, scope=Scope.shared("x"))
     second = lab.run(words[:200], limit=3, scope=Scope.shared("y"))
-    assert second.request.cached == 0 and first.request.cached == 0
+    assert second.job.reuse.cached == 0 and first.job.reuse.cached == 0
     close(model, second)
 
 
@@ -249,7 +251,7 @@ def test_with_flash_attention_reuse_is_close(model, words):
     forked = lab.run(other, limit=1)
     plain = Lab(model, flash="on", batch=512)
     expected = plain.run(other, limit=1).logits[0]
-    assert forked.request.cached >= 200
+    assert forked.job.reuse.cached >= 200
     assert np.abs(forked.logits[0] - expected).max() < 0.2 * np.abs(expected).max()
     lab.close()
     plain.close()
@@ -264,7 +266,7 @@ def test_setting_others_aside_changes_nothing(model, words):
     for answer in answers:
         close(model, answer)
     again = lab.run(prompts[0], limit=3)
-    assert again.request.cached == len(prompts[0]) - lab.context.costs.rest
+    assert again.job.reuse.cached == len(prompts[0]) - lab.context.costs.recompute_last
     close(model, again)
     lab.close()
 

@@ -22,8 +22,8 @@ from slotcache.models.demo.corpus import Corpus
 from slotcache.models.model import Model
 from slotcache.slots.radix import descendants
 from slotcache.slots.record import encode, read
+from slotcache.slots.reuse import Source
 from slotcache.slots.scope import Scope
-from slotcache.slots.source import Source
 from slotcache.slots.tier import Provenance
 from support.lab import Lab
 from support.scopes import COMMON
@@ -134,7 +134,7 @@ def test_few_tokens_alone_are_rounded_otherwise(weights):
     """Else the tests below could not fail."""
     numbers = range(len(weights.readings))
     with closing(weights.lab()) as lab:
-        lab.scheduler.tree.rest = 1
+        lab.scheduler.tree.recompute_last = 1
         found = []
         for number in numbers:
             tokens = weights.readings[number].tokens
@@ -151,23 +151,23 @@ def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
 
         def cases(number):
             reading, scope = weights.readings[number], Scope.shared(f"{number}")
-            tokens, most = reading.tokens, len(reading.tokens) - lab.context.costs.rest
+            tokens, most = reading.tokens, len(reading.tokens) - lab.context.costs.recompute_last
             first = len(tokens) - 1 - number % 40
             lab.run(tokens[:first], limit=1, scope=scope)
             answer = lab.run(tokens, limit=5, stops=reading.stops, scope=scope)
-            assert answer.request.source == "own" and answer.request.cached == min(first, most)
+            assert answer.job.reuse.source == "own" and answer.job.reuse.cached == min(first, most)
             yield "continuation", answer
             answer = lab.run(tokens, limit=1, stops=reading.stops, scope=scope)
-            assert answer.request.cached == most
+            assert answer.job.reuse.cached == most
             yield "same prompt again", answer
             lab.run(tokens[:20], limit=2, scope=Scope.shared("another"))
             answer = lab.run(tokens, limit=1, stops=reading.stops, scope=scope)
-            assert answer.request.sources["host"] == most
+            assert answer.job.reuse.sources["host"] == most
             yield "restore from host memory", answer
             for content in files(lab, scope):
                 assert restarted.scheduler.tree.host.put(read(BytesIO(content), len(content), MADE_BY), Source.DISK)
             answer = restarted.run(tokens, limit=1, stops=reading.stops, scope=scope)
-            assert answer.request.sources["disk"] == most
+            assert answer.job.reuse.sources["disk"] == most
             yield "restore from disk", answer
 
         weights.check(cases)
@@ -190,7 +190,7 @@ def test_a_fork_at_the_end_of_a_document_gets_the_same_bits(weights):
             donor = np.concatenate([reading.tokens[:shared], reading.parts[1][:9]])
             lab.run(donor, limit=3, stops=reading.stops[:-1], scope=Scope.shared(f"{number}"))
             answer = lab.run(reading.tokens, limit=1, stops=reading.stops, scope=Scope.shared(f"{number}"))
-            assert shared <= answer.request.cached < len(reading.tokens) and answer.request.source == "fork"
+            assert shared <= answer.job.reuse.cached < len(reading.tokens) and answer.job.reuse.source == "fork"
             yield "fork at the end of a document", answer
 
         weights.check(cases)
@@ -205,7 +205,7 @@ def test_whole_answers_are_those_without_a_cache(weights):
         for reading in chosen:
             lab.run(reading.tokens, limit=24, stops=reading.stops)
         cached = [lab.run(reading.tokens, limit=24, stops=reading.stops) for reading in chosen]
-    assert all(answer.request.cached == len(one.tokens) - 8 for answer, one in zip(cached, chosen, strict=True))
+    assert all(answer.job.reuse.cached == len(one.tokens) - 8 for answer, one in zip(cached, chosen, strict=True))
     equal = sum(one.tokens == other.tokens for one, other in zip(cached, plain, strict=True))
     print(f"{weights.model.path.stem}: {equal} of {len(chosen)} answers are the same")
     assert equal == len(chosen)
@@ -226,7 +226,7 @@ def test_a_continuation_behind_a_window():
                 first = len(tokens) - 8 - number % 40
                 lab.run(tokens[:first], limit=1)
                 answer = lab.run(tokens, limit=1)
-                assert answer.request.source == "own" and answer.request.cached == first
+                assert answer.job.reuse.source == "own" and answer.job.reuse.cached == first
                 yield "continuation", answer
 
             weights.check(cases)

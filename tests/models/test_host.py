@@ -9,8 +9,8 @@ from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
 from slotcache.slots.plan import HostCopy, Snap
 from slotcache.slots.record import CorruptFile, ForeignFile, encode, file_name, read
+from slotcache.slots.reuse import Source
 from slotcache.slots.scope import Scope
-from slotcache.slots.source import Source
 from slotcache.slots.tier import Provenance, Record
 from support.lab import Lab
 
@@ -99,10 +99,10 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(model, prompt, record
         assert lab.runner.states.accepts(read.data, read.start, len(read.tokens))
         assert host.put(read, Source.DISK)
     answer = lab.run(prompt, limit=4, scope=SCOPE)
-    assert answer.request.sources["disk"] == answer.request.cached == len(prompt) - lab.context.costs.rest
+    assert answer.job.reuse.sources["disk"] == answer.job.reuse.cached == len(prompt) - lab.context.costs.recompute_last
     assert answer.tokens == reference.tokens
     assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
-    assert lab.run(prompt, limit=1, scope=Scope.shared("another")).request.cached == 0
+    assert lab.run(prompt, limit=1, scope=Scope.shared("another")).job.reuse.cached == 0
     lab.close()
 
 

@@ -26,8 +26,7 @@ def test_what_is_ended_early_is_computed_again_and_nothing_differs(model):
     prompt = np.random.default_rng(3).integers(300, 900, 1500).astype(np.int32)
     lab = Lab(model, batch=2000, budget=2000)
     reference = lab.run(prompt, limit=3, cache=False)
-    answer = lab.submit(prompt, limit=3, cache=False)
-    answer.request.background = True
+    answer = lab.submit(prompt, limit=3, cache=False, background=True)
     lab.runner.interrupt.set()
     plan = lab.scheduler.plan()
     assert plan.background and plan.spans
@@ -45,13 +44,12 @@ def test_nothing_is_left_of_the_kernels_before_the_one_that_is_ended(model):
     lab = Lab(model, batch=500, budget=500, kernel=20, flash="on")
     asked, last = itertools.count(), [math.inf]
     lab.runner.interrupt._callback = llama_cpp.ggml_abort_callback(lambda _: next(asked) > last[0])
-    lab.submit(prompt, limit=3, cache=False).request.background = True
+    lab.submit(prompt, limit=3, cache=False, background=True)
     lab.step()
     num_asked = next(asked)
     lab.finish()
     asked, last[0] = itertools.count(), 0.7 * num_asked
-    answer = lab.submit(prompt, limit=3, cache=False)
-    answer.request.background = True
+    answer = lab.submit(prompt, limit=3, cache=False, background=True)
     plan = lab.scheduler.plan()
     with pytest.raises(Interrupted):
         lab.runner.run(plan)

@@ -38,11 +38,7 @@ class Desk:
     def submit(self, prompt, limit=6, scope=COMMON, cache=True) -> Answer:
         lab = self.lab
         lab.number += 1
-        request = Request(lab.number, prompt, limit, scope if cache else Scope.private(lab.number), cache)
-        lab.samplers[lab.number] = lab.sampler
-        lab.answers[lab.number] = Answer(request)
-        lab.scheduler.submit(request)
-        return lab.answers[lab.number]
+        return lab.enter(Request(lab.number, prompt, limit, scope if cache else Scope.private(lab.number), cache))
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +77,17 @@ def test_the_answer_is_that_of_an_empty_cache_to_the_bit(model, desk, links):
 
 
 def test_documents_that_were_read_are_not_computed_again(desk):
-    first = desk.ask(prompt_of("abc")).request
-    assert (first.cached, first.sources.get("moved", 0)) == (0, 0)
+    first = desk.ask(prompt_of("abc")).job
+    assert (first.reuse.cached, first.reuse.sources.get("moved", 0)) == (0, 0)
     before = desk.lab.scheduler.counters.prefilled_tokens
-    again = desk.ask(prompt_of("cba", question=QUESTION[::-1].copy())).request
+    again = desk.ask(prompt_of("cba", question=QUESTION[::-1].copy())).job
     assert desk.lab.scheduler.counters.prefilled_tokens - before == len(QUESTION)
-    assert again.sources["moved"] == sum(len(TEXTS[name]) for name in "abc")
-    assert again.cached == again.num_prompt - len(QUESTION)
-    linked = desk.ask(prompt_of("cab", links=8)).request
-    assert linked.num_prompt - linked.cached == len(QUESTION) + 2 * 8
-    partly = desk.ask(prompt_of("da")).request
-    assert partly.num_prompt - partly.cached == len(QUESTION) + len(TEXTS["d"])
+    assert again.reuse.sources["moved"] == sum(len(TEXTS[name]) for name in "abc")
+    assert again.reuse.cached == again.num_prompt - len(QUESTION)
+    linked = desk.ask(prompt_of("cab", links=8)).job
+    assert linked.num_prompt - linked.reuse.cached == len(QUESTION) + 2 * 8
+    partly = desk.ask(prompt_of("da")).job
+    assert partly.num_prompt - partly.reuse.cached == len(QUESTION) + len(TEXTS["d"])
 
 
 def test_no_joint_prompt_reads_a_moved_document(model, desk):
@@ -99,7 +95,7 @@ def test_no_joint_prompt_reads_a_moved_document(model, desk):
     separate = rows(desk.ask(prompt_of("ab")))
     found = desk.ask(prompt_of("ab", joint=True))
     assert np.array_equal(rows(found), joint)
-    assert found.request.cached == len(FRONT) + len(TEXTS["a"])
+    assert found.job.reuse.cached == len(FRONT) + len(TEXTS["a"])
     assert not np.array_equal(separate, joint)
 
 
@@ -140,7 +136,7 @@ def test_private_requests_leave_nothing(desk):
     private = desk.ask(prompt_of("abc"), cache=False)
     assert not desk.lab.scheduler.tree.roots
     assert np.array_equal(rows(private), rows(desk.ask(prompt_of("abc"), scope=Scope.shared("other"))))
-    assert desk.ask(prompt_of("abc")).request.cached == 0
+    assert desk.ask(prompt_of("abc")).job.reuse.cached == 0
 
 
 def test_preempted_requests_go_on(model):
@@ -152,5 +148,5 @@ def test_preempted_requests_go_on(model):
     assert lab.scheduler.counters.preemptions
     for answer, names in zip(answers, ("abc", "dcb"), strict=True):
         assert len(answer.tokens) == 40
-        assert answer.request.layout is not None and len(answer.request.layout.moved) == len(names)
+        assert len(answer.job.layout.moved) == len(names)
     lab.close()

@@ -29,7 +29,7 @@ def fresh(model, tokens, limit):
     lab = lab_of(model, budget=0)
     answer = lab.run(tokens, limit=limit, cache=False)
     lab.close()
-    assert answer.request.cached == 0
+    assert answer.job.reuse.cached == 0
     return answer
 
 
@@ -85,7 +85,7 @@ def test_the_state_cannot_be_cut_and_its_size_is_known(model, prompt):
     snapshots = lab.scheduler.snapshots
     assert kept(lab) == [100, 300, 404]
     copy(lab)
-    found = [copies(node) for node in path(deepest(lab, lab.answers[1].request.tokens[:404]))]
+    found = [copies(node) for node in path(deepest(lab, lab.answers[1].job.tokens[:404]))]
     copied = sum(len(run) + len(state) for run, state in found)
     assert snapshots.host.num_bytes <= copied < 1.1 * snapshots.host.num_bytes + 4096, "runs have a frame, too"
     lab.close()
@@ -97,14 +97,14 @@ def test_a_next_turn_and_a_branch_take_up_the_nearest_snapshot(model, prompt):
     equal(first, fresh(model, prompt, 5))
     turn = np.concatenate([prompt, first.tokens[:-1], prompt[:30]]).astype(np.int32)
     second = lab.run(turn, limit=3, cache=False, snapshots=S)
-    assert second.request.cached == 404 and second.request.source == "snapshot"
+    assert second.job.reuse.cached == 404 and second.job.reuse.source == "snapshot"
     equal(second, fresh(model, turn, 3))
     branch = np.concatenate([prompt[:350], prompt[:30]]).astype(np.int32)
     third = lab.run(branch, limit=3, cache=False, snapshots=S)
-    assert third.request.cached == 300
+    assert third.job.reuse.cached == 300
     equal(third, fresh(model, branch, 3))
     other = lab.run(prompt, limit=1, cache=False, snapshots=Scope.shared("another"))
-    assert other.request.cached == 0
+    assert other.job.reuse.cached == 0
     lab.close()
 
 
@@ -113,7 +113,7 @@ def test_the_last_token_is_computed_again(model, prompt):
     lab.run(prompt, limit=1, stops=(100,), cache=False, snapshots=S)
     assert kept(lab) == [100, 400]
     again = lab.run(prompt, limit=2, cache=False, snapshots=S)
-    assert again.request.cached == 100
+    assert again.job.reuse.cached == 100
     equal(again, fresh(model, prompt, 2))
     lab.close()
 
@@ -133,7 +133,7 @@ def test_requests_beside_each_other(model, prompt):
         answers = [lab.submit(one, limit=4, stops=(90,), cache=False, snapshots=S) for one in prompts]
         lab.finish()
     for answer, one in zip(answers, prompts, strict=True):
-        assert answer.request.cached == 90
+        assert answer.job.reuse.cached == 90
         equal(answer, fresh(model, one, 4), rounding(model))
     lab.close()
 
@@ -143,7 +143,7 @@ def test_a_request_waits_for_the_snapshots_that_another_one_takes(model, prompt)
     prompts = [np.concatenate([prompt[:300], prompt[at : at + 50]]) for at in (0, 100)]
     first, second = [lab.submit(one, limit=4, stops=(100, 220), cache=False, snapshots=S) for one in prompts]
     lab.finish()
-    assert first.request.cached == 0 and second.request.sources == {"none": 0, "snapshot": 220}
+    assert first.job.reuse.cached == 0 and second.job.reuse.sources == {"snapshot": 220}
     for answer, one in zip((first, second), prompts, strict=True):
         equal(answer, fresh(model, one, 4), rounding(model))
     lab.close()
@@ -177,10 +177,10 @@ def test_the_budget_holds_and_the_oldest_leave(model, prompt):
 def test_snapshots_that_were_never_made_are_forgotten(model, prompt):
     lab = lab_of(model)
     answer = lab.submit(prompt, limit=4, stops=(100,), cache=False, snapshots=S)
-    while answer.request.computed < 100:
+    while answer.job.computed < 100:
         lab.step()
     lab.scheduler.recover()
-    lab.scheduler.finish(answer.request)
+    lab.scheduler.finish(answer.job)
     assert not lab.scheduler.snapshots.of(S) and not lab.scheduler.snapshots.host.num_bytes
     lab.runner.clear()
     equal(lab.run(prompt, limit=4, cache=False, snapshots=S), fresh(model, prompt, 4))

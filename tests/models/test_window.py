@@ -30,7 +30,7 @@ def fresh(model, tokens, limit):
     lab = lab_of(model)
     answer = lab.run(tokens, limit=limit)
     lab.close()
-    assert answer.request.cached == 0
+    assert answer.job.reuse.cached == 0
     return answer
 
 
@@ -58,7 +58,7 @@ def test_forks_far_behind_the_window_are_exact(model, prompt):
     for cut in (320, 200, 96, 30):
         other = np.concatenate([prompt[:cut], prompt[50:90]])
         forked = lab.run(other, limit=3)
-        assert forked.request.cached >= cut
+        assert forked.job.reuse.cached >= cut
         close(forked, fresh(model, other, 3))
     lab.close()
 
@@ -73,7 +73,7 @@ def test_what_the_window_has_passed_is_not_taken_for_new_tokens(model, prompt):
     for cut in (60, 30, 200):
         other = np.concatenate([prompt[:cut], prompt[350:390]])
         forked = lab.run(other, limit=3)
-        assert forked.request.cached >= cut
+        assert forked.job.reuse.cached >= cut
         close(forked, fresh(model, other, 3))
     lab.close()
 
@@ -93,7 +93,7 @@ def test_a_conversation_goes_on_in_place(model, prompt):
     first = lab.run(prompt[:150], limit=30)
     whole = np.concatenate([prompt[:150], first.tokens, prompt[200:260]])
     second = lab.run(whole, limit=5)
-    assert second.request.source == "own" and second.request.cached == 179
+    assert second.job.reuse.source == "own" and second.job.reuse.cached == 179
     close(second, fresh(model, whole, 5))
     lab.close()
 

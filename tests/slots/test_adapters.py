@@ -65,7 +65,7 @@ def test_no_kv_in_common():
     for number, adapters in ((1, "a"), (2, "")):
         scheduler.submit(request_of(number, adapters))
     run(scheduler, memory, 2)
-    assert {request.id: request.cached for request in scheduler.running} == {1: 0, 2: 8}
+    assert {job.request.id: job.reuse.cached for job in scheduler.running} == {1: 0, 2: 8}
 
 
 def test_a_scope_as_text():

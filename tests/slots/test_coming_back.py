@@ -3,9 +3,9 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slotcache.slots.reuse import Source
 from slotcache.slots.scheduler import check
 from slotcache.slots.slot import Histories
-from slotcache.slots.source import Source
 from support.memory import next_token
 from support.scopes import COMMON
 from support.world import World

@@ -8,11 +8,11 @@ from slotcache.models.times import CPU
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import Request
+from slotcache.slots.request import Job, Request
+from slotcache.slots.reuse import ON_DEVICE, Source
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
-from slotcache.slots.source import ON_DEVICE, Source
 from slotcache.slots.tier import Record
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut
@@ -24,7 +24,7 @@ PROMPT = np.arange(30, dtype=np.int32)
 
 def scheduler_of(max_bytes=0, host=0):
     """A device on which a token takes a tenth of a second, and a quarter of that to restore."""
-    tree = PrefixTree(200, 8, HostMemory(host), costs=replace(CPU, restore_share=SHARE, rest=1))
+    tree = PrefixTree(200, 8, HostMemory(host), costs=replace(CPU, restore_share=SHARE, recompute_last=1))
     tree.profile.learn(100, 50, 10.0)
     states = HostMemory(max_bytes, sizes=CopySizes(run_token=1, state=5), cut=cut)
     return Scheduler(tree, num_lanes=1, snapshots=Snapshots(tree, states, spacing=2))
@@ -33,25 +33,24 @@ def scheduler_of(max_bytes=0, host=0):
 def ask(scheduler, memory, tokens):
     """Have a hybrid compute a prompt."""
     prompt, alone = Fixed(tokens, [len(tokens)]), Scope.private(len(tokens))
-    request = Request(len(tokens), prompt, 1, alone, cache=False, snapshot_scope=COMMON)
-    scheduler.submit(request)
-    while request.num_tokens == request.num_prompt:
+    job = scheduler.submit(Request(len(tokens), prompt, 1, alone, cache=False, snapshot_scope=COMMON))
+    while job.num_tokens == job.num_prompt:
         plan = scheduler.plan()
         scheduler.commit(plan, memory.run(plan))
-    scheduler.finish(request)
+    scheduler.finish(job)
     memory.run(scheduler.plan())
-    return request
+    return job
 
 
 @pytest.mark.parametrize("source", [source for source in Source if source is not Source.NONE])
 def test_what_is_brought_back_saves_less_than_what_is_there(source):
     scheduler = scheduler_of()
-    request = Request(0, Fixed(PROMPT, [30]), 1, COMMON)
-    scheduler.counters.count_cached(request, source, 20)
-    (reused,) = request.reused
+    job = Job(Request(0, Fixed(PROMPT, [30]), 1, COMMON))
+    scheduler.counters.count_cached(job, source, 0, 20)
+    (reused,) = job.reuse.spans
     whole = scheduler.tree.profile.seconds(0, 20)
     assert whole == pytest.approx(2.0) and reused.seconds == pytest.approx(whole * (1 if source in ON_DEVICE else 1 - SHARE))
-    assert request.source == source and scheduler.counters.cached_tokens == {source: 20}
+    assert job.reuse.source == source and scheduler.counters.cached_tokens == {source: 20}
 
 
 @pytest.mark.parametrize(("origin", "source"), [(None, Source.SNAPSHOT), (Source.DISK, Source.DISK)])
@@ -61,10 +60,10 @@ def test_a_state_counts_by_its_tier_and_its_restore_takes_time(origin, source):
     records = [first.snapshots.host.get(node) for node in first.snapshots.of(COMMON)]
     again, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
     assert records and all(record and again.snapshots.host.put(record, origin) for record in records)
-    request = ask(again, memory, [*PROMPT, 77])
-    assert request.cached == 30 and request.source == source
+    job = ask(again, memory, [*PROMPT, 77])
+    assert job.reuse.cached == 30 and job.reuse.source == source
     whole = again.tree.profile.seconds(0, 30)
-    assert sum(one.seconds for one in request.reused) == pytest.approx((1 - SHARE) * whole)
+    assert sum(one.seconds for one in job.reuse.spans) == pytest.approx((1 - SHARE) * whole)
 
 
 @pytest.mark.parametrize(("name", "is_noted"), [(None, True), (Source.DISK, False), ("another tier", False)])

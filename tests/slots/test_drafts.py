@@ -61,21 +61,22 @@ def test_drafts_change_no_token_and_save_steps():
     plain, world = World(), World(rows=64)
     tokens = [*plain.run(PROMPT, limit=40).tokens[len(PROMPT) :], 8, *PROMPT]
     expected_tokens = plain.run(tokens, limit=40).tokens
-    request = world.run(tokens, limit=40, drafts=True)
-    assert request.tokens.tolist() == expected_tokens.tolist() and request.draft is not None
-    assert 0 < request.draft.num_accepted <= request.draft.num_drafted == world.scheduler.counters.drafted_tokens
+    job = world.run(tokens, limit=40, drafts=True)
+    assert job.tokens.tolist() == expected_tokens.tolist() and job.request.draft is not None
+    assert 0 < job.request.draft.num_accepted <= job.request.draft.num_drafted == world.scheduler.counters.drafted_tokens
     assert len(world.plans) < 20 < len(plain.plans)
 
 
 def test_wrong_tokens_leave_the_cells():
     world = World(rows=64)
-    request = world.submit([*[5, 6, 7, 1, 1, 1, 1, 1] * 3, 5, 6, 7], limit=30, drafts=True)
+    job = world.submit([*[5, 6, 7, 1, 1, 1, 1, 1] * 3, 5, 6, 7], limit=30, drafts=True)
     world.finish()
     world.step()  # takes back what the last one had wrong
     trims = [operation for plan in world.plans for operation in plan.operations if isinstance(operation, Trim)]
-    assert request.draft is not None
-    assert sum(trim.stop - trim.start for trim in trims) == request.draft.num_drafted - request.draft.num_accepted > 0
-    assert request.num_tokens == request.num_prompt + 30
+    draft = job.request.draft
+    assert draft is not None
+    assert sum(trim.stop - trim.start for trim in trims) == draft.num_drafted - draft.num_accepted > 0
+    assert job.num_tokens == job.num_prompt + 30
 
 
 @pytest.mark.parametrize("reason", ["not asked for", "a prompt waits", "no rows", "no cells"])
@@ -83,7 +84,7 @@ def test_no_drafts(reason):
     repeated = PROMPT * 4
     world = World(rows=0 if reason == "no rows" else 64, cells=42 if reason == "no cells" else 1000, budget=4)
     world.submit(repeated, limit=8, drafts=reason != "not asked for")
-    while world.scheduler.waiting or not world.requests[0].decoding:
+    while world.scheduler.waiting or not world.jobs[0].decoding:
         world.step()
     if reason == "a prompt waits":
         world.submit(range(100, 200), limit=2)
@@ -94,31 +95,31 @@ def test_no_drafts(reason):
 
 def test_tokens_that_end_an_answer_are_not_drafted():
     world = World(rows=64)
-    request = world.submit([1, 2, 3, 5, END, 4, 1, 2], limit=8, drafts=True)
-    request.lay_out(request.prompt.arrange(world.scheduler.index, request.scope))
-    request.append(3)
-    (draft,) = world.scheduler.drafts.propose([request], [request], world.scheduler.cells)
+    job = world.submit([1, 2, 3, 5, END, 4, 1, 2], limit=8, drafts=True)
+    job.lay_out(job.request.prompt.arrange(world.scheduler.index, job.request.scope))
+    job.append(3)
+    (draft,) = world.scheduler.drafts.propose([job], [job], world.scheduler.cells)
     assert draft.tolist() == [5]
 
 
 def test_what_is_never_right_costs_half_a_percent():
     """A step of n rows takes n times as long as one: nothing pays unless nearly all is right, and here nothing is."""
-    drafts, request = Drafts(UNMEASURED, max_rows=64), World(rows=64).submit(PROMPT * 4, limit=20000, drafts=True)
-    request.lay_out(request.prompt.arrange(World().scheduler.index, request.scope))
-    request.append(1)
-    request.computed = request.num_prompt
+    drafts, job = Drafts(UNMEASURED, max_rows=64), World(rows=64).submit(PROMPT * 4, limit=20000, drafts=True)
+    job.lay_out(job.request.prompt.arrange(World().scheduler.index, job.request.scope))
+    job.append(1)
+    job.computed = job.num_prompt
     seconds = steps = num_rows = 0.0
     world = World(cells=100000)
     for number in range(5000):
-        proposed = drafts.propose([request], [request], world.scheduler.cells)
+        proposed = drafts.propose([job], [job], world.scheduler.cells)
         draft = proposed[0] if len(proposed) else np.zeros(0, np.int32)
         rows = 1 + len(draft)
-        span = Span(0, 0, request.computed, np.zeros(rows, np.int32), logits=True, drafted=len(draft))
+        span = Span(0, 0, job.computed, np.zeros(rows, np.int32), logits=True, drafted=len(draft))
         drafts.observe(Plan((), (span,)), rows * 0.01)
-        request.computed += 1
-        request.append(PROMPT[(2 * number + number // 7) % 8])
+        job.computed += 1
+        job.append(PROMPT[(2 * number + number // 7) % 8])
         num_rows += rows
-        drafts.settle([(request, span)] if len(draft) else [], world.scheduler.tree.ledger)
+        drafts.settle([(job, span)] if len(draft) else [], world.scheduler.tree.ledger)
         seconds, steps = seconds + rows * 0.01, steps + 1
     assert num_rows > steps, "nothing was drafted"
     assert seconds < 0.01 * (steps * 1.005 + FIRST_CREDIT + max(ROWS))

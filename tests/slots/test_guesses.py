@@ -17,9 +17,7 @@ def guess(world, start):
     prompt = Fixed(tokens(start))
     if not world.scheduler.cells.make_room(prompt, COMMON):
         return False
-    request = Request(start, prompt, 1, COMMON, background=True, guess=True)
-    world.requests.append(request)
-    world.scheduler.submit(request)
+    world.jobs.append(world.scheduler.submit(Request(start, prompt, 1, COMMON, background=True, guess=True)))
     while not world.scheduler.idle:
         world.step()
     return True
@@ -32,8 +30,8 @@ def test_guesses_make_room_for_guesses_and_keep_their_copies():
     tree = world.scheduler.tree
     assert tree.match(COMMON, tokens(0)).ready == 100, "a request has used it"
     assert all(tree.match(COMMON, tokens(start)).length == 100 for start in range(1000, 1600, 100))
-    assert world.run([*range(1000, 1100), 7]).sources["host"] == 100
-    assert world.run([*range(100), 7]).cached == 100
+    assert world.run([*range(1000, 1100), 7]).reuse.sources["host"] == 100
+    assert world.run([*range(100), 7]).reuse.cached == 100
 
 
 @pytest.mark.parametrize(("cells", "host"), [(300, 0), (300, 250), (1000, 250)])

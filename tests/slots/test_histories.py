@@ -48,7 +48,7 @@ def test_only_what_is_computed_is_saved():
     assert [len(record.tokens) for record in records] == [100, 128]
     fresh = World(host=1000)
     assert restore(fresh, records) == 128
-    assert fresh.run(range(300)).cached == 128
+    assert fresh.run(range(300)).reuse.cached == 128
 
 
 @pytest.mark.parametrize("room", [60, 100, 150, 200])
@@ -63,7 +63,7 @@ def test_a_save_needs_no_room_in_the_host_tier(room):
     fresh = World(host=room)
     restored = restore(fresh, records)
     assert restored == max((len(record.tokens) for record in records if len(record.tokens) <= room), default=0)
-    assert fresh.run([*range(140), 3]).cached == min(restored, 140)
+    assert fresh.run([*range(140), 3]).reuse.cached == min(restored, 140)
 
 
 def test_what_is_saved_after_a_part_has_left_is_a_beginning():
@@ -80,7 +80,7 @@ def test_a_record_goes_on_where_a_part_of_it_is_cached_already():
     fresh.run([*range(60), *range(500, 540)])
     assert restore(fresh, records) == 141
     assert fresh.scheduler.tree.host.num_tokens == 81
-    assert fresh.run([*range(140), 3]).cached == 140
+    assert fresh.run([*range(140), 3]).reuse.cached == 140
 
 
 def test_what_another_request_is_computing_has_not_come_back():

@@ -13,8 +13,8 @@ from support.scopes import COMMON
 from support.world import World
 
 
-def computed(plan, request):
-    return sum(len(span.tokens) for span in plan.spans if span.request == request.id)
+def computed(plan, job):
+    return sum(len(span.tokens) for span in plan.spans if span.request == job.request.id)
 
 
 def test_decode_comes_first_and_prefill_keeps_its_budget():
@@ -24,7 +24,7 @@ def test_decode_comes_first_and_prefill_keeps_its_budget():
     arriving = world.submit(range(500, 800), limit=2)
     for _ in range(3):
         plan = world.step()
-        assert plan.spans[0].request == running.id and computed(plan, running) == 1
+        assert plan.spans[0].request == running.request.id and computed(plan, running) == 1
         assert computed(plan, arriving) == 32
     world.finish()
 
@@ -41,20 +41,20 @@ def test_generating_and_prefill_take_turns_where_a_batch_of_both_costs_more():
         world.step()
     turns = [world.step() for _ in range(6)]
     assert [computed(plan, running) for plan in turns] == [1, 0] * 3
-    assert all(sum(computed(plan, request) for request in (mixed, arriving)) <= 32 for plan in turns)
+    assert all(sum(computed(plan, job) for job in (mixed, arriving)) <= 32 for plan in turns)
     world.finish()
-    assert [request.num_tokens - request.num_prompt for request in (running, mixed, arriving)] == [50, 2, 2]
+    assert [job.num_tokens - job.num_prompt for job in (running, mixed, arriving)] == [50, 2, 2]
 
 
 def test_a_plan_names_the_requests_that_it_admitted():
     world = World(cells=300, lanes=2)
-    requests = [world.submit(range(at, at + 100), limit=80) for at in (0, 1000, 2000)]
+    jobs = [world.submit(range(at, at + 100), limit=80) for at in (0, 1000, 2000)]
     assert world.step().admitted == (0, 1)
     assert world.step().admitted == ()
     world.finish()
     admitted = [id for plan in world.plans for id in plan.admitted]
-    assert [admitted.count(request.id) for request in requests] == [1 + request.num_preempted for request in requests]
-    assert any(request.num_preempted for request in requests)
+    assert [admitted.count(job.request.id) for job in jobs] == [1 + job.reuse.num_preempted for job in jobs]
+    assert any(job.reuse.num_preempted for job in jobs)
 
 
 def test_a_request_runs_on_the_lane_that_it_wants_and_waits_for_no_other():
@@ -62,7 +62,7 @@ def test_a_request_runs_on_the_lane_that_it_wants_and_waits_for_no_other():
     first = world.run(range(20), lane=1)
     again, elsewhere = world.submit(range(25), lane=2), world.submit(range(900, 930))
     world.finish()
-    assert (first.lane, again.lane) == (1, 2) and again.cached == 20
+    assert (first.lane, again.lane) == (1, 2) and again.reuse.cached == 20
     assert elsewhere.lane == 0, "the lane that was used least recently"
 
 
@@ -74,7 +74,8 @@ def test_a_request_that_waits_for_its_lane_holds_up_no_other():
     others = [world.submit(range(at, at + 20)) for at in range(1000, 2000, 100)]
     while any(other.num_tokens < 22 for other in others):
         world.step()
-    assert waiting.sequence is None and long.num_tokens < long.num_prompt + long.limit and waiting.num_overtaken == 10
+    assert waiting.sequence is None and long.num_tokens < long.num_prompt + long.request.limit
+    assert waiting.reuse.num_overtaken == 10
     world.finish()
     assert waiting.lane == 1
 
@@ -90,7 +91,7 @@ def test_the_lane_that_a_request_waits_for_is_not_given_away_for_ever():
         world.submit([*range(20), after], limit=4)
         after += 1
         world.step()
-    assert waiting.num_overtaken <= 4
+    assert waiting.reuse.num_overtaken <= 4
     world.finish()
 
 
@@ -107,14 +108,14 @@ def test_a_request_of_a_higher_priority_waits_for_its_lane_and_lets_others_go_me
 
 def test_without_streams_prefill_fills_the_batch():
     world = World()
-    request = world.submit(range(300))
-    assert computed(world.step(), request) == 128
+    job = world.submit(range(300))
+    assert computed(world.step(), job) == 128
 
 
 def test_nothing_small_is_left_over():
     world = World()
-    request = world.submit(range(150))
-    sizes = [computed(world.step(), request) for _ in range(2)]
+    job = world.submit(range(150))
+    sizes = [computed(world.step(), job) for _ in range(2)]
     assert sizes == [64, 86]
 
 
@@ -188,10 +189,9 @@ def test_a_long_prompt_is_passed_no_more_once_it_is_due():
 
 def test_so_it_is_among_prompts_that_are_computed_ahead():
     world = World(cells=4000, lanes=4, batch=64)
-    long, steps = world.submit(range(2000, 2600), limit=1), 0
-    long.background = True
+    long, steps = world.submit(range(2000, 2600), limit=1, background=True), 0
     while steps == 0 or long.sequence:
-        world.submit(range(5000 + 100 * steps, 5091 + 100 * steps), limit=1).background = True
+        world.submit(range(5000 + 100 * steps, 5091 + 100 * steps), limit=1, background=True)
         world.step()
         steps += 1
         assert steps < 30
@@ -234,7 +234,7 @@ def test_whoever_has_most_cached_for_what_it_computes_is_next():
     shorter = world.submit(range(600, 660))
     longer_cached = world.submit([*range(100), *range(800, 840)])
     world.finish()
-    assert admitted(world)[2:] == [longer_cached.id, cached.id, shorter.id, cold.id]
+    assert admitted(world)[2:] == [longer_cached.request.id, cached.request.id, shorter.request.id, cold.request.id]
     assert world.scheduler.waiting.num_overtakes == 3 + 1 + 1
 
 
@@ -247,14 +247,14 @@ def test_a_higher_priority_goes_first_and_is_paused_last():
     urgent = world.submit(range(500, 600), priority=5)
     background = world.submit(range(600, 610), priority=-5)
     world.finish()
-    assert admitted(world)[2:] == [urgent.id, cached.id, background.id]
-    assert cached.num_overtaken == 0, "the window counts equals only"
+    assert admitted(world)[2:] == [urgent.request.id, cached.request.id, background.request.id]
+    assert cached.reuse.num_overtaken == 0, "the window counts equals only"
     small = World(cells=100, lanes=2)
     patient = small.submit(range(40), limit=50, priority=-1)
     small.step()
     pressing = small.submit(range(100, 140), limit=50)
     small.finish()
-    assert (patient.num_preempted, pressing.num_preempted) == (1, 0)
+    assert (patient.reuse.num_preempted, pressing.reuse.num_preempted) == (1, 0)
     assert patient.num_tokens == pressing.num_tokens == 90
 
 
@@ -266,8 +266,12 @@ def test_nobody_is_overtaken_more_often_than_the_window_allows():
     cold = world.submit(range(500, 600))
     others = [world.submit([*range(100), 700 + number]) for number in range(8)]
     world.finish()
-    assert admitted(world)[2:] == [*(other.id for other in others[:3]), cold.id, *(other.id for other in others[3:])]
-    assert cold.num_overtaken == 3
+    assert admitted(world)[2:] == [
+        *(other.request.id for other in others[:3]),
+        cold.request.id,
+        *(other.request.id for other in others[3:]),
+    ]
+    assert cold.reuse.num_overtaken == 3
 
 
 def test_overtaking_gets_harder_each_time():
@@ -278,8 +282,8 @@ def test_overtaking_gets_harder_each_time():
     cold = world.submit(range(500, 600))  # 1 in 100; a few tokens cached are soon no reason to pass it any more
     others = [world.submit([*range(2), *range(700 + 100 * number, 798 + 100 * number)]) for number in range(4)]
     world.finish()
-    assert admitted(world)[2:] == [*(other.id for other in others[:3]), cold.id, others[3].id]
-    assert cold.num_overtaken == 3
+    assert admitted(world)[2:] == [*(other.request.id for other in others[:3]), cold.request.id, others[3].request.id]
+    assert cold.reuse.num_overtaken == 3
 
 
 def test_a_request_waits_for_32_tokens_that_another_is_computing():
@@ -289,7 +293,7 @@ def test_a_request_waits_for_32_tokens_that_another_is_computing():
     plan = world.step()
     assert computed(plan, first) == 128 and computed(plan, second) == 0
     world.finish()
-    assert second.cached == 150 and second.source == "fork"
+    assert second.reuse.cached == 150 and second.reuse.source == "fork"
     assert world.scheduler.counters.prefilled_tokens == 200 + 60
 
 
@@ -310,11 +314,11 @@ def test_tokens_that_a_grammar_forces_on_two_requests_are_computed_for_both_at_o
     second.append(int(first.tokens[second.num_tokens]))  # it waited for the first one's prompt: now it catches up
     world.step()
     assert first.computed == second.computed
-    for request in both:
+    for job in both:
         for token in range(40):  # the same ones, but in tails that are private
-            request.append(token)
+            job.append(token)
     plan = world.step()
-    assert [computed(plan, request) for request in both] == [41, 41]
+    assert [computed(plan, job) for job in both] == [41, 41]
     world.finish()
 
 
@@ -323,7 +327,7 @@ def test_a_prompt_runs_in_the_lane_that_it_continues_wherever_its_kv_is():
     first = world.run(range(50), limit=4)
     world.run(range(100, 140))
     turn = world.run([*range(50), 4, 4, 4], limit=4)  # the answer reads another way in it: no sequence ends there
-    assert turn.source == "fork" and turn.lane == first.lane == 0
+    assert turn.reuse.source == "fork" and turn.lane == first.lane == 0
     assert world.run([*range(50), 4, 4, 4, 9], scope=Scope.shared("other")).lane == 2, "the history of another scope"
     world.scheduler.tree.drop(COMMON)
     assert world.run([*range(50), 4, 4, 4, 9]).lane == 0
@@ -337,38 +341,38 @@ def test_a_lane_that_holds_the_whole_history_is_continued_and_others_are_forked(
     world.run(range(100, 140))
     history = first.tokens[: first.num_tokens - 1].tolist()
     follower = world.run([*history, 7, 8])
-    assert follower.source == "own" and follower.lane == first.lane
+    assert follower.reuse.source == "own" and follower.lane == first.lane
     forked = world.run([*range(30), 9, 9])
-    assert forked.source == "fork" and forked.lane != first.lane
+    assert forked.reuse.source == "fork" and forked.lane != first.lane
     again = follower.tokens[: follower.num_tokens - 1].tolist()
-    assert world.run([*again, 5]).cached == len(again)
+    assert world.run([*again, 5]).reuse.cached == len(again)
 
 
 def test_the_deepest_prefix_wins():
     world = World()
     world.run(range(8))
     world.run([0, 1, 2, 50, 51])
-    assert world.run(range(10)).cached == 8
+    assert world.run(range(10)).reuse.cached == 8
 
 
 def test_a_request_that_does_not_fit_waits_and_none_fails():
     world = World(cells=100, lanes=4)
-    requests = [world.submit(range(start, start + 60), limit=20) for start in (0, 100, 200, 300)]
+    jobs = [world.submit(range(start, start + 60), limit=20) for start in (0, 100, 200, 300)]
     world.finish()
-    assert all(request.num_tokens == 80 for request in requests)
+    assert all(job.num_tokens == 80 for job in jobs)
 
 
 def test_the_youngest_is_preempted_and_resumes():
     world = World(cells=100, lanes=2)
     old, young = world.submit(range(40), limit=50), world.submit(range(100, 140), limit=50)
     world.finish()
-    assert (old.num_preempted, young.num_preempted) == (0, 1)
+    assert (old.reuse.num_preempted, young.reuse.num_preempted) == (0, 1)
     assert old.num_tokens == young.num_tokens == 90
 
 
 def test_while_a_prompt_is_computed_the_kv_of_others_is_out_of_its_way():
     world = World(apart=0, aside=2, host=1000, lanes=3)
-    requests = [world.submit([*range(60), *range(100 * n, 100 * n + 60)], limit=20 + n, stops=[60]) for n in range(1, 9)]
+    jobs = [world.submit([*range(60), *range(100 * n, 100 * n + 60)], limit=20 + n, stops=[60]) for n in range(1, 9)]
     beside = []
     while not world.scheduler.idle:
         plan = world.step()
@@ -376,8 +380,8 @@ def test_while_a_prompt_is_computed_the_kv_of_others_is_out_of_its_way():
             moved = [move for move in plan.afterwards if isinstance(move, Restore)]
             beside.append(sum(move.stop - move.start for move in moved))
     assert len(beside) >= 6 and world.scheduler.cells.num_swapped == sum(beside)
-    alone = [World().run(request.tokens[:120], limit=request.limit) for request in requests]
-    assert [r.tokens.tolist() for r in requests] == [r.tokens.tolist() for r in alone]
+    alone = [World().run(job.tokens[:120], limit=job.request.limit) for job in jobs]
+    assert [r.tokens.tolist() for r in jobs] == [r.tokens.tolist() for r in alone]
 
 
 def test_what_a_step_sees_stays_and_what_was_saved_is_not_saved_again():
@@ -413,7 +417,7 @@ def test_idle_kv_goes_to_host_memory_once_and_comes_back():
     world.run(range(100), stops=[50])
     world.run(range(200, 300))
     restored = world.run([*range(100), 7])
-    assert restored.cached == 100 and restored.sources["host"] == 100
+    assert restored.reuse.cached == 100 and restored.reuse.sources["host"] == 100
     world.run(range(200, 300))
     world.run([*range(100), 8])
     saves = [op for plan in world.plans for op in plan.operations if isinstance(op, Save) and op.blob.start == 0]
@@ -426,28 +430,28 @@ def test_a_run_that_was_restored_for_a_cancelled_request_is_of_use_to_the_next()
     world = World(host=1000)
     world.run(range(100), stops=[50])
     world.run(range(200, 300))
-    request = world.submit(range(50))
+    job = world.submit(range(50))
     plan = world.scheduler.plan()
     assert any(isinstance(op, Restore) and op.stop == 49 for op in plan.operations)
     world.memory.run(Plan(plan.operations))  # the runner had no room for the rest
-    world.scheduler.finish(request)  # and its client has gone
+    world.scheduler.finish(job)  # and its client has gone
     check(world.scheduler)
-    assert world.run([*range(100), 7]).cached == 100
+    assert world.run([*range(100), 7]).reuse.cached == 100
 
 
 def test_so_it_is_when_a_longer_prompt_that_took_it_over_is_cancelled_with_it():
     world = World(host=1000)
     world.run(range(100), stops=[50])
     world.run(range(200, 300))
-    requests = []
+    jobs = []
     for prompt in (range(50), range(100)):
-        requests.append(world.submit(prompt))
+        jobs.append(world.submit(prompt))
         world.memory.run(Plan(world.scheduler.plan().operations))
         check(world.scheduler)
-    for request in requests:
-        world.scheduler.finish(request)
+    for job in jobs:
+        world.scheduler.finish(job)
         check(world.scheduler)
-    assert world.run([*range(100), 7]).cached == 100
+    assert world.run([*range(100), 7]).reuse.cached == 100
 
 
 def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():
@@ -459,7 +463,7 @@ def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():
     assert world.scheduler.tree.host.num_tokens == 101 and world.scheduler.tree.ledger.num_ready == 101
     world.run(range(200, 300))
     assert not any(isinstance(op, Save) for plan in world.plans for op in plan.operations)
-    assert world.run([*range(100), 7]).sources["host"] == 100
+    assert world.run([*range(100), 7]).reuse.sources["host"] == 100
 
 
 def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fits():
@@ -467,11 +471,10 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     world.run(range(50))
     ahead = Fixed(range(200))
     assert world.scheduler.cells.forecast(ahead, COMMON) == (150, True)
-    request = Request(1, ahead, 1, COMMON, background=True, guess=True)
-    world.requests.append(request)
-    world.scheduler.submit(request)
+    job = world.scheduler.submit(Request(1, ahead, 1, COMMON, background=True, guess=True))
+    world.jobs.append(job)
     while not world.scheduler.idle:
-        assert computed(world.step(), request) <= 64
+        assert computed(world.step(), job) <= 64
     counters = world.scheduler.counters
     assert (counters.idle_tokens, counters.prefilled_tokens, counters.cached_tokens) == (150, 50, {"none": 0})
     assert {node.frequency for node in descendants(world.scheduler.tree.roots[COMMON])} == {0, 1}, "nobody has used it"
@@ -492,18 +495,18 @@ def test_the_host_budget_holds_and_the_oldest_goes(most):
     for start in range(0, 1000, 100):
         world.run(range(start, start + 50))
         assert world.scheduler.tree.host.num_tokens <= most
-    assert world.run([*range(800, 850), 7]).cached == 50
-    assert world.run([*range(50), 7]).cached == 0
+    assert world.run([*range(800, 850), 7]).reuse.cached == 50
+    assert world.run([*range(50), 7]).reuse.cached == 0
 
 
 def test_cancelling_leaves_what_was_computed():
     world = World()
-    request = world.submit(range(300))
+    job = world.submit(range(300))
     world.step()
-    world.scheduler.finish(request)
+    world.scheduler.finish(job)
     check(world.scheduler)
     assert world.scheduler.tree.ledger.num_ready == 128 and world.scheduler.tree.ledger.num_pending == 0
-    assert world.run([*range(128), 9]).cached == 128
+    assert world.run([*range(128), 9]).reuse.cached == 128
 
 
 @pytest.mark.parametrize("at", ["claim", "restorable", "evict"])
@@ -511,18 +514,18 @@ def test_a_request_whose_start_fails_is_not_lost(at, monkeypatch):
     """It is handed back with the error and without KV, and after `recover` all is as at the start."""
     world = World(host=1000)
     world.run(range(100))
-    request = world.submit([*range(50), *range(300, 350)])
+    job = world.submit([*range(50), *range(300, 350)])
     tree = world.scheduler.tree
     monkeypatch.setattr(tree.copies if at == "restorable" else tree, at, broken)
     with pytest.raises(ZeroDivisionError):
         world.scheduler.plan()
     monkeypatch.undo()
-    assert [rejected for rejected, _ in world.scheduler.take_rejected()] == [request] and request.sequence is None
-    assert world.scheduler.idle and not any(lane.request for lane in world.scheduler.lanes)
+    assert [rejected for rejected, _ in world.scheduler.take_rejected()] == [job] and job.sequence is None
+    assert world.scheduler.idle and not any(lane.job for lane in world.scheduler.lanes)
     assert world.scheduler.recover() == ([], [])
     world.memory.apply(Clear())
     check(world.scheduler)
-    assert [world.run(range(100)).cached for _ in range(2)] == [0, 99]
+    assert [world.run(range(100)).reuse.cached for _ in range(2)] == [0, 99]
 
 
 def broken(*_, **__):
@@ -547,10 +550,10 @@ def test_idle_kv_stays_in_place_where_its_way_back_costs_more():
     world.run(range(80))
     world.run(range(500, 520), limit=7)
     assert world.scheduler.tree.ledger.num_reclaimable > 80
-    assert world.run(range(90)).sources == {"fork": 80}, "from the device"
+    assert world.run(range(90)).reuse.sources == {"fork": 80}, "from the device"
     world.run(range(1000, 1280))
     assert world.scheduler.tree.ledger.num_ready <= 300, "it leaves for prompts that need its cells"
-    assert world.run(range(90)).sources["host"] == 89
+    assert world.run(range(90)).reuse.sources["host"] == 89
 
 
 def test_idle_kv_leaves_where_a_request_passes_over_it_for_long():
@@ -560,18 +563,17 @@ def test_idle_kv_leaves_where_a_request_passes_over_it_for_long():
     world.step()
     assert not world.scheduler.tree.ledger.num_reclaimable, "30 tokens and 7 steps: 100 ns"
     world.finish()
-    assert world.run(range(90), limit=2).sources["host"] == 80
+    assert world.run(range(90), limit=2).reuse.sources["host"] == 80
 
 
 @pytest.mark.parametrize(("nanoseconds", "size"), [(0.0, 64), (1e9, 64), (200e9, 192), (1e12, 256)])
 def test_a_background_step_that_cannot_be_aborted_is_sized_in_time(nanoseconds, size):
     world = World(cells=2000, batch=256, budget=256, background_ns=nanoseconds)
-    request = world.submit(range(1000), limit=1)
-    request.background = True
+    job = world.submit(range(1000), limit=1, background=True)
     plan = world.step()
-    assert computed(plan, request) == 64, "no step was timed yet"
+    assert computed(plan, job) == 64, "no step was timed yet"
     world.scheduler.observe(plan, 64.0)  # s: one for each token
-    assert computed(world.step(), request) == size
+    assert computed(world.step(), job) == size
     world.finish()
 
 
@@ -592,4 +594,4 @@ def test_a_front_that_is_in_use_has_a_copy_once_what_stands_on_it_has_one():
     check(world.scheduler)
     assert failed == [stream] and not again
     world.scheduler.finish(stream)
-    assert [world.run(tokens, limit=1).cached for tokens in others] == [119] * 3
+    assert [world.run(tokens, limit=1).reuse.cached for tokens in others] == [119] * 3

@@ -30,9 +30,9 @@ class Busy(World):
 
     def step(self):
         plan = self.scheduler.plan()
-        for request, _ in self.scheduler.commit(plan, self.memory.run(plan)):
-            if request.num_tokens == request.num_prompt + request.limit:
-                self.scheduler.finish(request)
+        for job, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+            if job.num_tokens == job.num_prompt + job.request.limit:
+                self.scheduler.finish(job)
         self.moved = bool(plan.afterwards) or getattr(self, "moved", False)
         return plan
 
@@ -52,7 +52,7 @@ def test_no_request_looks_at_all_scopes(aside):
     (node,) = tree.roots[NUMBERED[5]].children.values()
     record = tree.host.get(node)
     assert record is not None and record.scope == NUMBERED[5]
-    assert tree.drop(A) and tree.drop(NUMBERED[3]) and A not in tree.roots and all(request.source for request in others)
+    assert tree.drop(A) and tree.drop(NUMBERED[3]) and A not in tree.roots and all(job.reuse.source for job in others)
     world.scheduler.pins.expire()
     assert not list(world.scheduler.pins.runs())
     assert tree.roots is roots and roots.walks == 0

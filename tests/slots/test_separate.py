@@ -6,6 +6,7 @@ from slotcache.ordering.document import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from slotcache.slots.device import Ledger
 from slotcache.slots.radix import NO_TOKENS
+from slotcache.slots.request import NO_LAYOUT
 from slotcache.slots.reuse import LINKS
 from slotcache.slots.separate import num_kept
 from support.scopes import COMMON
@@ -23,8 +24,8 @@ def prompt(*documents, links, question=QUESTION):
     return SeparatePrompt((Fixed(FRONT, "the front"), placed, Fixed(question, "the question")), links)
 
 
-def pieces(world, request):
-    return [len(span.tokens) for plan in world.plans for span in plan.spans if span.request == request.id]
+def pieces(world, job):
+    return [len(span.tokens) for plan in world.plans for span in plan.spans if span.request == job.request.id]
 
 
 def test_a_document_is_read_once_and_moved():
@@ -32,7 +33,7 @@ def test_a_document_is_read_once_and_moved():
     first = world.run(prompt(1000, 2000, links=0))
     assert pieces(world, first) == [44, 35, 12, 1], "both documents, the question, and the first answer's token"
     again = world.run(prompt(2000, 1000, links=0))
-    assert pieces(world, again) == [12, 1] and again.sources["moved"] > 70
+    assert pieces(world, again) == [12, 1] and again.reuse.sources["moved"] > 70
 
 
 def test_link_tokens_are_computed_in_one_piece_where_some_of_them_are_cached():
@@ -60,8 +61,8 @@ def test_a_copy_that_pushes_another_one_out_of_host_memory():
         tree.evict()
     world.carry_out()
     assert heading.children[1000].blob and not heading.blob and heading.children[2000].ready
-    request = world.run(prompt(2000, 1000, links=0))
-    assert request.sources["moved"] == 2 * 40 and pieces(world, request) == [12, 1]
+    job = world.run(prompt(2000, 1000, links=0))
+    assert job.reuse.sources["moved"] == 2 * 40 and pieces(world, job) == [12, 1]
 
 
 def test_a_document_that_leaves_the_cache_while_its_prompt_waits_for_cells():
@@ -70,7 +71,7 @@ def test_a_document_that_leaves_the_cache_while_its_prompt_waits_for_cells():
     running = world.submit(range(5000, 5100), limit=40)
     world.step()
     waiting = world.submit(prompt(3000, 2000, links=0))
-    while waiting.layout is None or waiting.is_reading:
+    while waiting.layout is NO_LAYOUT or waiting.is_reading:
         world.step()
     assert waiting.sequence is None and running.sequence, "it has read one document, and its prompt does not fit"
     world.scheduler.tree.drop(COMMON)
@@ -83,12 +84,12 @@ def test_documents_of_one_prompt_are_moved_in_one_walk_over_its_path(monkeypatch
     names = range(1000, 2000, 40)
     world = World(cells=10_000, host=10_000, batch=512)
     world.run(prompt(*names, links=0))
-    request = world.submit(prompt(*reversed(names), links=0))
+    job = world.submit(prompt(*reversed(names), links=0))
     calls = []
     advance = Ledger.advance
     monkeypatch.setattr(Ledger, "advance", lambda *args: calls.append(args) or advance(*args))
     world.scheduler.plan()
-    assert request.computed == request.num_prompt - len(QUESTION) and len(calls) == 1
+    assert job.computed == job.num_prompt - len(QUESTION) and len(calls) == 1
 
 
 def test_a_prompt_is_due_when_others_have_computed_as_much_as_it_computes_itself():
@@ -96,19 +97,19 @@ def test_a_prompt_is_due_when_others_have_computed_as_much_as_it_computes_itself
     names = range(1000, 2000, 40)
     world = World(cells=10_000, host=10_000, batch=512)
     world.run(prompt(*names, links=8))
-    request = world.submit(prompt(*reversed(names), links=8))
+    job = world.submit(prompt(*reversed(names), links=8))
     world.scheduler.plan()
-    assert request.num_prompt > 1000 and request.due == world.scheduler.counters.prefilled_tokens + 24 * 8 + 12
+    assert job.num_prompt > 1000 and job.due == world.scheduler.counters.prefilled_tokens + 24 * 8 + 12
 
 
 @pytest.mark.parametrize("rest", [1, REST])
 def test_a_prompt_that_ends_in_a_document_computes_its_last_token(rest):
     world = World(host=1000, rest=rest)
     for documents, computed in (((1000,), [43, 1, 1]), ((2000, 1000), [35, 1, 1]), ((2000, 1000), [1, 1])):
-        request = world.run(prompt(*documents, links=0, question=NO_TOKENS))
-        assert pieces(world, request) == computed and request.num_prompt == 4 + 40 * len(documents)
+        job = world.run(prompt(*documents, links=0, question=NO_TOKENS))
+        assert pieces(world, job) == computed and job.num_prompt == 4 + 40 * len(documents)
     longer = world.run(prompt(2000, 1000, links=0))
-    assert pieces(world, longer) == [rest, len(QUESTION), 1] and longer.cached == 84 - 1, "it was read as text before"
+    assert pieces(world, longer) == [rest, len(QUESTION), 1] and longer.reuse.cached == 84 - 1, "it was read as text before"
 
 
 @pytest.mark.parametrize("links", LINKS)
@@ -119,7 +120,7 @@ def test_a_prompt_that_ends_in_a_document_of_one_token(links):
         world = World(host=1000)
         parts = (Fixed(front, "the front"), documents, Fixed(NO_TOKENS, "the question"))
         first, again = (world.run(SeparatePrompt(parts, links)) for _ in range(2))
-        assert first.num_tokens == again.num_tokens == len(front) + 2 + first.limit
+        assert first.num_tokens == again.num_tokens == len(front) + 2 + first.request.limit
 
 
 @pytest.mark.parametrize("host", [0, 100])
@@ -127,12 +128,12 @@ def test_copies_of_many_requests_are_bounded_where_host_memory_is_full(host):
     world = World(cells=3000, lanes=16, host=host, batch=512, budget=512)
     names = range(1000, 1800, 40)
     given = [prompt(*names, links=0, question=np.arange(at, at + 20, dtype=np.int32)) for at in range(100, 116)]
-    requests, most = [world.submit(one, limit=20) for one in given], 0
+    jobs, most = [world.submit(one, limit=20) for one in given], 0
     while not world.scheduler.idle:
         world.step()
         most = max(most, num_kept([*world.scheduler.running, *world.scheduler.waiting]))
     assert 1000 < most < 2 * 3000, "of 16 requests with 800 tokens of documents each"
-    assert all(request.num_tokens == request.num_prompt + 20 for request in requests)
+    assert all(job.num_tokens == job.num_prompt + 20 for job in jobs)
 
 
 def test_a_prompt_without_a_token_is_empty():

@@ -35,17 +35,17 @@ class Server:
         prompt = Fixed(tokens, [*stops, len(tokens)])
         limit = len(forced) + 2 if forced else limit
         request = Request(len(tokens), prompt, limit, Scope.private(len(tokens)), cache=False, snapshot_scope=S)
-        self.scheduler.submit(request)
-        while request.num_tokens < request.num_prompt + limit:
+        job = self.scheduler.submit(request)
+        while job.num_tokens < job.num_prompt + limit:
             plan = self.scheduler.plan()
             for asked, _ in self.scheduler.commit(plan, self.memory.run(plan)):
                 for token in forced if asked.num_tokens == asked.num_prompt + 1 else ():
                     asked.append(token)
             check(self.scheduler)
-        self.scheduler.finish(request)
+        self.scheduler.finish(job)
         self.memory.run(self.scheduler.plan())
         check(self.scheduler)
-        return request.cached
+        return job.reuse.cached
 
     def kept(self):
         return sorted(node.end for node in self.snapshots.of(S))
@@ -137,16 +137,15 @@ def test_equal_prompts_that_come_together_share_a_short_question():
     snapshots = Snapshots(tree, HostMemory(1000, sizes=SIZES, cut=cut), spacing=4)
     scheduler, memory = Scheduler(tree, num_lanes=3, snapshots=snapshots), Memory(200, can_cut=False)
     prompt = Fixed(PROMPT, [14, 29, 30])
-    asked = [Request(one, prompt, 2, Scope.private(one), cache=False, snapshot_scope=S) for one in range(3)]
-    for request in asked:
-        scheduler.submit(request)
-    while any(request.num_tokens < request.num_prompt + 2 for request in asked):
+    requests = [Request(one, prompt, 2, Scope.private(one), cache=False, snapshot_scope=S) for one in range(3)]
+    asked = [scheduler.submit(request) for request in requests]
+    while any(job.num_tokens < job.num_prompt + 2 for job in asked):
         plan = scheduler.plan()
         scheduler.commit(plan, memory.run(plan))
         check(scheduler)
-        for request in [one for one in scheduler.running if one.num_tokens == one.num_prompt + 2]:
-            scheduler.finish(request)
-    assert [request.cached for request in asked] == [0, 29, 29]
+        for job in [one for one in scheduler.running if one.num_tokens == one.num_prompt + 2]:
+            scheduler.finish(job)
+    assert [job.reuse.cached for job in asked] == [0, 29, 29]
 
 
 def test_a_state_counts_as_far_from_the_last_one_that_is_taken():
@@ -193,13 +192,13 @@ def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
     assert node is not None and (whole := server.snapshots.host.get(node))
     server.snapshots.drop(S)
     request = Request(1, Fixed(PROMPT, [20]), 1, Scope.private(1), cache=False, snapshot_scope=S)
-    server.scheduler.submit(request)
-    while request.computed < 20:
+    job = server.scheduler.submit(request)
+    while job.computed < 20:
         plan = server.scheduler.plan()
         server.scheduler.commit(plan, server.memory.run(plan))
     assert server.snapshots.host.put(whole), "behind a run whose copy is decided only"
     server.scheduler.recover()
-    server.scheduler.finish(request)
+    server.scheduler.finish(job)
     server.memory.apply(Clear())
     assert not server.kept()
     assert server.ask(PROMPT) == 0 and server.kept() == [30]

@@ -48,9 +48,9 @@ class Reference:
         body = {"prompt": list(prompt), "n_predict": options["max_tokens"], "cache_prompt": False}
         body |= {name: options[name] for name in SAMPLING if name in options}
         said = self._post("/completion", body)
-        request = self._seen.pop().request
+        job = self._seen.pop().job
         assert said["slotcache"]["cached_tokens"] == 0 and said["usage"]["prompt_tokens"] == len(prompt)
-        ids = tuple(request.tokens[request.num_prompt : request.num_tokens].tolist())
+        ids = tuple(job.tokens[job.num_prompt : job.num_tokens].tolist())
         reason = {"limit": "length", "eos": "stop", "word": "stop"}[said["stop_type"]]
         if reason == "stop" and ids and ids[-1] in self.control:
             ids = ids[:-1]

@@ -123,38 +123,38 @@ class Chatting(Life):
         )
         return (*history, documents, Fixed(np.array(turn.question, np.int32), "the question"))
 
-    def end(self, request):
-        super().end(request)
-        if not isinstance(request.prompt, ChatPrompt):
+    def end(self, job):
+        super().end(job)
+        if not isinstance(job.request.prompt, ChatPrompt):
             return
-        parts, placed = request.prompt.parts, list(request.layout.documents)
+        parts, placed = job.request.prompt.parts, list(job.layout.documents)
         sets, orders = [part for part in parts if isinstance(part, DocumentSet)], []
         for part in sets:
             mine, placed = placed[: len(part.documents)], placed[len(part.documents) :]
             assert sorted(one.key for one in mine) == sorted(part.keys), "each document stands where it belongs, once"
             for one in mine:
                 text = part.tokens[part.keys.index(one.key)]
-                assert ids_of(request.tokens[one.start : one.stop]).tolist() == text.tolist()
+                assert ids_of(job.tokens[one.start : one.stop]).tolist() == text.tolist()
             orders.append(tuple(part.keys.index(one.key) for one in mine))
             assert part.order is None or orders[-1] == part.order
         assert not placed
-        self.count(request, sets, orders)
+        self.count(job, sets, orders)
         ordered = iter(orders)
         kept = tuple(part if isinstance(part, Fixed) else replace(part, order=next(ordered)) for part in parts)
-        answer = request.tokens[request.num_prompt : request.num_tokens].copy()
+        answer = job.tokens[job.num_prompt : job.num_tokens].copy()
         self.chats.append((*kept, Fixed(answer, "the answer")))
 
-    def count(self, request, sets, orders):
+    def count(self, job, sets, orders):
         moved = [list(order) != sorted(order) for order in orders]
         SEEN.update(["chat", *["several sets"] * (sum(len(part.keys) > 1 for part in sets) > 1)])
         SEEN["reordered"] += any(moved)
         SEEN["reordered history"] += any(moved[:-1]) and any(part.order is None for part in sets[:-1])
         SEEN["kept order"] += any(len(part.order or ()) > 1 for part in sets)
         SEEN["repeated"] += any(part.repeated for part in sets)
-        SEEN["moved"] += bool(request.sources.get("moved"))
-        SEEN["read and moved"] += bool(request.readings.tokens)
-        SEEN["linked"] += any(one.moves_from > one.start for one in request.layout.moved)
-        SEEN["document reused"] += any(one.stop <= request.cached for one in request.layout.documents)
+        SEEN["moved"] += bool(job.reuse.sources.get("moved"))
+        SEEN["read and moved"] += bool(job.readings.tokens)
+        SEEN["linked"] += any(one.moves_from > one.start for one in job.layout.moved)
+        SEEN["document reused"] += any(one.stop <= job.reuse.cached for one in job.layout.documents)
 
 
 def most_tokens(part):

@@ -107,7 +107,7 @@ class Keeping(Life):
     def lane(self, number):
         """Return a lane if it is idle."""
         lane = self.scheduler.lanes[number % len(self.scheduler.lanes)]
-        return lane if lane.request is None else None
+        return lane if lane.job is None else None
 
     @rule(number=st.integers(0, 3))
     def save_slot(self, number):
@@ -156,10 +156,10 @@ class Keeping(Life):
         if len(tokens) + 2 > CONTEXT:
             return
         self.submit_one(ask)
-        request = self.open[-1]
+        job = self.open[-1]
         self.finish()
         if self.can_cut or self.rest == 1:  # a whole state that stands behind the beginning of the rest is of no use
-            assert request.cached >= len(tokens) + 1 - self.rest
+            assert job.reuse.cached >= len(tokens) + 1 - self.rest
         SEEN["used what was restored"] += 1
 
     def close(self):

@@ -12,7 +12,7 @@ from slotcache.models.sampling import Sampler
 from slotcache.models.sampling_params import Sampling
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
-from slotcache.slots.request import Request
+from slotcache.slots.request import Job, Request
 from slotcache.slots.scheduler import Scheduler, check
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
@@ -25,7 +25,7 @@ from support.scopes import COMMON
 class Answer:
     """A finished request: its reused and computed tokens, its answer, and the logits of each token of it."""
 
-    request: Request
+    job: Job
     tokens: list[int] = field(default_factory=list)
     logits: list[np.ndarray] = field(default_factory=list)
 
@@ -74,25 +74,30 @@ class Lab:
         self.answers: dict[int, Answer] = {}
         self.number = 0
 
-    def submit(self, tokens, limit=4, stops=(), cache=True, scope=COMMON, snapshots: Scope | None = None) -> Answer:
+    def submit(
+        self, tokens, limit=4, stops=(), cache=True, scope=COMMON, snapshots: Scope | None = None, background=False
+    ) -> Answer:
         self.number += 1
         scope = scope if cache else Scope.private(self.number)
-        request = Request(self.number, Fixed(tokens, stops), limit, scope, cache, snapshot_scope=snapshots)
-        self.samplers[self.number] = self.sampler
-        self.answers[self.number] = Answer(request)
-        self.scheduler.submit(request)
-        return self.answers[self.number]
+        prompt = Fixed(tokens, stops)
+        request = Request(self.number, prompt, limit, scope, cache, snapshot_scope=snapshots, background=background)
+        return self.enter(request)
+
+    def enter(self, request: Request) -> Answer:
+        self.samplers[request.id] = self.sampler
+        self.answers[request.id] = Answer(self.scheduler.submit(request))
+        return self.answers[request.id]
 
     def step(self) -> None:
         plan = self.scheduler.plan()
         sampled = self.runner.run(plan, self.samplers)
         rows = self.runner.logits(len(sampled)).copy() if sampled else []
-        for (request, token), row in zip(self.scheduler.commit(plan, sampled), rows, strict=True):
-            answer = self.answers[request.id]
+        for (job, token), row in zip(self.scheduler.commit(plan, sampled), rows, strict=True):
+            answer = self.answers[job.request.id]
             answer.tokens.append(token)
             answer.logits.append(row)
-            if request.num_tokens == request.num_prompt + request.limit:
-                self.scheduler.finish(request)
+            if job.num_tokens == job.num_prompt + job.request.limit:
+                self.scheduler.finish(job)
         check(self.scheduler)
 
     def finish(self) -> None:

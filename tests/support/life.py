@@ -17,7 +17,7 @@ from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import Pins, PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import PlacedDocument, Request
+from slotcache.slots.request import Job, PlacedDocument, Request
 from slotcache.slots.reuse import ids_of
 from slotcache.slots.scheduler import TRIES, Scheduler, check
 from slotcache.slots.scope import Scope
@@ -74,11 +74,12 @@ class Life(RuleBasedStateMachine):
             "idle_cells": idle,
             "window": window,
         }
-        self.costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest, **spilling(spill))
+        self.costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=rest, **spilling(spill))
         self.rest = rest
         self.now = 0
         self.ids = itertools.count()
-        self.open: list[Request] = []
+        self.open: list[Job] = []
+        self.limits: dict[int, int] = {}  # by request, the length of its answer
         self.forced: dict[int, int] = {}  # by request, the tokens that follow each sampled one at once
         self.poison: dict[int, float] = {}  # requests that make each step fail, and how much of the operations is done then
         self.histories: list[list[int]] = list(OPENINGS)
@@ -129,10 +130,10 @@ class Life(RuleBasedStateMachine):
             draft=Lookup() if self.can_cut and number % 2 else None,
             wanted_lane=-1 if ask.background else min(ask.lane, self.shape["num_lanes"]) - 1,
         )
-        self.forced[number] = ask.forced
-        self.scheduler.submit(request)
-        self.open.append(request)
-        return request
+        self.limits[number], self.forced[number] = ask.limit, ask.forced
+        job = self.scheduler.submit(request)
+        self.open.append(job)
+        return job
 
     def history(self, of):
         return self.histories[-min(of, len(self.histories))]
@@ -140,10 +141,10 @@ class Life(RuleBasedStateMachine):
     @rule(of=st.integers(0, 60))
     @precondition(lambda self: self.open)
     def cancel(self, of):
-        request = self.open[of % len(self.open)]  # no draw depends on the cache, whose sets have no order
-        SEEN["cancelled running" if request.sequence else "cancelled waiting"] += 1
-        self.open.remove(request)
-        self.scheduler.finish(request)
+        job = self.open[of % len(self.open)]  # no draw depends on the cache, whose sets have no order
+        SEEN["cancelled running" if job.sequence else "cancelled waiting"] += 1
+        self.open.remove(job)
+        self.scheduler.finish(job)
 
     @rule(steps=st.integers(1, 12))
     def step(self, steps):
@@ -171,8 +172,8 @@ class Life(RuleBasedStateMachine):
         """A request comes with which each step fails, beside others."""
         for other in beside:
             self.submit_one(other)
-        request = self.submit_one(replace(ask, background=False))
-        self.poison[request.id] = share
+        job = self.submit_one(replace(ask, background=False))
+        self.poison[job.request.id] = share
         SEEN["poison"] += 1
         self.step(steps)
 
@@ -187,7 +188,7 @@ class Life(RuleBasedStateMachine):
         waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
         alone = [one.num_failures for one in running] if len(running) == 1 else []
         made = {index: texts_with_copies(index) for index in (self.tree, self.snapshots)}
-        begun = [one for one in running if one.num_tokens > one.num_prompt or one.background]
+        begun = [one for one in running if one.num_tokens > one.num_prompt or one.request.background]
         suspects = [one for one in running if one.is_suspect]
         assert not suspects or running == suspects[:1], "one that may be the cause runs beside others"
         failed, again = self.scheduler.recover()
@@ -196,9 +197,9 @@ class Life(RuleBasedStateMachine):
         assert set(failed) | set(again) == set(running) and not set(failed) & set(again)
         given_up = [one for one in failed if one not in begun]
         assert not set(begun) & set(again) and (not given_up or (alone == [TRIES - 1] and given_up == running))
-        for request in failed:
-            self.open.remove(request)
-            self.scheduler.finish(request)
+        for job in failed:
+            self.open.remove(job)
+            self.scheduler.finish(job)
         assert set(self.open) == {*waiting, *again}
         for index, texts in made.items():
             # Of what was decided and never done, the runs in front of states go, too: nothing stands on them.
@@ -236,7 +237,7 @@ class Life(RuleBasedStateMachine):
                 self.carry_out(work.operations)
                 self.ran()
             return tree.copies.num_saved > saved
-        if any(request.scope == scope for request in self.scheduler.running):
+        if any(job.request.scope == scope for job in self.scheduler.running):
             return False
         tree.forget(scope)
         return before > tree.ledger.num_ready
@@ -272,79 +273,79 @@ class Life(RuleBasedStateMachine):
         assert plan.spans or not self.open, "requests are open and nothing is computed"
         self.check_rest(plan)
         SEEN.update(type(operation).__name__ for operation in plan.operations)
-        SEEN["guess"] += any(request.guess for request in self.scheduler.running)
-        SEEN["adapters in turn"] += len({request.scope.adapters for request in self.scheduler.running}) > 1
-        SEEN["private"] += any(not request.cache and request.snapshot_scope is None for request in self.scheduler.running)
-        SEEN["paused"] += any(request.num_preempted for request in self.scheduler.waiting)
-        SEEN["forced and paused"] += any(one.num_preempted and self.forced[one.id] for one in self.scheduler.waiting)
+        SEEN["guess"] += any(job.request.guess for job in self.scheduler.running)
+        SEEN["adapters in turn"] += len({job.request.scope.adapters for job in self.scheduler.running}) > 1
+        SEEN["private"] += any(not job.request.keeps for job in self.scheduler.running)
+        paused = [job.request.id for job in self.scheduler.waiting if job.reuse.num_preempted]
+        SEEN["paused"] += bool(paused)
+        SEEN["forced and paused"] += any(self.forced[id] for id in paused)
         SEEN["set aside"] += bool(plan.afterwards)
-        SEEN["resumed"] += any(request.num_preempted for request in self.scheduler.running)
+        SEEN["resumed"] += any(job.reuse.num_preempted for job in self.scheduler.running)
         sampled = self.memory.run(plan)
         self.ran()
-        for request, _ in self.scheduler.commit(plan, sampled):
-            self.take_further(request)
-            self.force(request)
-            if request.num_tokens == request.num_prompt + request.limit:
-                self.end(request)
+        for job, _ in self.scheduler.commit(plan, sampled):
+            self.take_further(job)
+            self.force(job)
+            if job.num_tokens == job.num_prompt + self.limits[job.request.id]:
+                self.end(job)
         check(self.scheduler)
-        for request in self.scheduler.running:
-            assert request.sequence is not None
-            held = self.memory.cells.get(request.sequence.id, {})
-            known = seen(request.tokens[: request.computed].tolist(), request.scope.adapters)
-            assert request.computed == 0 or held[request.computed - 1] == known
+        for job in self.scheduler.running:
+            assert job.sequence is not None
+            held = self.memory.cells.get(job.sequence.id, {})
+            known = seen(job.tokens[: job.computed].tolist(), job.request.scope.adapters)
+            assert job.computed == 0 or held[job.computed - 1] == known
 
-    def take_further(self, request):
+    def take_further(self, job):
         """Append the tokens that were chosen along a draft; now and then the answer ends there, as by a stop string."""
-        further = self.memory.take_further(request.id)
+        further = self.memory.take_further(job.request.id)
         SEEN["right drafts"] += bool(further)
-        if draft := request.draft:
+        if draft := job.request.draft:
             SEEN["wrong drafts"] += draft.num_drafted > draft.num_accepted + len(further)
         for place, token in enumerate(further):
-            if request.id % 3 == place == 1:
+            if job.request.id % 3 == place == 1:
                 SEEN["ended within a draft"] += 1
-                request.limit = request.num_tokens - request.num_prompt
+                self.limits[job.request.id] = job.num_tokens - job.num_prompt
                 return
-            request.accept(token)
+            job.accept(token)
 
-    def force(self, request):
+    def force(self, job):
         """Append several tokens at once, as a grammar does: those that would be sampled one after the other."""
-        most = min(self.forced[request.id], request.num_prompt + request.limit - request.num_tokens)
+        most = min(self.forced[job.request.id], job.num_prompt + self.limits[job.request.id] - job.num_tokens)
         for _ in range(most):
-            request.append(next_token(seen(request.tokens[: request.num_tokens].tolist(), request.scope.adapters)))
+            job.append(next_token(seen(job.tokens[: job.num_tokens].tolist(), job.request.scope.adapters)))
         SEEN["forced"] += most > 1
 
     def check_rest(self, plan):
         """A prompt that is computed alone is never computed in pieces that are smaller than the rest, nor leaves any."""
         running, rest = self.scheduler.running, self.rest
         if len(running) > 1:
-            self.met_others.update(request.id for request in running)
+            self.met_others.update(job.request.id for job in running)
             return
         has_room = self.scheduler.batch_size >= 2 * rest and (self.tree.host.max_bytes or not self.can_cut)
-        for request, span in zip(running, plan.spans, strict=False):
-            assert request.layout is not None
-            sections = request.layout.sections(request.num_tokens)
+        for job, span in zip(running, plan.spans, strict=False):
+            sections = job.layout.sections(job.num_tokens)
             begin, end = next(section for section in sections if section[0] <= span.start < section[1])
             left = end - span.stop
-            if has_room and request.id not in self.met_others and span.start < request.claimed:
+            if has_room and job.request.id not in self.met_others and span.start < job.claimed:
                 assert len(span.tokens) >= min(rest, end - begin), "a piece that is too small for its bits"
                 assert left == 0 or left >= rest, "a rest that is too small for its bits"
 
     def ran(self):
         """A plan has been carried out."""
 
-    def end(self, request):
-        assert request.id not in self.poison, "one with which each step fails has an end"
-        self.open.remove(request)
-        self.scheduler.finish(request)
-        result = request.tokens[: request.num_tokens].tolist()
-        expected = greedy(request.layout.tokens.tolist(), request.limit, request.scope.adapters)
+    def end(self, job):
+        assert job.request.id not in self.poison, "one with which each step fails has an end"
+        self.open.remove(job)
+        self.scheduler.finish(job)
+        result = job.tokens[: job.num_tokens].tolist()
+        expected = greedy(job.layout.tokens.tolist(), self.limits[job.request.id], job.request.scope.adapters)
         assert result == expected, "reuse changed a result"
-        assert request.wanted_lane in (-1, request.lane), "another lane than the one it waited for"
-        if not request.cache and request.snapshot_scope is None:
-            assert request.cached == 0 and request.source == "none"
+        assert job.request.wanted_lane in (-1, job.lane), "another lane than the one it waited for"
+        if not job.request.keeps:
+            assert job.reuse.cached == 0 and job.reuse.source == "none"
         self.histories.append(ids_of(np.array(result, np.int32)).tolist())
-        SEEN.update(["finished", request.source, *["overtaken"] * bool(request.num_overtaken)])
-        SEEN["its lane"] += request.wanted_lane >= 0
+        SEEN.update(["finished", job.reuse.source, *["overtaken"] * bool(job.reuse.num_overtaken)])
+        SEEN["its lane"] += job.request.wanted_lane >= 0
 
     @invariant()
     def consistent(self):
@@ -381,7 +382,7 @@ class Life(RuleBasedStateMachine):
         assert self.memory.num_used == 0 and not any(self.memory.cells.values()), "cells have leaked"
         assert sorted(ledger._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
         assert not any(root.children for root in self.snapshots.roots.values())
-        assert not any(lane.request for lane in self.scheduler.lanes) and self.scheduler.idle
+        assert not any(lane.job for lane in self.scheduler.lanes) and self.scheduler.idle
 
 
 def texts_with_copies(index):

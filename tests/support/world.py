@@ -41,7 +41,7 @@ class World:
     ):
         """costs: more fields of the device's costs."""
         self.memory = Memory(cells)
-        device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, rest=rest, **costs)
+        device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=rest, **costs)
         tree = PrefixTree(cells, 2 * lanes + 8, HostMemory(host, cut=cut), costs=device)
         self.scheduler = Scheduler(
             tree,
@@ -53,26 +53,26 @@ class World:
             window=window,
             drafts=Drafts(device, max_rows=rows, max_stall=stall, ends=[END]),
         )
-        self.requests = []
+        self.jobs = []
         self.plans = []
 
-    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, lane=-1, drafts=False):
+    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, lane=-1, drafts=False, background=False):
         """tokens: or a whole prompt."""
         prompt = Fixed(list(tokens), stops) if isinstance(tokens, Iterable) else tokens
         draft = Lookup() if drafts else None
-        request = Request(len(self.requests), prompt, limit, scope, priority=priority, wanted_lane=lane, draft=draft)
-        self.requests.append(request)
-        self.scheduler.submit(request)
-        return request
+        asked = {"priority": priority, "wanted_lane": lane, "draft": draft, "background": background}
+        job = self.scheduler.submit(Request(len(self.jobs), prompt, limit, scope, **asked))
+        self.jobs.append(job)
+        return job
 
     def step(self):
         plan = self.scheduler.plan()
         self.plans.append(plan)
-        for request, _ in self.scheduler.commit(plan, self.memory.run(plan)):
-            for token in self.memory.take_further(request.id):
-                request.accept(token)
-            if request.num_tokens == request.num_prompt + request.limit:
-                self.scheduler.finish(request)
+        for job, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+            for token in self.memory.take_further(job.request.id):
+                job.accept(token)
+            if job.num_tokens == job.num_prompt + job.request.limit:
+                self.scheduler.finish(job)
         check(self.scheduler)
         return plan
 
@@ -85,6 +85,6 @@ class World:
         self.memory.run(Plan(self.scheduler.tree.ledger.take_operations()))
 
     def run(self, tokens, **options):
-        request = self.submit(tokens, **options)
+        job = self.submit(tokens, **options)
         self.finish()
-        return request
+        return job

@@ -107,14 +107,14 @@ def ask(scheduler, prompt):
     """Have a prompt computed and answered by one token; return the request."""
     cuts = scheduler.snapshots.host.max_bytes == 0
     kept, number = (None if cuts else COMMON), next(NUMBERS)
-    request = Request(number, prompt, 1, COMMON if cuts else Scope.private(number), cuts, snapshot_scope=kept)
-    scheduler.submit(request)
-    while request.num_tokens == request.num_prompt:
+    scope = COMMON if cuts else Scope.private(number)
+    job = scheduler.submit(Request(number, prompt, 1, scope, cuts, snapshot_scope=kept))
+    while job.num_tokens == job.num_prompt:
         plan = scheduler.plan()
         scheduler.commit(plan, [1 for span in plan.spans if span.logits])
         check(scheduler)
-    scheduler.finish(request)
-    return request
+    scheduler.finish(job)
+    return job
 
 
 def documents(*names, tokens=100):
@@ -134,20 +134,20 @@ def hybrid(budget=10_000):
     return Scheduler(tree, num_lanes=2, snapshots=Snapshots(tree, states))
 
 
-def placed(request):
-    return "".join(document.id for document in request.layout.documents)
+def placed(job):
+    return "".join(document.id for document in job.layout.documents)
 
 
 def test_documents_are_ordered_as_far_as_a_snapshot_goes():
     scheduler = hybrid()
     assert placed(ask(scheduler, documents(*"abc"))) == "abc"
     again = ask(scheduler, documents(*"cdba"))
-    assert placed(again) == "abcd" and again.cached == 80 + 300 and again.source == "snapshot"
+    assert placed(again) == "abcd" and again.reuse.cached == 80 + 300 and again.reuse.source == "snapshot"
     for node in scheduler.snapshots.of(COMMON):  # the runs of a, b and c stay: they stand in front of d
         if node.end in (280, 380):
             scheduler.snapshots.forget(node)
     less = ask(scheduler, documents(*"cba"))
-    assert less.cached == 80 + 100 and placed(less) == "acb", "b and c would be computed anyway"
+    assert less.reuse.cached == 80 + 100 and placed(less) == "acb", "b and c would be computed anyway"
 
 
 def test_a_document_without_a_snapshot_counts_where_a_later_one_has_it():
@@ -157,7 +157,7 @@ def test_a_document_without_a_snapshot_counts_where_a_later_one_has_it():
     (behind_a,) = (node for node in scheduler.snapshots.of(COMMON) if node.tokens[0] == 1000 * ord("a"))
     scheduler.snapshots.forget(behind_a)
     again = ask(scheduler, documents(*"cba"))
-    assert placed(again) == "abc" and again.cached == 280
+    assert placed(again) == "abc" and again.reuse.cached == 280
 
 
 def test_a_burst_reuses_nearly_as_much_of_a_hybrid_as_of_a_dense_model():
@@ -166,6 +166,6 @@ def test_a_burst_reuses_nearly_as_much_of_a_hybrid_as_of_a_dense_model():
     reused: dict[str, int] = {}
     dense = Scheduler(PrefixTree(5000, 16, HostMemory(100_000)), num_lanes=2)
     for name, scheduler in {"dense": dense, "hybrid": hybrid(100_000), "short": hybrid(4000)}.items():
-        requests = [ask(scheduler, documents(*("abcdefghij"[at] for at in chosen))) for chosen in sets]
-        reused[name] = sum(request.cached for request in requests)
+        jobs = [ask(scheduler, documents(*("abcdefghij"[at] for at in chosen))) for chosen in sets]
+        reused[name] = sum(job.reuse.cached for job in jobs)
     assert reused["hybrid"] >= 0.95 * reused["dense"] > 0 and reused["short"] >= 0.6 * reused["dense"]

@@ -30,20 +30,19 @@ def serve(*sets, cells, lanes=1, host=0):
     )
     memory = Memory(cells)
     requests = [Request(number, prompt(names, number), 1, COMMON) for number, names in enumerate(sets)]
-    for request in requests:
-        scheduler.submit(request)
+    jobs = [scheduler.submit(request) for request in requests]
     started = []
     while not scheduler.idle:
         plan = scheduler.plan()
         started += [span.request for span in plan.spans if span.request not in started]
-        for request, _ in scheduler.commit(plan, memory.run(plan)):
-            scheduler.finish(request)
+        for job, _ in scheduler.commit(plan, memory.run(plan)):
+            scheduler.finish(job)
         check(scheduler)
-    layouts = [request.layout for request in requests if request.layout]
+    layouts = [job.layout for job in jobs if job.layout]
     orders = ["".join(document.id for document in layout.documents) for layout in layouts]
     reused = [
-        sum(document.stop <= request.cached for document in layout.documents)
-        for request, layout in zip(requests, layouts, strict=True)
+        sum(document.stop <= job.reuse.cached for document in layout.documents)
+        for job, layout in zip(jobs, layouts, strict=True)
     ]
     return started, orders, reused
 

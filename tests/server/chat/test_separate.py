@@ -2,7 +2,7 @@
 
 import pytest
 from slotcache.models.demo import FILE
-from slotcache.slots.source import Source
+from slotcache.slots.reuse import Source
 from support.architectures import windowed
 
 from server.conftest import REST, running, until

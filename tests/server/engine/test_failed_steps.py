@@ -36,10 +36,10 @@ def fail(engine, monkeypatch, when, times=1, share=1.0):
     run, failed = engine.runner.run, []
 
     def broken(plan, samplers):
-        requests = {request.id: request for request in engine.scheduler.running}
-        spans = [requests[span.request] for span in plan.spans]
+        jobs = {job.request.id: job for job in engine.scheduler.running}
+        spans = [jobs[span.request] for span in plan.spans]
         if len(failed) < times and any(map(when, spans)):
-            failed.append([request.id for request in engine.scheduler.running])
+            failed.append([job.request.id for job in engine.scheduler.running])
             for operation in plan.operations[: int(share * len(plan.operations))]:
                 engine.runner.apply(operation)
             raise RunnerError("injected")
@@ -61,8 +61,8 @@ def are_copied(engine):
     return engine.inbox.ask(question).result(10)
 
 
-def is_poison(request):
-    return request.limit == POISON
+def is_poison(job):
+    return job.request.limit == POISON
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_requests_without_a_token_run_again_and_only_streams_end(tiny, monkeypat
         stream = Stream(server)
         assert stream.began.wait(30)
         engine = server.service.engine
-        failed = fail(engine, monkeypatch, lambda request: request.limit == 8)
+        failed = fail(engine, monkeypatch, lambda job: job.request.limit == 8)
         answers = asked(server, *[{"content": "Another question", "max_tokens": 8}] * 3)
         assert [answer["choices"] for answer in answers] == [alone] * 3 and len(failed) == 1
         assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
@@ -153,8 +153,8 @@ def test_streams_pause_while_one_that_may_be_the_cause_runs_alone(tiny, monkeypa
         engine = server.service.engine
         streams = []
 
-        def one_that_waits_for_a_stream(request):
-            return is_poison(request) and (not failed or bool(streams))
+        def one_that_waits_for_a_stream(job):
+            return is_poison(job) and (not failed or bool(streams))
 
         failed = fail(engine, monkeypatch, one_that_waits_for_a_stream, times=3)
         # The first failure takes both back to the queue; the stream, at its head, has its tokens when the other one comes.
@@ -220,7 +220,7 @@ def test_a_copy_that_does_not_come_back_is_not_used_again(tiny, monkeypatch):
 def test_private_requests_run_again(tiny, monkeypatch):
     with running(tiny, failed_steps=2) as server:
         usual = server.chat("Hello there", cache_prompt=False)["choices"]
-        fail(server.service.engine, monkeypatch, lambda request: not request.cache, times=2)
+        fail(server.service.engine, monkeypatch, lambda job: not job.request.cache, times=2)
         again = server.chat("Hello there", cache_prompt=False)
         assert again["choices"] == usual and again["timings"]["cache_n"] == 0
         check_empty(server.service.engine)
@@ -236,9 +236,9 @@ def test_a_request_whose_client_leaves_does_not_run_again(tiny, monkeypatch):
         engine = server.service.engine
         gate, closed = threading.Event(), threading.Event()
 
-        def held(request):
+        def held(job):
             closed.set()
-            return gate.wait(30) and is_poison(request)
+            return gate.wait(30) and is_poison(job)
 
         fail(engine, monkeypatch, held)
         with httpx.stream("POST", server.url + CHAT, json=LONG | {"max_tokens": POISON}, timeout=30):

@@ -11,7 +11,7 @@ from slotcache.server.engine.slot_files import Arrivals
 from slotcache.server.load import provenance_of
 from slotcache.slots.disk import DiskTier
 from slotcache.slots.host import load_records
-from slotcache.slots.source import Source
+from slotcache.slots.reuse import Source
 from support.mutation import cases, forged, mutated
 
 from server.api.test_slots import act

@@ -106,8 +106,8 @@ def test_it_gives_way_to_whoever_comes(server):
     commit = scheduler.commit
 
     def watched(plan, sampled):
-        spans = zip(scheduler.step.requests, plan.spans, strict=True)
-        steps.append([(request.background, len(span.tokens)) for request, span in spans])
+        spans = zip(scheduler.step.jobs, plan.spans, strict=True)
+        steps.append([(job.request.background, len(span.tokens)) for job, span in spans])
         return commit(plan, sampled)
 
     server.chat("Tell me all.", max_tokens=1500, cache_scope="long")

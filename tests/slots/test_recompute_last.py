@@ -1,4 +1,4 @@
-"""The rest: how many of a prompt's last tokens are computed at least, and together, so that their bits stay the same."""
+"""How many of a prompt's last tokens are computed at least, and together, so that their bits stay the same."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from slotcache.slots.costs import chunk_size
 from slotcache.slots.host import HostMemory
 from slotcache.slots.plan import Save, Trim
 from slotcache.slots.prefix_tree import PrefixTree
-from slotcache.slots.request import Request
+from slotcache.slots.request import Job, Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
@@ -19,14 +19,14 @@ from support.world import World
 from slots.test_scheduler import computed
 
 REST = 8
-COSTS = replace(CPU, rest=REST)
+COSTS = replace(CPU, recompute_last=REST)
 
 
 def test_a_prompt_that_is_fully_cached_computes_its_rest_in_one_piece():
     world = World(rest=REST)
     world.run(range(200))
     again = world.submit(range(200))
-    assert computed(world.step(), again) == REST and again.cached == 200 - REST
+    assert computed(world.step(), again) == REST and again.reuse.cached == 200 - REST
     world.finish()
 
 
@@ -35,7 +35,7 @@ def test_the_rest_is_not_restored_from_host_memory():
     world.run(range(200), stops=[60, 195])  # the rest lies in two runs
     world.run(range(500, 600))
     again = world.submit(range(200))
-    assert computed(world.step(), again) == REST and again.sources["host"] == 200 - REST
+    assert computed(world.step(), again) == REST and again.reuse.sources["host"] == 200 - REST
     world.finish()
 
 
@@ -46,10 +46,10 @@ def test_idle_kv_of_the_rest_makes_way_for_its_second_computation():
     plan = world.step()
     assert [(move.start, move.stop) for move in plan.operations if isinstance(move, Trim)] == [(200, 204), (192, 200)]
     assert sum(isinstance(move, Save) for move in plan.operations) == 2  # the answer behind it is still of use
-    assert again.source == "own" and again.sequence and again.sequence.length == 200
+    assert again.reuse.source == "own" and again.sequence and again.sequence.length == 200
     world.finish()
     more = world.run([*range(200), *first.tokens[200:204].tolist(), *range(300, 320)])
-    assert more.cached == 204
+    assert more.reuse.cached == 204
 
 
 def test_running_requests_keep_their_kv_of_the_rest():
@@ -58,16 +58,16 @@ def test_running_requests_keep_their_kv_of_the_rest():
     world.step()
     world.step()
     again = world.run(range(200))
-    assert again.cached == 200 - REST and again.source == "fork"
-    assert not busy.num_preempted
+    assert again.reuse.cached == 200 - REST and again.reuse.source == "fork"
+    assert not busy.reuse.num_preempted
 
 
 def test_identical_prompts_compute_their_rests_in_one_step():
     world = World(rest=REST, lanes=4, batch=256)
-    requests = [world.submit(range(200)) for _ in range(4)]
+    jobs = [world.submit(range(200)) for _ in range(4)]
     world.step()
     plan = world.step()
-    assert [computed(plan, request) for request in requests] == [1, REST, REST, REST]
+    assert [computed(plan, job) for job in jobs] == [1, REST, REST, REST]
     world.finish()
 
 
@@ -75,7 +75,7 @@ def test_a_prompt_shorter_than_the_rest_is_computed_whole():
     world = World(rest=REST)
     world.run(range(5))
     again = world.submit(range(5))
-    assert computed(world.step(), again) == 5 and again.cached == 0
+    assert computed(world.step(), again) == 5 and again.reuse.cached == 0
     world.finish()
 
 
@@ -101,9 +101,9 @@ def test_snapshots_leave_no_piece_that_is_smaller_than_the_rest():
         cache=False,
         snapshot_scope=Scope.shared("kept"),
     )
-    scheduler.submit(request)
+    job = scheduler.submit(request)
     sizes = []
-    while request.computed < len(tokens):
+    while job.computed < len(tokens):
         plan = scheduler.plan()
         sizes.append(len(plan.spans[0].tokens))
         scheduler.commit(plan, [7] * plan.spans[0].logits)
@@ -114,6 +114,6 @@ def test_documents_keep_the_state_at_their_end_where_the_rest_covers_the_questio
     tree = PrefixTree(400, 8, costs=COSTS)
     snapshots = Snapshots(tree, HostMemory(1000), spacing=50)
     layout = Fixed(np.arange(200, dtype=np.int32), [40, 160, 195])
-    request = Request(1, layout, 2, Scope.private(1), cache=False, snapshot_scope=Scope.shared("kept"))
-    request.lay_out(layout.layout)
-    assert snapshots.stops(request) == (160,)
+    job = Job(Request(1, layout, 2, Scope.private(1), cache=False, snapshot_scope=Scope.shared("kept")))
+    job.lay_out(layout.layout)
+    assert snapshots.stops(job) == (160,)
