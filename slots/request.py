@@ -34,9 +34,7 @@ class MovedDocument:
     """A document at positions [start, stop) of a prompt, which is read behind the prompt's front alone.
 
     id, key: as in `PlacedDocument`. beginning (int32): the tokens up to the prompt's first document, one array of all its
-    documents; tokens (int32): its own. moves_from: the first position whose KV comes from there; the link tokens in front of
-    it are computed in place.
-    The first document stands where it was read: with it comes all that stands in front of it, and moves_from is 0.
+    documents; tokens (int32): its own.
     """
 
     id: str
@@ -46,7 +44,6 @@ class MovedDocument:
     _: KW_ONLY
     beginning: np.ndarray
     tokens: np.ndarray
-    moves_from: int
 
     @property
     def front(self) -> int:
@@ -62,6 +59,11 @@ class MovedDocument:
     def distance(self) -> int:
         """Positions from the place where it was read to that where it stands."""
         return self.start - self.front
+
+    @property
+    def moves_from(self) -> int:
+        """The first position whose KV comes from there. The first document stands where it was read, behind all in front."""
+        return self.start if self.distance else 0
 
     @property
     def needed_from(self) -> int:

@@ -68,21 +68,18 @@ class Reuse:
 #
 #     bit 30      of a document that is read separately
 #     bit 29      its first token: the same tokens, cut into other documents, are another path
-#     bits 27-28  how many of its first tokens are computed in place, as an index of LINKS
+#     bits 27-28  none; a record of an earlier version may have them
 #     bits 0-26   the token
 #
 # So no prompt without such documents ever reaches a run behind one, and the tree needs no rule for them.
 
 SEPARATE, FIRST = 1 << 30, 1 << 29
-LINK_BIT = 27
-IDS = (1 << LINK_BIT) - 1
-LINKS = (0, 8, 16, 32)
-"""The numbers of link tokens."""
+IDS = (1 << 27) - 1
 
 
-def mark(document: np.ndarray, num_links: int) -> np.ndarray:
-    """Return a document's tokens (int32) as the tree knows them. num_links: one of LINKS."""
-    marked = document | np.int32(SEPARATE | LINKS.index(num_links) << LINK_BIT)
+def mark(document: np.ndarray) -> np.ndarray:
+    """Return a document's tokens (int32) as the tree knows them."""
+    marked = document | np.int32(SEPARATE)
     marked[:1] |= np.int32(FIRST)
     return marked
 

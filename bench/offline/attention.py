@@ -34,7 +34,6 @@ from ..report import BenchError, Report, Table
 from ..trace import SYSTEM_PROMPT, Query, mtrag
 
 MAIN, FRONT, ALONE = 0, 1, 2  # sequences
-LINKS = (0, 8, 16, 32)
 ROWS = 32  # of logits, in one batch
 CELLS, LONGEST = 8192, 4096  # of the pool; tokens of a prompt
 WORST = 5  # turns to list
@@ -136,8 +135,7 @@ class Reader:
             order = random.Random(f"{turn.name} {number}").sample(ranks, len(ranks))
             found[f"shuffled {number + 1}"] = self._jointly(turn, order)
         copies = [self._read(turn, document) for document in turn.documents]
-        for links in LINKS:
-            found[f"separate {links}"] = self._separately(turn, copies, links)
+        found["separate"] = self._separately(turn, copies)
         self._apply(Drop(FRONT))
         return found
 
@@ -146,14 +144,11 @@ class Reader:
         text = np.concatenate([*(turn.documents[at] for at in order), turn.tail])
         return self._answered(turn, len(turn.front), text)
 
-    def _separately(self, turn: Turn, copies: Sequence[HostCopy], links: int) -> tuple[list[float], list[int]]:
+    def _separately(self, turn: Turn, copies: Sequence[HostCopy]) -> tuple[list[float], list[int]]:
         front = at = len(turn.front)
         self._apply(Share(FRONT, MAIN, 0, front))
         for document, copy in zip(turn.documents, copies, strict=True):
-            linked = min(links, len(document)) if at > front else 0
-            self._compute(MAIN, at, document[:linked])
-            if linked < len(document):
-                self._apply(Restore(copy, MAIN, at + linked, at + len(document), distance=at - front))
+            self._apply(Restore(copy, MAIN, at, at + len(document), distance=at - front))
             at += len(document)
         return self._answered(turn, at, turn.tail)
 
@@ -229,8 +224,8 @@ def report(rows: dict[str, dict], args: argparse.Namespace) -> Report:
     lines = [(way, *(f"{value:.3f}" for value in _figures(rows.values(), way))) for way in ways]
     columns = ("way", "log-likelihood a token", "less than joint", "worst turn", "top-1 agreement with joint")
     title = f"{args.model.name}: {len(rows)} turns of MT-RAG, {args.k} documents each"
-    costs = sorted((_mean(row["separate 0"][0]) - _mean(row["joint"][0]), name) for name, row in rows.items())
-    notes = [f"separate 0 costs most in {name}: {-cost:.3f} a token" for cost, name in costs[:WORST]]
+    costs = sorted((_mean(row["separate"][0]) - _mean(row["joint"][0]), name) for name, row in rows.items())
+    notes = [f"separate costs most in {name}: {-cost:.3f} a token" for cost, name in costs[:WORST]]
     return Report("attention", [Table(title, columns, lines)], notes=notes, data={"turns": rows})
 
 

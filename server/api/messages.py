@@ -412,7 +412,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     @property
     def _orders_documents(self) -> bool:
         """Whether blocks with documents become documents: for a field that texts would ignore."""
-        return self.document_order is not None or self.documents_attention == "separate" or self.link_tokens is not None
+        return self.document_order is not None or self.documents_attention == "separate"
 
     def _wants_cache(self) -> bool:
         marked = self.cache_control or any(tool.cache_control for tool in self.tools or ())

@@ -235,7 +235,7 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     documents: list[JsonValue] | None = None
     documents_attention: Attention | None = None
-    link_tokens: Literal[0, 8, 16, 32] | None = None
+    link_tokens: int | None = None
     retrieval: bool | Retrieval | None = None
     tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, JsonValue] = {}
@@ -255,7 +255,7 @@ class OpenAIFields(ChatFields, frozen=True, kw_only=True):
 class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
 
-    documents_attention: whether documents see each other. link_tokens: of those that do not, the first ones that do.
+    documents_attention: whether documents see each other. link_tokens: gone, and 0 until the next release.
     retrieval: whether the server's documents are searched for the last question, and how.
     conversation, previous_response_id: the history that the messages continue. store: store this answer, as in OpenAI's API.
     """

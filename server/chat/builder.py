@@ -57,12 +57,10 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
 
 
 def check_attention(request: ChatRequest, *, separates: bool) -> None:
-    """Refuse options that documents which are read separately, or jointly, would ignore. Raises RequestError."""
-    if not separates:
-        if request.link_tokens is not None:
-            raise RequestError("link_tokens: only documents that are read separately have some", param="link_tokens")
-        return
-    if request.document_order not in (None, "retrieval"):
+    """Refuse options that documents which are read separately would ignore. Raises RequestError."""
+    if request.link_tokens:
+        raise RequestError(f"link_tokens is {request.link_tokens}: the field is gone, leave it out", param="link_tokens")
+    if separates and request.document_order not in (None, "retrieval"):
         wrong = f"document_order is {request.document_order}: documents that are read separately keep retrieval order"
         raise RequestError(wrong, param="document_order")
 
@@ -329,7 +327,7 @@ class PromptBuilder:
     def _fitting(self, parts: Sequence[Fixed | DocumentSet], request: ChatRequest) -> ChatPrompt:
         """Make the prompt, without hints of the ranking if it is too long with them."""
         if self.separates(request):
-            return SeparatePrompt(parts, request.link_tokens or 0)
+            return SeparatePrompt(parts)
         prompt = ChatPrompt(parts)
         if prompt.num_tokens < self._limit:
             return prompt

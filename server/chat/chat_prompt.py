@@ -342,19 +342,18 @@ class SeparatePrompt(ChatPrompt):
     """A prompt whose documents are read separately, each behind the text in front of the first of them.
 
     They stand in retrieval rank, or as an earlier turn has shown them: their order does not decide what is reused.
-    num_links: how many of a document's first tokens are computed in place.
     """
 
-    def __init__(self, parts: Sequence[Part], num_links: int) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         super().__init__([_in_rank(part) if isinstance(part, DocumentSet) else part for part in parts])
-        self._layout = self._lay_out(num_links)
+        self._layout = self._lay_out()
 
     def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Return its one layout."""
         return self._layout
 
-    def _lay_out(self, num_links: int) -> Layout:
-        layout = _LayoutBuilder(num_links)
+    def _lay_out(self) -> Layout:
+        layout = _LayoutBuilder()
         for part in self.parts:
             if isinstance(part, Fixed):
                 layout.add(part.tokens, part.label, part.ends)
@@ -385,14 +384,13 @@ def _is_same_text(one: Part, other: Part) -> bool:
 class _LayoutBuilder:
     """Joins parts and counts their positions."""
 
-    def __init__(self, num_links: int = 0) -> None:
+    def __init__(self) -> None:
         self._tokens: list[np.ndarray] = []
         self._stops: list[int] = []
         self._documents: list[PlacedDocument] = []
         self._segments: list[tuple[int, str]] = []
         self._repeated: list[str] = []
         self._length = 0
-        self._num_links = num_links
         self._front: np.ndarray | None = None  # in front of documents that are read separately
         self._moved: list[MovedDocument] = []
 
@@ -415,13 +413,12 @@ class _LayoutBuilder:
         if self._front is None:
             self._front = np.concatenate([NO_TOKENS, *self._tokens])
             self._stops.append(self._length)
-        start, front = self._length, len(self._front)
-        self.add(mark(tokens, self._num_links), f"document {document.id}", ends=True)
+        start = self._length
+        self.add(mark(tokens), f"document {document.id}", ends=True)
         self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
-        moves_from = 0 if start == front else start + self._num_links
-        if moves_from < self._length:
+        if len(tokens):
             place = (document.id, document.key, start, self._length)
-            self._moved.append(MovedDocument(*place, beginning=self._front, tokens=tokens, moves_from=moves_from))
+            self._moved.append(MovedDocument(*place, beginning=self._front, tokens=tokens))
 
     def repeat(self, ids: Sequence[str]) -> None:
         self._repeated += ids

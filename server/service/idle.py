@@ -130,8 +130,8 @@ class SharedPrefix:
         messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
         # A document that is read separately is read behind the front alone, as here: no mode of its own is needed.
-        joint: dict[str, JsonValue] = {"documents_attention": "joint", "link_tokens": None}
-        return msgspec.structs.replace(decode(self.options, ChatRequest), messages=messages, documents=found, **joint)
+        options = decode(self.options, ChatRequest)
+        return msgspec.structs.replace(options, messages=messages, documents=found, documents_attention="joint")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

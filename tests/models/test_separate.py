@@ -17,11 +17,11 @@ FRONT, QUESTION = (RNG.integers(300, 900, size).astype(np.int32) for size in (45
 TEXTS = {name: RNG.integers(300, 900, size).astype(np.int32) for name, size in zip("abcd", (70, 64, 101, 40), strict=True)}
 
 
-def prompt_of(names: str, links: int = 0, question=QUESTION, joint=False):
+def prompt_of(names: str, question=QUESTION, joint=False):
     documents = tuple(Document(name, name) for name in names)
     tokens = tuple(TEXTS[name] for name in names)
     parts = [Fixed(FRONT, "front"), DocumentSet(documents, tokens, "retrieval", None), Fixed(question, "question")]
-    return ChatPrompt(parts) if joint else SeparatePrompt(parts, links)
+    return ChatPrompt(parts) if joint else SeparatePrompt(parts)
 
 
 @dataclass
@@ -68,12 +68,11 @@ def fresh(model, prompt, **options) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("links", [0, 8, 32])
-def test_the_answer_is_that_of_an_empty_cache_to_the_bit(model, desk, links):
-    alone = {names: fresh(model, prompt_of(names, links)) for names in ("abc", "cab", "ba", "dcb")}
+def test_the_answer_is_that_of_an_empty_cache_to_the_bit(model, desk):
+    alone = {names: fresh(model, prompt_of(names)) for names in ("abc", "cab", "ba", "dcb")}
     desk.ask(prompt_of("ab", joint=True))
     for names in ("abc", "cab", "ba", "dcb", "abc"):
-        assert np.array_equal(rows(desk.ask(prompt_of(names, links))), alone[names]), names
+        assert np.array_equal(rows(desk.ask(prompt_of(names))), alone[names]), names
 
 
 def test_documents_that_were_read_are_not_computed_again(desk):
@@ -84,8 +83,6 @@ def test_documents_that_were_read_are_not_computed_again(desk):
     assert desk.lab.scheduler.counters.prefilled_tokens - before == len(QUESTION)
     assert again.reuse.sources["moved"] == sum(len(TEXTS[name]) for name in "abc")
     assert again.reuse.cached == again.num_prompt - len(QUESTION)
-    linked = desk.ask(prompt_of("cab", links=8)).job
-    assert linked.num_prompt - linked.reuse.cached == len(QUESTION) + 2 * 8
     partly = desk.ask(prompt_of("da")).job
     assert partly.num_prompt - partly.reuse.cached == len(QUESTION) + len(TEXTS["d"])
 
@@ -103,7 +100,7 @@ def test_the_same_text_in_other_documents_is_another_path(model, desk):
     """One document of both texts sees all of itself; two of them do not see each other."""
     both = np.concatenate([TEXTS["a"], TEXTS["b"]])
     parts = [Fixed(FRONT, "front"), DocumentSet((Document("ab", "ab"),), (both,), "retrieval", None)]
-    whole = SeparatePrompt([*parts, Fixed(QUESTION, "question")], 0)
+    whole = SeparatePrompt([*parts, Fixed(QUESTION, "question")])
     alone = fresh(model, whole)
     cut = rows(desk.ask(prompt_of("ab")))
     assert np.array_equal(rows(desk.ask(whole)), alone)

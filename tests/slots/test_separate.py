@@ -7,7 +7,6 @@ from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, Se
 from slotcache.slots.device import Ledger
 from slotcache.slots.radix import NO_TOKENS
 from slotcache.slots.request import NO_LAYOUT
-from slotcache.slots.reuse import LINKS
 from slotcache.slots.separate import num_kept
 from support.scopes import COMMON
 from support.world import World
@@ -17,11 +16,11 @@ FRONT, QUESTION = np.arange(4, dtype=np.int32), np.arange(100, 112, dtype=np.int
 HEADING = np.arange(200, 205)  # all documents begin with it
 
 
-def prompt(*documents, links, question=QUESTION):
+def prompt(*documents, question=QUESTION):
     """documents: the first token of each behind the heading; each has 40."""
     tokens = tuple(np.concatenate([HEADING, np.arange(at, at + 35)]).astype(np.int32) for at in documents)
     placed = DocumentSet(tuple(Document(str(at), str(at)) for at in documents), tokens, "retrieval", hint=None)
-    return SeparatePrompt((Fixed(FRONT, "the front"), placed, Fixed(question, "the question")), links)
+    return SeparatePrompt((Fixed(FRONT, "the front"), placed, Fixed(question, "the question")))
 
 
 def pieces(world, job):
@@ -30,22 +29,15 @@ def pieces(world, job):
 
 def test_a_document_is_read_once_and_moved():
     world = World(host=1000)
-    first = world.run(prompt(1000, 2000, links=0))
+    first = world.run(prompt(1000, 2000))
     assert pieces(world, first) == [44, 35, 12, 1], "both documents, the question, and the first answer's token"
-    again = world.run(prompt(2000, 1000, links=0))
+    again = world.run(prompt(2000, 1000))
     assert pieces(world, again) == [12, 1] and again.reuse.sources["moved"] > 70
-
-
-def test_link_tokens_are_computed_in_one_piece_where_some_of_them_are_cached():
-    world = World(host=1000, rest=REST)
-    world.run(prompt(1000, 2000, links=8))
-    other = world.run(prompt(1000, 3000, links=8))
-    assert pieces(world, other)[-3:] == [8, 12, 1], "five of the eight were cached, and three are too small a piece"
 
 
 def jointly(document):
     """The front, a document and a question as one exact text."""
-    given = prompt(document, links=0)
+    given = prompt(document)
     return ChatPrompt(given.parts)
 
 
@@ -61,16 +53,16 @@ def test_a_copy_that_pushes_another_one_out_of_host_memory():
         tree.evict()
     world.carry_out()
     assert heading.children[1000].blob and not heading.blob and heading.children[2000].ready
-    job = world.run(prompt(2000, 1000, links=0))
+    job = world.run(prompt(2000, 1000))
     assert job.reuse.sources["moved"] == 2 * 40 and pieces(world, job) == [12, 1]
 
 
 def test_a_document_that_leaves_the_cache_while_its_prompt_waits_for_cells():
     world = World(host=1000, cells=180, lanes=2)
-    world.run(prompt(1000, 2000, links=0))
+    world.run(prompt(1000, 2000))
     running = world.submit(range(5000, 5100), limit=40)
     world.step()
-    waiting = world.submit(prompt(3000, 2000, links=0))
+    waiting = world.submit(prompt(3000, 2000))
     while waiting.layout is NO_LAYOUT or waiting.is_reading:
         world.step()
     assert waiting.sequence is None and running.sequence, "it has read one document, and its prompt does not fit"
@@ -83,8 +75,8 @@ def test_documents_of_one_prompt_are_moved_in_one_walk_over_its_path(monkeypatch
     """Each move by itself would walk over all of it, for the square of their number."""
     names = range(1000, 2000, 40)
     world = World(cells=10_000, host=10_000, batch=512)
-    world.run(prompt(*names, links=0))
-    job = world.submit(prompt(*reversed(names), links=0))
+    world.run(prompt(*names))
+    job = world.submit(prompt(*reversed(names)))
     calls = []
     advance = Ledger.advance
     monkeypatch.setattr(Ledger, "advance", lambda *args: calls.append(args) or advance(*args))
@@ -93,33 +85,32 @@ def test_documents_of_one_prompt_are_moved_in_one_walk_over_its_path(monkeypatch
 
 
 def test_a_prompt_is_due_when_others_have_computed_as_much_as_it_computes_itself():
-    """Of 25 documents it computes eight tokens each, and twelve of a question."""
+    """Of 25 documents it computes no token, and twelve of a question."""
     names = range(1000, 2000, 40)
     world = World(cells=10_000, host=10_000, batch=512)
-    world.run(prompt(*names, links=8))
-    job = world.submit(prompt(*reversed(names), links=8))
+    world.run(prompt(*names))
+    job = world.submit(prompt(*reversed(names)))
     world.scheduler.plan()
-    assert job.num_prompt > 1000 and job.due == world.scheduler.counters.prefilled_tokens + 24 * 8 + 12
+    assert job.num_prompt > 1000 and job.due == world.scheduler.counters.prefilled_tokens + 12
 
 
 @pytest.mark.parametrize("rest", [1, REST])
 def test_a_prompt_that_ends_in_a_document_computes_its_last_token(rest):
     world = World(host=1000, rest=rest)
     for documents, computed in (((1000,), [43, 1, 1]), ((2000, 1000), [35, 1, 1]), ((2000, 1000), [1, 1])):
-        job = world.run(prompt(*documents, links=0, question=NO_TOKENS))
+        job = world.run(prompt(*documents, question=NO_TOKENS))
         assert pieces(world, job) == computed and job.num_prompt == 4 + 40 * len(documents)
-    longer = world.run(prompt(2000, 1000, links=0))
+    longer = world.run(prompt(2000, 1000))
     assert pieces(world, longer) == [rest, len(QUESTION), 1] and longer.reuse.cached == 84 - 1, "it was read as text before"
 
 
-@pytest.mark.parametrize("links", LINKS)
-def test_a_prompt_that_ends_in_a_document_of_one_token(links):
+def test_a_prompt_that_ends_in_a_document_of_one_token():
     tokens = (np.array([7], np.int32), np.array([8], np.int32))
     documents = DocumentSet(tuple(Document(str(at), str(at)) for at in (7, 8)), tokens, "retrieval", hint=None)
     for front in (FRONT, NO_TOKENS):
         world = World(host=1000)
         parts = (Fixed(front, "the front"), documents, Fixed(NO_TOKENS, "the question"))
-        first, again = (world.run(SeparatePrompt(parts, links)) for _ in range(2))
+        first, again = (world.run(SeparatePrompt(parts)) for _ in range(2))
         assert first.num_tokens == again.num_tokens == len(front) + 2 + first.request.limit
 
 
@@ -127,7 +118,7 @@ def test_a_prompt_that_ends_in_a_document_of_one_token(links):
 def test_copies_of_many_requests_are_bounded_where_host_memory_is_full(host):
     world = World(cells=3000, lanes=16, host=host, batch=512, budget=512)
     names = range(1000, 1800, 40)
-    given = [prompt(*names, links=0, question=np.arange(at, at + 20, dtype=np.int32)) for at in range(100, 116)]
+    given = [prompt(*names, question=np.arange(at, at + 20, dtype=np.int32)) for at in range(100, 116)]
     jobs, most = [world.submit(one, limit=20) for one in given], 0
     while not world.scheduler.idle:
         world.step()
@@ -137,9 +128,9 @@ def test_copies_of_many_requests_are_bounded_where_host_memory_is_full(host):
 
 
 def test_a_prompt_without_a_token_is_empty():
-    assert SeparatePrompt((Fixed(NO_TOKENS, "the question"),), 0).num_tokens == 0
+    assert SeparatePrompt((Fixed(NO_TOKENS, "the question"),)).num_tokens == 0
 
 
 def test_the_front_is_in_memory_once():
-    layout = prompt(1000, 2000, 3000, links=0).arrange(World().scheduler.tree, COMMON)
+    layout = prompt(1000, 2000, 3000).arrange(World().scheduler.tree, COMMON)
     assert len({id(document.beginning) for document in layout.moved}) == 1

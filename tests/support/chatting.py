@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from slotcache.ordering.document import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, Part, SeparatePrompt
-from slotcache.slots.reuse import LINKS, ids_of
+from slotcache.slots.reuse import ids_of
 
 from support.asks import CONTEXT, SCOPES, Ask
 from support.life import EXPECTED, SEEN, Life
@@ -15,7 +15,6 @@ from support.life import EXPECTED, SEEN, Life
 EXPECTED |= {
     "moved",
     "read and moved",
-    "linked",
     "chat",
     "several sets",
     "reordered",
@@ -42,8 +41,8 @@ def hint(text):
 class Turn:
     """A question to come with its documents. of: the chat that it continues, counted from the latest; 0: a new one.
 
-    keeps: the order that documents were read in earlier is kept, as where the server remembers the conversation. links:
-    of documents that are read separately, the tokens that are computed in place; -1: they are read jointly.
+    keeps: the order that documents were read in earlier is kept, as where the server remembers the conversation.
+    separate: they are read separately.
     """
 
     of: int
@@ -55,7 +54,7 @@ class Turn:
     keep_last: int
     keeps: bool
     dedup: bool
-    links: int
+    separate: bool
 
 
 TURNS = st.builds(
@@ -69,7 +68,7 @@ TURNS = st.builds(
     keep_last=st.sampled_from([0, 0, 1]),
     keeps=st.booleans(),
     dedup=st.booleans(),
-    links=st.sampled_from([-1, -1, -1, *LINKS[:2]]),
+    separate=st.sampled_from([False, False, False, True, True]),
 )
 ASKED = st.builds(
     Ask,
@@ -100,8 +99,8 @@ class Chatting(Life):
                 sum(part.num_tokens if isinstance(part, Fixed) else most_tokens(part) for part in parts) + ask.limit
                 <= CONTEXT
             ):
-                separate = turn.links >= 0 and self.can_cut
-                self.submit_prompt(SeparatePrompt(parts, turn.links) if separate else ChatPrompt(parts), ask)
+                separate = turn.separate and self.can_cut
+                self.submit_prompt(SeparatePrompt(parts) if separate else ChatPrompt(parts), ask)
         self.step(steps)
 
     def parts(self, turn):
@@ -153,7 +152,6 @@ class Chatting(Life):
         SEEN["repeated"] += any(part.repeated for part in sets)
         SEEN["moved"] += bool(job.reuse.sources.get("moved"))
         SEEN["read and moved"] += bool(job.readings.tokens)
-        SEEN["linked"] += any(one.moves_from > one.start for one in job.layout.moved)
         SEEN["document reused"] += any(one.stop <= job.reuse.cached for one in job.layout.documents)
 
 

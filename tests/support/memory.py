@@ -10,7 +10,7 @@ of a token is its id with the adapters; that of a token of a moved document tell
 from typing import Any
 
 from slotcache.slots.plan import Clear, Drop, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
-from slotcache.slots.reuse import FIRST, IDS, LINK_BIT, LINKS, SEPARATE
+from slotcache.slots.reuse import FIRST, IDS, SEPARATE
 
 
 class Memory:
@@ -131,7 +131,7 @@ def seen(tokens: list[int], adapters: str) -> tuple[int, ...]:
             is_moved = len(codes) > len(front)
         if token & SEPARATE and front is not None:
             read.append(code)
-            if is_moved and len(read) > LINKS[(token >> LINK_BIT) % len(LINKS)]:
+            if is_moved:
                 code = moved((*front, *read))
         codes.append(code)
     return tuple(codes)

@@ -132,11 +132,8 @@ def test_documents_in_the_wrong_place_are_refused(server, said, wrong):
     assert answer.status_code == 400 and wrong in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("fields", [{}, {"link_tokens": 8}])
-def test_blocks_are_read_separately_where_a_request_asks(server, fields):
-    answer = message(
-        server, messages=[{"role": "user", "content": [BLOCK, ASKED]}], documents_attention="separate", **fields
-    )
+def test_blocks_are_read_separately_where_a_request_asks(server):
+    answer = message(server, messages=[{"role": "user", "content": [BLOCK, ASKED]}], documents_attention="separate")
     assert [one["id"] for one in answer["slotcache"]["documents"]] == ["boats"]
     assert answer["slotcache"]["documents_attention"] == "separate"
 

@@ -58,15 +58,6 @@ def test_the_answer_is_the_same_with_an_empty_and_a_warm_cache(server):
     assert joint == alone != fresh[4, 1, 2]
 
 
-@pytest.mark.parametrize("links", [8, 32])
-def test_link_tokens_are_computed_in_place(server, links):
-    scope = f"links {links}"
-    ask(server, [0, 1, 2], cache_scope=scope, link_tokens=links)
-    report = report_of(ask(server, [1, 2, 0], "Who?", cache_scope=scope, link_tokens=links))
-    assert [one["tokens"] - one["cached_tokens"] for one in report["documents"]] == [0, links, links]
-    assert report["miss"]["why"].startswith("document d2 is not cached")
-
-
 def test_a_conversation_goes_on(server):
     fields = SEPARATE | {"conversation": "boats", "cache_scope": "talk"}
     first = server.chat("How many has the smith?", documents=DOCUMENTS[:3], **fields)
@@ -101,11 +92,11 @@ def test_a_pin_keeps_the_documents_where_they_were_read(server):
     ],
 )
 def test_responses_and_messages_have_them_as_well(server, route, body):
-    asked = body | {"documents": DOCUMENTS[:2], "link_tokens": 8}
-    answer = server.http.post(route, json=asked | SEPARATE)
+    asked = body | {"documents": DOCUMENTS[:2], "link_tokens": 0} | SEPARATE
+    answer = server.http.post(route, json=asked)
     assert answer.status_code == 200 and answer.json()["slotcache"]["documents_attention"] == "separate"
-    refused = server.http.post(route, json=asked)
-    assert refused.status_code == 400 and "link_tokens" in refused.text
+    refused = server.http.post(route, json=asked | {"link_tokens": 8})
+    assert refused.status_code == 400 and "link_tokens is 8: the field is gone" in refused.text
 
 
 def test_scopes_do_not_share(server):
@@ -122,7 +113,7 @@ def test_the_choices_of_one_request(server):
     ("fields", "param"),
     [
         ({"link_tokens": 8}, "link_tokens"),
-        (SEPARATE | {"link_tokens": 5}, "link_tokens"),
+        (SEPARATE | {"link_tokens": 8}, "link_tokens"),
         (SEPARATE | {"document_order": "auto"}, "document_order"),
         ({"documents_attention": "none"}, "documents_attention"),
     ],
