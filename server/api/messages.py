@@ -615,5 +615,5 @@ async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:
     """Answer as Anthropic's Messages do."""
     chat = await beside_others(request, asked.chat)
     envelope = submit(request, await accept(request, chat, kind="msg_"))
-    answered = envelope.generations[0].job
-    return MessagesReply(envelope, lambda: (answered.num_prompt, answered.reuse.cached), asked.shows_thoughts)
+    (answered, *_) = envelope.generations
+    return MessagesReply(envelope, lambda: (answered.job.num_prompt, answered.job.reuse.cached), asked.shows_thoughts)
