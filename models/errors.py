@@ -13,7 +13,7 @@ import ctypes
 import logging
 from collections import deque
 
-import llama_cpp
+from . import llama
 
 
 class ModelError(Exception):
@@ -44,7 +44,7 @@ NO_REASON = "failed to load model"  # the end of a line that only repeats that a
 COMPLAINTS: deque[str] = deque(maxlen=8)
 
 
-@llama_cpp.llama_log_callback
+@llama.llama_log_callback
 def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
     line = text.decode("utf-8", "replace").rstrip()
     if level == ERROR and not line.endswith(NO_REASON):
@@ -55,7 +55,7 @@ def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 
 def capture() -> None:
     """Send llama.cpp's log to the logger `slotcache.llama` at DEBUG, instead of stderr."""
-    llama_cpp.llama_log_set(_forward, ctypes.c_void_p(0))
+    llama.llama_log_set(_forward, ctypes.c_void_p(0))
 
 
 def last_complaint() -> str:

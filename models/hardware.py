@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import llama_cpp
-from llama_cpp._ctypes_extensions import load_shared_library
-
-from . import errors
+from . import errors, llama
 
 # ---- Commands that run a module of this package in a process of its own. ------------------------------------------------
 
@@ -87,9 +84,6 @@ def _listed(file: Path) -> Iterator[int]:
 
 # ---- The devices that ggml was built for and found, with their memory. --------------------------------------------------
 
-# The package's own `_ggml` looks beside itself even where LLAMA_CPP_LIB_PATH names another build of the libraries.
-FOLDER = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(llama_cpp.__file__).parent / "lib")
-libggml = load_shared_library("ggml", FOLDER)
 KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 
 
@@ -115,9 +109,8 @@ def load_backends() -> None:
     Some builds have them as libraries beside its own, and GGML_BACKEND_PATH names one of another place.
     """
     errors.capture()
-    llama_cpp.llama_backend_init()
-    libggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
-    libggml.ggml_backend_load_all_from_path(os.fsencode(FOLDER))
+    llama.llama_backend_init()
+    llama.ggml_backend_load_all_from_path(os.fsencode(llama.LIBRARY.path.parent))
 
 
 def devices() -> list[Device]:
@@ -125,43 +118,32 @@ def devices() -> list[Device]:
     return sorted(map(_device, _handles()), key=lambda device: not device.is_gpu)
 
 
-def _handles() -> list[int]:
+def _handles() -> list[llama.ggml_backend_dev_t]:
     load_backends()
-    library = libggml
-    library.ggml_backend_dev_count.restype = ctypes.c_size_t
-    library.ggml_backend_dev_get.restype = ctypes.c_void_p
-    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    return [library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count())]
+    return [llama.ggml_backend_dev_get(index) for index in range(llama.ggml_backend_dev_count())]
 
 
-def _device(handle: int) -> Device:
-    library = libggml
-    pointer = ctypes.c_void_p(handle)
-    for function in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
-        function.restype = ctypes.c_char_p
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    library.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
+def _device(handle: llama.ggml_backend_dev_t) -> Device:
+    free, total = (ctypes.c_size_t * 1)(), (ctypes.c_size_t * 1)()
+    llama.ggml_backend_dev_memory(handle, free, total)
     return Device(
-        name=library.ggml_backend_dev_name(pointer).decode(),
-        description=library.ggml_backend_dev_description(pointer).decode("utf-8", "replace"),
-        kind=KINDS[library.ggml_backend_dev_type(pointer)],
-        free=free.value,
-        total=total.value,
+        name=llama.ggml_backend_dev_name(handle).decode(),
+        description=llama.ggml_backend_dev_description(handle).decode("utf-8", "replace"),
+        kind=KINDS[llama.ggml_backend_dev_type(handle)],
+        free=free[0],
+        total=total[0],
     )
 
 
 def buffer_types() -> dict[str, int]:
     """Return the address of each device's usual kind of memory, by ggml's name for it."""
-    library = libggml
-    library.ggml_backend_dev_buffer_type.restype = ctypes.c_void_p
-    library.ggml_backend_buft_name.restype = ctypes.c_char_p
-    kinds = [library.ggml_backend_dev_buffer_type(ctypes.c_void_p(handle)) for handle in _handles()]
-    return {library.ggml_backend_buft_name(ctypes.c_void_p(kind)).decode(): kind for kind in kinds if kind}
+    kinds = map(llama.ggml_backend_dev_buffer_type, _handles())
+    return {llama.ggml_backend_buft_name(kind).decode(): kind for kind in kinds if kind}
 
 
 def supports_offload() -> bool:
     """Whether this build of llama.cpp can put layers on a GPU at all."""
-    return bool(llama_cpp.llama_supports_gpu_offload())
+    return llama.llama_supports_gpu_offload()
 
 
 # ---- Memory -------------------------------------------------------------------------------------------------------------

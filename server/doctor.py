@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import llama_cpp
-
+from ..models import llama
 from ..models.errors import ModelError
 from ..models.hardware import devices, fast_cores, free_memory, supports_offload
 from ..models.model import Model
@@ -18,7 +17,7 @@ from .load import describe_template, open_template
 
 def doctor(settings: Settings) -> int:
     """Print the report and return the exit code; 2: the model cannot be read, or does not fit."""
-    print(f"llama-cpp-python {llama_cpp.__version__}")
+    print(f"{llama.LIBRARY}")
     found = devices()
     for device in found:
         free = free_memory() if device.kind == "CPU" else device.free
