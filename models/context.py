@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from . import errors, llama
+from . import llama
 from .errors import ModelError, NotCounted
 from .hardware import HOST
 from .model import Model
@@ -115,7 +115,7 @@ def open_context(model: Model, params: llama.llama_context_params) -> llama.llam
     handle = llama.llama_init_from_model(model.handle, params)
     if not handle:
         model.weights.leave()
-        raise ModelError(f"cannot make a context of {params.n_ctx} cells for {model.path.name}: {errors.last_complaint()}")
+        raise ModelError(f"cannot make a context of {params.n_ctx} cells for {model.path.name}: {llama.last_complaint()}")
     return handle
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from . import errors, llama
+from . import llama
 
 # ---- Commands that run a module of this package in a process of its own. ------------------------------------------------
 
@@ -108,7 +108,7 @@ def load_backends() -> None:
 
     Some builds have them as libraries beside its own, and GGML_BACKEND_PATH names one of another place.
     """
-    errors.capture()
+    llama.capture()
     llama.llama_backend_init()
     llama.ggml_backend_load_all_from_path(os.fsencode(llama.LIBRARY.path.parent))
 

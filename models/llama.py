@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import platform
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +16,8 @@ from importlib.util import find_spec
 from inspect import isfunction
 from pathlib import Path
 from typing import Annotated, Any, NewType, TypeVar, get_args, get_type_hints
+
+from .errors import LibraryError
 
 # ---- The library --------------------------------------------------------------------------------------------------------
 
@@ -24,10 +28,6 @@ NPM = Path(sys.prefix, "node_modules/@node-llama-cpp/linux-x64")
 NAMES = ("libllama.so", "libllama.v*.so", "xllamacpp*.so", "libllama.dylib")
 REMEDY = "pip install 'slotcache[llama]' builds one that fits, 'slotcache[prebuilt]' brings one; in a checkout, make serve"
 MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's numbers
-
-
-class LibraryError(ImportError):
-    """No library of llama.cpp that can be used. The message is one line: its path and version, the reason, the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,3 +486,29 @@ def _defaults_of(layout: type[ctypes.Structure]) -> tuple[ctypes.Structure, byte
 
 
 check_layout()
+
+# ---- llama.cpp's own log, turned into Python's, with its last complaints kept for error messages. -----------------------
+
+logger = logging.getLogger("slotcache.llama")
+ERROR = 4  # ggml's levels: 1 debug, 2 info, 3 warning, 4 error, 5 continued
+NO_REASON = "failed to load model"  # the end of a line that only repeats that a load has failed
+COMPLAINTS: deque[str] = deque(maxlen=8)
+
+
+@llama_log_callback
+def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    line = text.decode("utf-8", "replace").rstrip()
+    if level == ERROR and not line.endswith(NO_REASON):
+        COMPLAINTS.append(line)
+    if line:
+        logger.debug("%s", line)
+
+
+def capture() -> None:
+    """Send llama.cpp's log to the logger `slotcache.llama` at DEBUG, instead of stderr."""
+    llama_log_set(_forward, ctypes.c_void_p(0))
+
+
+def last_complaint() -> str:
+    """Return the last error that llama.cpp logged, for a message of ours."""
+    return COMPLAINTS[-1] if COMPLAINTS else "llama.cpp gave no reason"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..slots.scope import OF_PROCESS
-from . import errors, llama
+from . import llama
 from .errors import ModelError
 from .model import Model, check_file
 from .model_files import check_unchanged, digest, stamp
@@ -64,7 +64,7 @@ def _load(model: Model, path: Path):
     """Raises ModelError."""
     handle = llama.llama_adapter_lora_init(model.handle, str(path).encode())
     if not handle:
-        raise ModelError(f"cannot load the LoRA adapter {path}: {errors.last_complaint()}")
+        raise ModelError(f"cannot load the LoRA adapter {path}: {llama.last_complaint()}")
     if llama.llama_adapter_get_alora_n_invocation_tokens(handle):
         raise ModelError(f"{path} is an activated LoRA adapter, which applies to a part of the prompt only: not supported")
     return handle

@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from . import errors, llama
+from . import llama
 from .errors import ModelError
 from .hardware import HOST, Device, buffer_types, devices, load_backends
 from .model_files import check_unchanged, digest, files_of, stamp
@@ -138,10 +138,10 @@ class Weights:
 
 def _load(path: Path, params: llama.llama_model_params) -> llama.llama_model_p:
     """Load a model from its file. Raises ModelError."""
-    errors.COMPLAINTS.clear()  # of earlier loads
+    llama.COMPLAINTS.clear()  # of earlier loads
     handle = llama.llama_model_load_from_file(str(path).encode(), params)
     if not handle:
-        raise ModelError(f"cannot load {path}: {errors.last_complaint()}")
+        raise ModelError(f"cannot load {path}: {llama.last_complaint()}")
     return handle
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import convert
 
-from ..models import llama
+from ..models import gate, llama
 from ..models.context import Context
 from ..models.errors import ModelError
 from ..models.grammar import Grammars
@@ -80,7 +80,7 @@ def provenance_of(settings: Settings, model: Model, context: Context) -> Provena
     """Return the provenance of this server's KV. Reads the whole model the first time. Raises ModelError."""
     parts = (
         context.num_cells if model.rope_depends_on_context else 0,
-        llama.LIBRARY.version,
+        gate.identity(),
         *_shaping(settings),
     )
     return Provenance(model.digest(), hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest())
@@ -163,6 +163,7 @@ def _open(
 ) -> tuple[Settings, Model, Decision | None]:
     """Return the settings that fit, the model loaded with them, and why they fit."""
     return_large_blocks()
+    gate.check()
     index = settings.docs_db if settings.docs else ""
     folders = {"--cache-dir": settings.cache_dir, "--slot-save-path": settings.slot_save_path, "--docs-db": index}
     for flag, folder in folders.items():

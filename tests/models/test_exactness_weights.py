@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from slotcache.bench.random_models import ModelShape, generate
-from slotcache.models import errors
+from slotcache.models import llama
 from slotcache.models.demo.corpus import Corpus
 from slotcache.models.kv_state import cut
 from slotcache.models.model import Model
@@ -105,7 +105,7 @@ def readings(model: Model) -> list[Reading]:
 
 def quantised(source: Path, target: Path) -> Path:
     """`source` in Q4_K_M, made by llama.cpp."""
-    errors.capture()
+    llama.capture()
     params = more_llama.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.allow_requantize = more_llama.LLAMA_FTYPE_MOSTLY_Q4_K_M, 1, True
     assert more_llama.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.addressof(params)) == 0
