@@ -70,8 +70,7 @@ def _serve(chosen: argparse.Namespace) -> int:
 
 
 def _order(chosen: argparse.Namespace) -> int:
-    front = _module_of("front", "front.cli")
-    return front.order(chosen) if front else 2
+    return _module("front.cli").order(chosen)
 
 
 def _demo(chosen: argparse.Namespace) -> int:
