@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -80,6 +81,29 @@ def _listed(file: Path) -> Iterator[int]:
         for part in file.read_text().split(","):
             first, _, last = part.partition("-")
             yield from range(int(first), int(last or first) + 1)
+
+
+# ---- What of the CPU a build uses ---------------------------------------------------------------------------------------
+
+CPU_INFO = Path("/proc/cpuinfo")
+FEATURES = {  # by llama.cpp's name, Linux's name; those that its matrix products gain from
+    "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX512_VNNI": "avx512_vnni", "AVX_VNNI": "avx_vnni",
+    "AVX512_BF16": "avx512_bf16", "AMX_INT8": "amx_int8", "DOTPROD": "asimddp", "MATMUL_INT8": "i8mm", "SVE": "sve",
+}  # fmt: skip
+
+
+def used_features() -> list[str]:
+    """Return what llama.cpp's code for the CPU was compiled for, by its names."""
+    load_backends()
+    return re.findall(r"(\w+) = 1", llama.llama_print_system_info().decode())
+
+
+def unused_features(used: Collection[str], cpu_info: Path = CPU_INFO) -> list[str]:
+    """Return what this CPU has of FEATURES beside those; none where Linux does not tell."""
+    with suppress(OSError):
+        has = set(cpu_info.read_text().split())
+        return [name for name, flag in FEATURES.items() if flag in has and name not in used]
+    return []
 
 
 # ---- The devices that ggml was built for and found, with their memory. --------------------------------------------------
