@@ -9,6 +9,7 @@
 # make lint                         ruff and pyright
 # make house                        how often each rule of the house is broken, and where
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
+# make wheel                        the package as a wheel, in dist/; it has no compiled code
 # make native                       a llama.cpp compiled for this machine, instead of a prebuilt one
 # Each first makes its own set-up: a virtual environment in .venv, the dependencies, and llama.cpp. `serve` takes a prebuilt one
 # unless one was compiled before; all others compile llama-cpp-python (6 minutes on 2 cores, once; with an NVIDIA card:
@@ -30,7 +31,7 @@ AXE := axe-core@4.14.1
 ENGINE := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 PREBUILT := $(shell sed -n 's/.*"\(xllamacpp==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test client-test scale-test device-test page-test crowd lint house fuzz install native clean
+.PHONY: serve test client-test scale-test device-test page-test crowd lint house fuzz install native wheel clean
 
 serve: $(VENV)/.serving
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
@@ -130,7 +131,9 @@ $(VENV)/.fuzzing: $(VENV)/.engine
 	$(VENV)/fuzz/bin/pip install --quiet 'schemathesis>=4.32,<5'
 	@touch $@
 
-install native: $(VENV)/.installed
+install: $(VENV)/.installed
+
+native: install
 
 # Behind a build in the background: its steps as they count up in its log, and the end of the log where it fails.
 define watch
@@ -187,5 +190,8 @@ $(VENV)/.developing: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[hf,bench,dev]'
 	@touch $@
 
+wheel: $(VENV)/.serving
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info

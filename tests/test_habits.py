@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = CONFIGURATION["project"]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -53,6 +54,12 @@ def test_a_server_takes_what_is_compiled_before_what_is_prebuilt(tmp_path: Path)
     steps = ["/.engine; then", "pip cache list", "pip install --verbose", "npm ci", f"xllamacpp {wheel};", "no llama.cpp:"]
     places = [printed.index(step) for step in steps]
     assert places == sorted(places)
+
+
+def test_a_container_is_built_from_every_room() -> None:
+    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {package.split(".")[1] for package in CONFIGURATION["tool"]["setuptools"]["packages"]} <= kept
+    assert {PROJECT["readme"], "pyproject.toml", "prebuilt"} <= kept
 
 
 def test_every_tool_has_a_version() -> None:
