@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,27 @@ def test_the_folder_that_the_environment_names_comes_first(tmp_path):
     shutil.copytree(LIBRARY.parent, tmp_path / "lib", ignore=lambda _, names: [n for n in names if ".so" not in n])
     done = starts(tmp_path / "lib", "from slotcache.models.llama import LIBRARY; print(LIBRARY.path, LIBRARY)")
     assert done.stdout == f"{tmp_path / 'lib' / LIBRARY.name} SLOTCACHE_LLAMA {llama.llama_version().decode()}\n"
+
+
+def test_installed_packages_come_in_order(tmp_path, monkeypatch):
+    for variable in llama.VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    package, npm = tmp_path / "xllamacpp", tmp_path / "npm"
+    package.mkdir()
+    (npm / "bins/linux-x64").mkdir(parents=True)
+    for file in (package / "__init__.py", package / "xllamacpp.abi3.so", npm / "bins/linux-x64/libllama.v0.5.0.so"):
+        file.touch()
+    (npm / "package.json").write_text('{"version": "3.22.1"}')
+    hidden = set()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(llama, "NPM", npm)
+    monkeypatch.setattr(llama, "find_spec", lambda name: None if name in hidden else find_spec(name))
+    if find_spec("llama_cpp"):
+        assert llama.find().origin == "llama-cpp-python"
+    hidden.add("llama_cpp")
+    assert llama.find().origin == "xllamacpp" and llama.find().path == package / "xllamacpp.abi3.so"
+    hidden.add("xllamacpp")
+    assert llama.find() == llama.Library(npm / "bins/linux-x64/libllama.v0.5.0.so", "npm", "3.22.1")
 
 
 def test_a_function_that_is_missing_matters_only_where_it_is_bound():
