@@ -10,9 +10,12 @@
 # make lint                         ruff and pyright
 # make house                        how often each rule of the house is broken, and where
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
-# Each first makes its own set-up: a virtual environment in .venv, the dependencies, and a build of llama-cpp-python
-# (6 minutes on 2 cores, once; with an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make serve). docs/gpu.md has more on cards:
-# ENGINE_INDEX=URL installs llama-cpp-python's own wheel from its index, for machines without a compiler.
+# make wheel                        the package as a wheel, in dist/; it has no compiled code
+# make native                       a llama.cpp compiled for this machine, instead of a prebuilt one
+# Each first makes its own set-up: a virtual environment in .venv, the dependencies, and llama.cpp. `serve` takes a prebuilt one
+# unless one was compiled before; all others compile llama-cpp-python (6 minutes on 2 cores, once; with an NVIDIA card:
+# CMAKE_ARGS="-DGGML_CUDA=on" make serve). docs/gpu.md has more on cards: ENGINE_INDEX=URL installs llama-cpp-python's own wheel
+# from its index, for machines without a compiler.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
@@ -27,11 +30,12 @@ DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BIN := $(VENV)/bin
 AXE := axe-core@4.14.1
-ENGINE := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
+ENGINE := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
+PREBUILT := $(shell sed -n 's/.*"\(xllamacpp==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test coverage client-test scale-test device-test page-test crowd lint house fuzz install clean
+.PHONY: serve test coverage client-test scale-test device-test page-test crowd lint house fuzz install native wheel clean
 
-serve: $(VENV)/.installed
+serve: $(VENV)/.serving
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
 
 test: $(VENV)/.developing
@@ -134,6 +138,8 @@ $(VENV)/.fuzzing: $(VENV)/.engine
 
 install: $(VENV)/.installed
 
+native: install
+
 # Behind a build in the background: its steps as they count up in its log, and the end of the log where it fails.
 define watch
 pid=$$!; \
@@ -144,14 +150,42 @@ pid=$$!; \
 	done; \
 	wait $$pid || { tail -n 40 $(1); exit 1; }
 endef
+define compile
+echo "installing llama.cpp: a build from source takes some minutes, its steps count up below"; \
+	$(BIN)/pip install --verbose $(ENGINE) $(WHEELS) > $(VENV)/engine.log 2>&1 & $(call watch,$(VENV)/engine.log); \
+	touch $(VENV)/.engine
+endef
 WHEELS := $(if $(ENGINE_INDEX),--only-binary llama-cpp-python --extra-index-url $(ENGINE_INDEX))
 
-$(VENV)/.engine:
-	@$(PYTHON) -c 'import sys; sys.exit("slotcache needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	@echo "installing llama.cpp: a build from source takes some minutes, its steps count up below"
-	@$(BIN)/pip install --verbose $(ENGINE) $(WHEELS) > $(VENV)/engine.log 2>&1 & $(call watch,$(VENV)/engine.log)
+# For `serve`, the fastest llama.cpp that is there in seconds: one compiled for this machine, now or before, if it is in the
+# environment or in pip's cache; npm's, which has code for each generation of CPUs; xllamacpp's, made for AVX2.
+$(VENV)/.serving: pyproject.toml prebuilt/package-lock.json
+	$(check_python)
+	@test -e $(VENV)/.engine || $(PYTHON) -m venv $(VENV)
+	@if test -e $(VENV)/.engine; then \
+		echo "llama.cpp: compiled for this machine"; \
+	elif test -n "$(CMAKE_ARGS)$(ENGINE_INDEX)" \
+		|| $(BIN)/pip cache list "$(subst ==,-,$(subst -,_,$(ENGINE)))" 2> /dev/null | grep -q whl; then \
+		$(compile); echo "llama.cpp: compiled for this machine"; \
+	elif test "$$(uname -sm)" = "Linux x86_64" && command -v npm > /dev/null && cp prebuilt/*.json $(VENV) \
+		&& npm ci --prefix $(VENV) --ignore-scripts --no-audit --no-fund --silent; then \
+		echo "llama.cpp: npm's build, with code for this CPU; make native compiles one for this machine"; \
+	elif $(BIN)/pip install --quiet --only-binary xllamacpp $(PREBUILT); then \
+		echo "llama.cpp: xllamacpp's build for AVX2; npm's is faster (apt-get install npm), or one of make native"; \
+	else \
+		echo "no llama.cpp: make native (with cmake and g++), apt-get install npm, or pip install $(PREBUILT)"; exit 1; \
+	fi
+	$(BIN)/pip install --quiet --editable '.[hf]'
 	@touch $@
+
+define check_python
+@$(PYTHON) -c 'import sys; sys.exit("slotcache needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+endef
+
+$(VENV)/.engine:
+	$(check_python)
+	$(PYTHON) -m venv $(VENV)
+	@$(compile)
 
 $(VENV)/.installed: $(VENV)/.engine pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[hf]'
@@ -161,5 +195,8 @@ $(VENV)/.developing: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[hf,bench,dev]'
 	@touch $@
 
+wheel: $(VENV)/.serving
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info

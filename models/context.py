@@ -6,18 +6,16 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import llama_cpp
-
-from . import errors
+from . import llama
 from .errors import ModelError, NotCounted
-from .hardware import HOST, libggml
+from .hardware import HOST
 from .model import Model
 from .times import Times, costs_of
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 FEW_SEQUENCES = 64
 WARM_UP = 4  # tokens of the first batch, however small the steps are
-CLOSED = llama_cpp.llama_context_p(0)
+CLOSED = llama.llama_context_p(0)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
 
@@ -50,7 +48,7 @@ class Context:
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
-        params = llama_cpp.llama_context_default_params()
+        params = llama.llama_context_default_params()
         kernel_size = min(settings.micro_batch, settings.batch)
         self.costs = costs_of(model, flash_attention=settings.flash_attention, kernel_size=kernel_size)
         # With a window, a batch of several kernels could reuse cells for its end that its beginning has just filled.
@@ -78,13 +76,13 @@ class Context:
         self.open()
         self.scratch: int = (settings.num_sequences - 1) // 2 if model.window else settings.num_sequences - 1
         self.twin: int = self.scratch + 1 if model.window else 0
-        self.num_cells: int = llama_cpp.llama_n_ctx(self.handle)
-        self.batch: int = min(batch, llama_cpp.llama_n_batch(self.handle))
+        self.num_cells: int = llama.llama_n_ctx(self.handle)
+        self.batch: int = min(batch, llama.llama_n_batch(self.handle))
 
     def open(self) -> None:
         """Allocate the pool, empty, and load the weights if they rest. Raises ModelError."""
         handle = open_context(self.model, self._params)
-        memory = llama_cpp.llama_get_memory(handle)
+        memory = llama.llama_get_memory(handle)
         if not memory:
             raise ModelError(f"{self.model.path} keeps no KV, so it is no text generation model: {self.model.description}")
         self.memory, self.handle = memory, handle
@@ -96,7 +94,7 @@ class Context:
 
     def close(self) -> None:
         if self.handle:
-            llama_cpp.llama_free(self.handle)
+            llama.llama_free(self.handle)
             self.handle = CLOSED
 
 
@@ -111,13 +109,13 @@ def num_sequences(model: Model, lanes: int, *, moves_idle: bool) -> int:
     return max(FEW_SEQUENCES, least) if moves_idle and not model.window else MAX_SEQUENCES
 
 
-def open_context(model: Model, params: llama_cpp.llama_context_params) -> llama_cpp.llama_context_p:
+def open_context(model: Model, params: llama.llama_context_params) -> llama.llama_context_p:
     """Make a llama.cpp context, which counts among those that keep the weights in memory. Raises ModelError."""
     model.weights.enter()
-    handle = llama_cpp.llama_init_from_model(model.handle, params)
+    handle = llama.llama_init_from_model(model.handle, params)
     if not handle:
         model.weights.leave()
-        raise ModelError(f"cannot make a context of {params.n_ctx} cells for {model.path.name}: {errors.last_complaint()}")
+        raise ModelError(f"cannot make a context of {params.n_ctx} cells for {model.path.name}: {llama.last_complaint()}")
     return handle
 
 
@@ -176,15 +174,15 @@ class _Node(ctypes.Structure):
     )
 
 
-def breakdown(context: llama_cpp.llama_context_p) -> tuple[Use, ...]:
+def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
     """Return the use of each device. Raises NotCounted if this build of llama.cpp does not tell it.
 
     llama.cpp leaves out the logits of a step in host memory, a row for each sequence: they are added.
     """
-    function = getattr(llama_cpp.llama_cpp._lib, FUNCTION, None)
+    function = getattr(llama.library, FUNCTION, None)
     if function is None:
         raise NotCounted("this build of llama.cpp does not tell what memory it takes: --fit has no effect")
-    function.restype, function.argtypes = _Map, [llama_cpp.llama_context_p_ctypes]
+    function.restype, function.argtypes = _Map, [ctypes.c_void_p]
     found = function(context)  # its few nodes stay allocated: only C++ can free them
     if found.count > MOST_BUFFERS or bool(found.root) != bool(found.count):
         raise NotCounted("this build of llama.cpp tells the memory that it takes in an unknown way: --fit has no effect")
@@ -198,12 +196,12 @@ def breakdown(context: llama_cpp.llama_context_p) -> tuple[Use, ...]:
     return tuple(sorted(uses.values(), key=lambda use: use.device == HOST))
 
 
-def _logit_bytes(context: llama_cpp.llama_context_p) -> int:
-    model = llama_cpp.llama_get_model(context)
+def _logit_bytes(context: llama.llama_context_p) -> int:
+    model = llama.llama_get_model(context)
     assert model
-    vocab = llama_cpp.llama_model_get_vocab(model)
+    vocab = llama.llama_model_get_vocab(model)
     assert vocab
-    return llama_cpp.llama_n_seq_max(context) * llama_cpp.llama_vocab_n_tokens(vocab) * ctypes.sizeof(ctypes.c_float)
+    return llama.llama_n_seq_max(context) * llama.llama_vocab_n_tokens(vocab) * ctypes.sizeof(ctypes.c_float)
 
 
 def _nodes(address: int | None) -> Iterator[_Node]:
@@ -216,11 +214,6 @@ def _nodes(address: int | None) -> Iterator[_Node]:
 
 def _device_of(buffer_type: int) -> str:
     """Return the name of the device that a buffer's memory belongs to. Memory that a device shares is the host's."""
-    library, pointer = libggml, ctypes.c_void_p(buffer_type)
-    library.ggml_backend_buft_is_host.restype = ctypes.c_bool
-    library.ggml_backend_buft_get_device.restype = ctypes.c_void_p
-    library.ggml_backend_dev_name.restype = ctypes.c_char_p
-    device = library.ggml_backend_buft_get_device(pointer)
-    if library.ggml_backend_buft_is_host(pointer) or not device:
-        return HOST
-    return library.ggml_backend_dev_name(ctypes.c_void_p(device)).decode()
+    kind = llama.ggml_backend_buffer_type_t(buffer_type)
+    device = llama.ggml_backend_buft_get_device(kind)
+    return HOST if llama.ggml_backend_buft_is_host(kind) or not device else llama.ggml_backend_dev_name(device).decode()

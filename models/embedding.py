@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import llama_cpp
 import numpy as np
 
 from ..slots.plan import Span
+from . import llama
 from .context import CLOSED, FLASH_ATTENTION, open_context
 from .errors import RunnerError
 from .model import POOLINGS, Model
@@ -47,7 +47,7 @@ class EmbeddingModel:
         self.model = model
         self.limit = min(settings.max_tokens, model.context_train or settings.max_tokens)
         self.most_texts = settings.most_texts
-        params = llama_cpp.llama_context_default_params()
+        params = llama.llama_context_default_params()
         # Every token of an encoder attends to every other one, so all of a text has to be in one kernel.
         # llama.cpp aborts if the number of texts does not divide the size.
         size = -(-self.limit // self.most_texts) * self.most_texts
@@ -61,10 +61,10 @@ class EmbeddingModel:
         self.handle = CLOSED
         self.open()
         self.threads = settings.threads
-        number = llama_cpp.llama_pooling_type(self.handle)
+        number = llama.llama_pooling_type(self.handle)
         self.pooling = next(name for name, value in POOLINGS.items() if value == number)
         self.is_ranker = self.pooling == "rank"
-        sizes = llama_cpp.llama_model_n_cls_out if self.is_ranker else llama_cpp.llama_model_n_embd_out
+        sizes = llama.llama_model_n_cls_out if self.is_ranker else llama.llama_model_n_embd_out
         self.width: int = sizes(model.handle)
         self._batch = Batch(size)
         self._begin, self._end = _frame(model)
@@ -77,7 +77,7 @@ class EmbeddingModel:
         """Allocate the context if it rests, and load the weights if they do. Raises ModelError."""
         if not self.handle:
             self.handle = open_context(self.model, self._params)
-            self._memory = llama_cpp.llama_get_memory(self.handle)  # an encoder has none
+            self._memory = llama.llama_get_memory(self.handle)  # an encoder has none
 
     def rest(self) -> None:
         """Free the memory until `open`: see `Context.rest`."""
@@ -86,7 +86,7 @@ class EmbeddingModel:
 
     def close(self) -> None:
         if self.handle:
-            llama_cpp.llama_free(self.handle)
+            llama.llama_free(self.handle)
             self.handle = CLOSED
 
     def tokens(self, text: str) -> np.ndarray:
@@ -115,23 +115,23 @@ class EmbeddingModel:
         threads: of the CPU; 0: all that the settings allow. Raises RunnerError.
         """
         number = threads or self.threads
-        llama_cpp.llama_set_n_threads(self.handle, number, number)
+        llama.llama_set_n_threads(self.handle, number, number)
         if self._memory:
-            llama_cpp.llama_memory_clear(self._memory, False)
+            llama.llama_memory_clear(self._memory, False)
         self._batch.fill(tuple(Span(0, at, 0, tokens, logits=True) for at, tokens in enumerate(texts)))
         num_tokens = sum(map(len, texts))
         self._batch.wants_logits[:num_tokens] = 1  # a vector of each token, for the pooling
-        result = llama_cpp.llama_decode(self.handle, self._batch.struct)
+        result = llama.llama_decode(self.handle, self._batch.struct)
         if result != 0:
             raise RunnerError(f"llama_decode returned {result} for {len(texts)} texts of {num_tokens} tokens")
         if self.pooling != "none":
             return [self._pooled(at) for at in range(len(texts))]
-        pointer = llama_cpp.llama_get_embeddings(self.handle)
+        pointer = llama.llama_get_embeddings(self.handle)
         rows = np.ctypeslib.as_array(pointer, (num_tokens, self.width)).copy()
         return np.split(rows, np.cumsum([len(tokens) for tokens in texts])[:-1])
 
     def _pooled(self, sequence: int) -> np.ndarray:
-        pointer = llama_cpp.llama_get_embeddings_seq(self.handle, llama_cpp.llama_seq_id(sequence))
+        pointer = llama.llama_get_embeddings_seq(self.handle, sequence)
         if not pointer:
             raise RunnerError(f"llama.cpp has no vector of text {sequence}")
         return np.ctypeslib.as_array(pointer, (self.width,)).copy()
@@ -150,8 +150,8 @@ def normalised(vectors: np.ndarray, norm: int) -> np.ndarray:
 
 def _frame(model: Model) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens that llama.cpp puts in front of a text and behind it."""
-    frame = (llama_cpp.llama_token * 4)()
-    size = llama_cpp.llama_tokenize(model.vocab, b"", 0, frame, len(frame), True, False)
+    frame = (llama.llama_token * 4)()
+    size = llama.llama_tokenize(model.vocab, b"", 0, frame, len(frame), True, False)
     tokens = np.array(frame[:size], np.int32)
     begin = size == 2 or (size == 1 and len(model.tokenizer.begin) == 1)
     return tokens[:begin], tokens[begin:]
@@ -174,10 +174,10 @@ class Pairing:
         template = model.metadata(TEMPLATE_KEY)
         self._pieces = list(_cut(model, template)) if template else []
         vocab = model.vocab
-        eos = int(llama_cpp.llama_vocab_eos(vocab))
-        sep = int(llama_cpp.llama_vocab_sep(vocab))
-        end = [eos if eos >= 0 else sep] if llama_cpp.llama_vocab_get_add_eos(vocab) else []
-        between = [*end, sep] if llama_cpp.llama_vocab_get_add_sep(vocab) else end
+        eos = llama.llama_vocab_eos(vocab)
+        sep = llama.llama_vocab_sep(vocab)
+        end = [eos if eos >= 0 else sep] if llama.llama_vocab_get_add_eos(vocab) else []
+        between = [*end, sep] if llama.llama_vocab_get_add_sep(vocab) else end
         self._between, self._end = np.array(between, np.int32), np.array(end, np.int32)
 
     def __call__(self, query: str, documents: Sequence[str]) -> list[np.ndarray]:

@@ -1,5 +1,6 @@
-"""The errors of models, and llama.cpp's log.
+"""The errors of models.
 
+LibraryError        no library of llama.cpp that can be used
 ModelError          the file cannot be served: missing, not a GGUF, too big for the memory
 NotCounted          this build of llama.cpp does not tell the memory that it takes
 RunnerError         llama.cpp failed while computing; the context is no longer to be trusted
@@ -10,11 +11,9 @@ UnknownAdapter      a set names a LoRA adapter that the model has not; its scale
 
 from __future__ import annotations
 
-import ctypes
-import logging
-from collections import deque
 
-import llama_cpp
+class LibraryError(ImportError):
+    """The message is one line: the library's path and version, the reason, the remedy."""
 
 
 class ModelError(Exception):
@@ -44,30 +43,3 @@ class UnknownAdapter(Exception):
         known = f"0 to {num_adapters - 1}" if num_adapters else "no entry, since --lora names no adapter"
         super().__init__(f"expected {known}")
         self.number = number
-
-
-# ---- llama.cpp's own log, turned into Python's, with its last complaints kept for error messages. -----------------------
-
-logger = logging.getLogger("slotcache.llama")
-ERROR = 4  # ggml's levels: 1 debug, 2 info, 3 warning, 4 error, 5 continued
-NO_REASON = "failed to load model"  # the end of a line that only repeats that a load has failed
-COMPLAINTS: deque[str] = deque(maxlen=8)
-
-
-@llama_cpp.llama_log_callback
-def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
-    line = text.decode("utf-8", "replace").rstrip()
-    if level == ERROR and not line.endswith(NO_REASON):
-        COMPLAINTS.append(line)
-    if line:
-        logger.debug("%s", line)
-
-
-def capture() -> None:
-    """Send llama.cpp's log to the logger `slotcache.llama` at DEBUG, instead of stderr."""
-    llama_cpp.llama_log_set(_forward, ctypes.c_void_p(0))
-
-
-def last_complaint() -> str:
-    """Return the last error that llama.cpp logged, for a message of ours."""
-    return COMPLAINTS[-1] if COMPLAINTS else "llama.cpp gave no reason"

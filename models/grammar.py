@@ -9,16 +9,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock, stack_size
 from time import perf_counter, thread_time
 
-import llama_cpp
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from . import llama
 from .json_schema import LIMITS, MAX_BYTES, GrammarError, GrammarSource, TrialProcess, check
 from .model import Model
 
 # ---- A model's vocabulary as llguidance wants it. -----------------------------------------------------------------------
 
-CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
 
 
 class Tokens:
@@ -65,7 +65,7 @@ class _Cutter:
 
 
 def _is_control(model: Model, token: int) -> bool:
-    return bool(llama_cpp.llama_vocab_get_attr(model.vocab, token) & CONTROL)
+    return bool(llama.llama_vocab_get_attr(model.vocab, token) & CONTROL)
 
 
 def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:

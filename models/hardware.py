@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import llama_cpp
-from llama_cpp._ctypes_extensions import load_shared_library
-
-from . import errors
+from . import llama
 
 # ---- Commands that run a module of this package in a process of its own. ------------------------------------------------
 
@@ -85,11 +83,31 @@ def _listed(file: Path) -> Iterator[int]:
             yield from range(int(first), int(last or first) + 1)
 
 
+# ---- What of the CPU a build uses ---------------------------------------------------------------------------------------
+
+CPU_INFO = Path("/proc/cpuinfo")
+FEATURES = {  # by llama.cpp's name, Linux's name; those that its matrix products gain from
+    "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX512_VNNI": "avx512_vnni", "AVX_VNNI": "avx_vnni",
+    "AVX512_BF16": "avx512_bf16", "AMX_INT8": "amx_int8", "DOTPROD": "asimddp", "MATMUL_INT8": "i8mm", "SVE": "sve",
+}  # fmt: skip
+
+
+def used_features() -> list[str]:
+    """Return what llama.cpp's code for the CPU was compiled for, by its names."""
+    load_backends()
+    return re.findall(r"(\w+) = 1", llama.llama_print_system_info().decode())
+
+
+def unused_features(used: Collection[str], cpu_info: Path = CPU_INFO) -> list[str]:
+    """Return what this CPU has of FEATURES beside those; none where Linux does not tell."""
+    with suppress(OSError):
+        has = set(cpu_info.read_text().split())
+        return [name for name, flag in FEATURES.items() if flag in has and name not in used]
+    return []
+
+
 # ---- The devices that ggml was built for and found, with their memory. --------------------------------------------------
 
-# The package's own `_ggml` looks beside itself even where LLAMA_CPP_LIB_PATH names another build of the libraries.
-FOLDER = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(llama_cpp.__file__).parent / "lib")
-libggml = load_shared_library("ggml", FOLDER)
 KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 
 
@@ -114,10 +132,9 @@ def load_backends() -> None:
 
     Some builds have them as libraries beside its own, and GGML_BACKEND_PATH names one of another place.
     """
-    errors.capture()
-    llama_cpp.llama_backend_init()
-    libggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
-    libggml.ggml_backend_load_all_from_path(os.fsencode(FOLDER))
+    llama.capture()
+    llama.llama_backend_init()
+    llama.ggml_backend_load_all_from_path(os.fsencode(llama.LIBRARY.path.parent))
 
 
 def devices() -> list[Device]:
@@ -125,43 +142,32 @@ def devices() -> list[Device]:
     return sorted(map(_device, _handles()), key=lambda device: not device.is_gpu)
 
 
-def _handles() -> list[int]:
+def _handles() -> list[llama.ggml_backend_dev_t]:
     load_backends()
-    library = libggml
-    library.ggml_backend_dev_count.restype = ctypes.c_size_t
-    library.ggml_backend_dev_get.restype = ctypes.c_void_p
-    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    return [library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count())]
+    return [llama.ggml_backend_dev_get(index) for index in range(llama.ggml_backend_dev_count())]
 
 
-def _device(handle: int) -> Device:
-    library = libggml
-    pointer = ctypes.c_void_p(handle)
-    for function in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
-        function.restype = ctypes.c_char_p
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    library.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
+def _device(handle: llama.ggml_backend_dev_t) -> Device:
+    free, total = (ctypes.c_size_t * 1)(), (ctypes.c_size_t * 1)()
+    llama.ggml_backend_dev_memory(handle, free, total)
     return Device(
-        name=library.ggml_backend_dev_name(pointer).decode(),
-        description=library.ggml_backend_dev_description(pointer).decode("utf-8", "replace"),
-        kind=KINDS[library.ggml_backend_dev_type(pointer)],
-        free=free.value,
-        total=total.value,
+        name=llama.ggml_backend_dev_name(handle).decode(),
+        description=llama.ggml_backend_dev_description(handle).decode("utf-8", "replace"),
+        kind=KINDS[llama.ggml_backend_dev_type(handle)],
+        free=free[0],
+        total=total[0],
     )
 
 
 def buffer_types() -> dict[str, int]:
     """Return the address of each device's usual kind of memory, by ggml's name for it."""
-    library = libggml
-    library.ggml_backend_dev_buffer_type.restype = ctypes.c_void_p
-    library.ggml_backend_buft_name.restype = ctypes.c_char_p
-    kinds = [library.ggml_backend_dev_buffer_type(ctypes.c_void_p(handle)) for handle in _handles()]
-    return {library.ggml_backend_buft_name(ctypes.c_void_p(kind)).decode(): kind for kind in kinds if kind}
+    kinds = map(llama.ggml_backend_dev_buffer_type, _handles())
+    return {llama.ggml_backend_buft_name(kind).decode(): kind for kind in kinds if kind}
 
 
 def supports_offload() -> bool:
     """Whether this build of llama.cpp can put layers on a GPU at all."""
-    return bool(llama_cpp.llama_supports_gpu_offload())
+    return llama.llama_supports_gpu_offload()
 
 
 # ---- Memory -------------------------------------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 
 from ..slots.scope import OF_PROCESS
-from . import errors
+from . import llama
 from .errors import ModelError, UnknownAdapter
 from .model import Model, check_file
 from .model_files import check_unchanged, digest, stamp
@@ -68,21 +67,21 @@ class Adapters:
             if not 0 <= number < len(self):
                 raise UnknownAdapter(number, len(self))
 
-    def apply(self, context: llama_cpp.llama_context_p, name: str) -> None:
+    def apply(self, context: llama.llama_context_p, name: str) -> None:
         """Let a context compute with the set of this name from now on."""
         used = [entry.split(":") for entry in name.partition(OF_PROCESS)[0].split(",")] if name else []
         handles = [self._handles[int(number)] for number, _ in used]
         scales = [float(rest.partition("*")[2]) for _, rest in used]
-        pointers = (ctypes.POINTER(ctypes.c_void_p) * len(used))(*handles)
+        pointers = (ctypes.c_void_p * len(used))(*handles)
         numbers = (ctypes.c_float * len(used))(*scales)
-        llama_cpp.llama_set_adapters_lora(context, pointers, len(used), numbers)
+        llama.llama_set_adapters_lora(context, pointers, len(used), numbers)
 
 
 def _load(model: Model, path: Path):
     """Raises ModelError."""
-    handle = llama_cpp.llama_adapter_lora_init(model.handle, str(path).encode())
+    handle = llama.llama_adapter_lora_init(model.handle, str(path).encode())
     if not handle:
-        raise ModelError(f"cannot load the LoRA adapter {path}: {errors.last_complaint()}")
-    if llama_cpp.llama_adapter_get_alora_n_invocation_tokens(handle):
+        raise ModelError(f"cannot load the LoRA adapter {path}: {llama.last_complaint()}")
+    if llama.llama_adapter_get_alora_n_invocation_tokens(handle):
         raise ModelError(f"{path} is an activated LoRA adapter, which applies to a part of the prompt only: not supported")
     return handle

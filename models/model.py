@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self
+from typing import Self
 
-import llama_cpp
 import numpy as np
 
-from . import errors
+from . import llama
 from .errors import ModelError
 from .hardware import HOST, Device, buffer_types, devices, load_backends
 from .model_files import check_unchanged, digest, files_of, stamp
@@ -71,7 +70,7 @@ def as_array(overrides: tuple[Override, ...]) -> ctypes.Array[OverrideRow] | Non
 # ---- The tensors of a model in memory, while a context computes with them. ----------------------------------------------
 
 GGUF_MAGIC = b"GGUF"
-CLOSED = llama_cpp.llama_model_p(0)
+CLOSED = llama.llama_model_p(0)
 
 
 class Weights:
@@ -82,7 +81,7 @@ class Weights:
     them; may raise ModelError.
     """
 
-    def __init__(self, path: Path, params: llama_cpp.llama_model_params, *, may_rest: bool) -> None:
+    def __init__(self, path: Path, params: llama.llama_model_params, *, may_rest: bool) -> None:
         self.stamps = {file: stamp(file) for file in files_of(path)}
         self.on_load: list[Callable[[], None]] = []
         self._path, self._params, self._may_rest = path, params, may_rest
@@ -94,7 +93,7 @@ class Weights:
             params.vocab_only = False
 
     @property
-    def handle(self) -> llama_cpp.llama_model_p:
+    def handle(self) -> llama.llama_model_p:
         """The loaded model. Raises ModelError while the weights rest: llama.cpp would end the process."""
         if not self._handle:
             raise ModelError(f"{self._path} is not in memory")
@@ -117,13 +116,13 @@ class Weights:
     def close(self) -> None:
         """Free all. No context is left."""
         if self.head != self._handle:
-            llama_cpp.llama_model_free(self.head)
+            llama.llama_model_free(self.head)
         self._free()
         self.head = CLOSED
 
     def _free(self) -> None:
         if self._handle:
-            llama_cpp.llama_model_free(self._handle)
+            llama.llama_model_free(self._handle)
         self._handle = CLOSED
 
     def _load_again(self) -> None:
@@ -137,12 +136,12 @@ class Weights:
             raise
 
 
-def _load(path: Path, params: llama_cpp.llama_model_params) -> llama_cpp.llama_model_p:
+def _load(path: Path, params: llama.llama_model_params) -> llama.llama_model_p:
     """Load a model from its file. Raises ModelError."""
-    errors.COMPLAINTS.clear()  # of earlier loads
-    handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    llama.COMPLAINTS.clear()  # of earlier loads
+    handle = llama.llama_model_load_from_file(str(path).encode(), params)
     if not handle:
-        raise ModelError(f"cannot load {path}: {errors.last_complaint()}")
+        raise ModelError(f"cannot load {path}: {llama.last_complaint()}")
     return handle
 
 
@@ -197,25 +196,24 @@ class Model:
         self.path, self.gpu_layers = path, gpu_layers
         check_file(path)
         self._digest = ""
-        params = llama_cpp.llama_model_default_params()
+        params = llama.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
         self.overrides, self._overrides = overrides, as_array(overrides)
-        address = ctypes.cast(self._overrides, ctypes.c_void_p).value if self._overrides else None
-        params.tensor_buft_overrides = address  # type: ignore[assignment]  # an array by its declaration, by its field a pointer
+        params.tensor_buft_overrides = ctypes.addressof(self._overrides) if self._overrides else None
         if is_simulated:
             params.no_alloc, params.load_mode = True, NO_LOADING
-        self._progress = llama_cpp.llama_progress_callback(lambda share, _: progress(share) if progress else True)
+        self._progress = llama.llama_progress_callback(lambda share, _: progress(share) if progress else True)
         params.progress_callback = self._progress
         self.weights = Weights(path, params, may_rest=may_rest)
-        vocab = llama_cpp.llama_model_get_vocab(self.weights.head)
+        vocab = llama.llama_model_get_vocab(self.weights.head)
         assert vocab is not None
         self.vocab = vocab
-        self.num_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
-        self.context_train: int = llama_cpp.llama_model_n_ctx_train(self.handle)
-        self.num_layers: int = llama_cpp.llama_model_n_layer(self.handle)
-        self.width: int = llama_cpp.llama_model_n_embd_inp(self.handle)
+        self.num_vocab: int = llama.llama_vocab_n_tokens(self.vocab)
+        self.context_train: int = llama.llama_model_n_ctx_train(self.handle)
+        self.num_layers: int = llama.llama_model_n_layer(self.handle)
+        self.width: int = llama.llama_model_n_embd_inp(self.handle)
         """Numbers of an embedded token."""
-        self.file_type = (llama_cpp.llama_ftype_name(llama_cpp.llama_model_ftype(self.handle)) or b"").decode()
+        self.file_type = (llama.llama_ftype_name(llama.llama_model_ftype(self.handle)) or b"").decode()
         """The quantisation of most tensors, in llama.cpp's words."""
         self._pieces: dict[int, bytes] = {}
 
@@ -223,7 +221,7 @@ class Model:
         self.weights.close()
 
     @property
-    def handle(self) -> llama_cpp.llama_model_p:
+    def handle(self) -> llama.llama_model_p:
         """llama.cpp's model. Raises ModelError while the weights rest."""
         return self.weights.handle
 
@@ -232,7 +230,7 @@ class Model:
     @property
     def description(self) -> str:
         buffer = ctypes.create_string_buffer(256)
-        llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
+        llama.llama_model_desc(self.handle, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
     @cached_property
@@ -246,37 +244,37 @@ class Model:
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        return llama_cpp.llama_model_size(self.weights.head)
+        return llama.llama_model_size(self.weights.head)
 
     @property
     def vocabulary_type(self) -> int:
         """llama.cpp's number for the kind of vocabulary."""
-        return llama_cpp.llama_vocab_type(self.vocab)
+        return llama.llama_vocab_type(self.vocab)
 
     @property
     def num_parameters(self) -> int:
-        return llama_cpp.llama_model_n_params(self.weights.head)
+        return llama.llama_model_n_params(self.weights.head)
 
     @property
     def num_layer_parameters(self) -> int:
         """Weights that every token passes through: all but the embedding."""
-        return max(self.num_parameters - self.num_vocab * llama_cpp.llama_model_n_embd(self.handle), 1)
+        return max(self.num_parameters - self.num_vocab * llama.llama_model_n_embd(self.handle), 1)
 
     @property
     def attention_width(self) -> int:
         """Numbers in all heads of all layers with attention: the cost of attention to one cell."""
         num_layers = sum(heads > 0 for heads in self._kv_heads)
-        return num_layers * llama_cpp.llama_model_n_head(self.handle) * self._head_size("key")
+        return num_layers * llama.llama_model_n_head(self.handle) * self._head_size("key")
 
     @property
     def rope(self) -> tuple[int, int, int]:
         """llama.cpp's kind of rotary positions (-1: none), and the numbers of a head's key, and of those that it turns."""
         head = self._head_size("key")
-        return llama_cpp.llama_model_rope_type(self.handle), head, int(self._own("rope.dimension_count") or head)
+        return llama.llama_model_rope_type(self.handle), head, int(self._own("rope.dimension_count") or head)
 
     def _head_size(self, what: str) -> int:
         """Width of one head's key or value."""
-        usual = llama_cpp.llama_model_n_embd(self.handle) // max(llama_cpp.llama_model_n_head(self.handle), 1)
+        usual = llama.llama_model_n_embd(self.handle) // max(llama.llama_model_n_head(self.handle), 1)
         return int(self._own(f"attention.{what}_length") or usual)
 
     def kv_bytes(self, type_k: str, type_v: str) -> int:
@@ -287,7 +285,7 @@ class Model:
     @property
     def _kv_heads(self) -> list[int]:
         """KV heads of each layer, 0 for one without attention. Hybrids list them, or have attention in every n-th layer."""
-        heads, listed = llama_cpp.llama_model_n_head_kv(self.handle), self._own("attention.head_count_kv") or ""
+        heads, listed = llama.llama_model_n_head_kv(self.handle), self._own("attention.head_count_kv") or ""
         if listed.startswith("["):
             return [int(number) for number in listed.strip("[]").split(",")]
         interval = max(int(self._own("full_attention_interval") or 1), 1)
@@ -312,19 +310,19 @@ class Model:
     def can_trim(self) -> bool:
         """Whether any prefix of its KV can be reused. False for recurrent and hybrid models: their state is one snapshot."""
         handle = self.weights.head
-        return not (llama_cpp.llama_model_is_recurrent(handle) or llama_cpp.llama_model_is_hybrid(handle))
+        return not (llama.llama_model_is_recurrent(handle) or llama.llama_model_is_hybrid(handle))
 
     @property
     def window(self) -> int:
         """Tokens that its sliding-window layers look back; 0: it has none."""
-        return llama_cpp.llama_model_n_swa(self.handle)
+        return llama.llama_model_n_swa(self.handle)
 
     @property
     def can_chat(self) -> bool:
         """Whether it is a causal decoder, which can generate text. Encoders only make vectors."""
         is_causal = self.metadata("general.architecture") not in NO_KV and self._own("attention.causal") != "false"
-        has_encoder = llama_cpp.llama_model_has_encoder(self.handle)
-        return is_causal and llama_cpp.llama_model_has_decoder(self.handle) and not has_encoder
+        has_encoder = llama.llama_model_has_encoder(self.handle)
+        return is_causal and llama.llama_model_has_decoder(self.handle) and not has_encoder
 
     @property
     def pooling(self) -> str:
@@ -348,13 +346,12 @@ class Model:
 
     def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
         """Return the length of a value, and write as much of it to `buffer` as fits; -1: no value has this key."""
-        text: Any = buffer  # llama_cpp declares the buffer as bytes
-        return llama_cpp.llama_model_meta_val_str(self.weights.head, key.encode(), text, len(buffer))
+        return llama.llama_model_meta_val_str(self.weights.head, key.encode(), buffer, len(buffer))
 
     @property
     def chat_template(self) -> str | None:
         """The chat template's Jinja source."""
-        template = llama_cpp.llama_model_chat_template(self.handle, None)
+        template = llama.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", "replace") if template else None
 
     @property
@@ -406,10 +403,10 @@ class Model:
 
     def _piece(self, token: int, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(256)
-        size = llama_cpp.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
+        size = llama.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
         if size < 0:
             buffer = ctypes.create_string_buffer(-size)
-            size = llama_cpp.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
+            size = llama.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
         return buffer.raw[:size]
 
     def is_end(self, token: int) -> bool:
@@ -422,23 +419,23 @@ class Model:
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        return frozenset(t for t in range(self.num_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, t))
+        return frozenset(t for t in range(self.num_vocab) if llama.llama_vocab_is_eog(self.vocab, t))
 
     @property
     def bos(self) -> str:
-        return self.text_of(int(llama_cpp.llama_vocab_bos(self.vocab)))
+        return self.text_of(llama.llama_vocab_bos(self.vocab))
 
     @property
     def eos(self) -> str:
-        return self.text_of(int(llama_cpp.llama_vocab_eos(self.vocab)))
+        return self.text_of(llama.llama_vocab_eos(self.vocab))
 
 
 # ---- The tokens that a vocabulary has for filling in the middle of a text (Bavarian et al. 2022). -----------------------
 
 NEEDED = {
-    "prefix": llama_cpp.llama_vocab_fim_pre,
-    "suffix": llama_cpp.llama_vocab_fim_suf,
-    "middle": llama_cpp.llama_vocab_fim_mid,
+    "prefix": llama.llama_vocab_fim_pre,
+    "suffix": llama.llama_vocab_fim_suf,
+    "middle": llama.llama_vocab_fim_mid,
 }
 
 
@@ -455,8 +452,8 @@ class InfillTokens:
     @classmethod
     def of(cls, model: Model) -> Self | None:
         """Return the tokens of a model; None if it lacks one of the three that every infill needs."""
-        needed = {name: int(find(model.vocab)) for name, find in NEEDED.items()}
+        needed = {name: find(model.vocab) for name, find in NEEDED.items()}
         if min(needed.values()) < 0:
             return None
-        repository, file = llama_cpp.llama_vocab_fim_rep(model.vocab), llama_cpp.llama_vocab_fim_sep(model.vocab)
-        return cls(**needed, repository=int(repository), file=int(file))
+        repository, file = llama.llama_vocab_fim_rep(model.vocab), llama.llama_vocab_fim_sep(model.vocab)
+        return cls(**needed, repository=repository, file=file)

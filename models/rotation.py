@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import llama_cpp
 import numpy as np
 
+from . import llama
 from .kv_state import BLOCK, CELL, COUNT_AT, HEADER, Attention, StateLayout
 from .model import Model
 
-NORM, NEOX = llama_cpp.LLAMA_ROPE_TYPE_NORM, llama_cpp.LLAMA_ROPE_TYPE_NEOX
+NORM, NEOX = llama.LLAMA_ROPE_TYPE_NORM, llama.LLAMA_ROPE_TYPE_NEOX
 NUMBERS = {0: np.dtype(np.float32), 1: np.dtype(np.float16)}  # by ggml's type
 TOLERANCE = 4e-3  # of the largest number of a layer: f16 is rounded twice
 TOLERANCE_STEP = 2e-6  # the same for a position of the distance: llama.cpp computes angles as float32

@@ -9,13 +9,12 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import cast
 
-import llama_cpp
 import numpy as np
 
 from ..slots.plan import Clear, Drop, HostCopy, Load, Operation, Plan, Restore, Save, Share, Snap, Span, Trim
 from ..slots.radix import CopySizes
+from . import llama
 from .context import WARM_UP, Context
 from .errors import Interrupted, NoRoom, RunnerError
 from .grammar import compute_masks
@@ -37,7 +36,7 @@ class Interrupt:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._flag = ctypes.create_string_buffer(2)
-        self._callback = ctypes.cast(ctypes.CDLL(None).strlen, llama_cpp.ggml_abort_callback)
+        self._callback = ctypes.cast(ctypes.CDLL(None).strlen, llama.ggml_abort_callback)
 
     def set(self) -> None:
         """Abort the current batch, if the interrupt is armed. From any thread."""
@@ -51,16 +50,16 @@ class Interrupt:
         self._install(self._callback, ctypes.c_void_p(ctypes.addressof(self._flag)))
 
     def disarm(self) -> None:
-        self._install(llama_cpp.ggml_abort_callback(), ctypes.c_void_p())
+        self._install(llama.ggml_abort_callback(), ctypes.c_void_p())
 
-    def _install(self, callback: Callable[[ctypes.c_void_p], None], data: ctypes.c_void_p) -> None:
-        llama_cpp.llama_set_abort_callback(self._context.handle, callback, data)
+    def _install(self, callback: Callable[[ctypes.c_void_p], bool], data: ctypes.c_void_p) -> None:
+        llama.llama_set_abort_callback(self._context.handle, callback, data)
 
 
 # ---- The KV of sequences as bytes: copied out of a context and back into it. --------------------------------------------
 
 ALL = -1
-WHOLE, RECURRENT = llama_cpp.LLAMA_STATE_SEQ_FLAGS_NONE, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+WHOLE, RECURRENT = llama.LLAMA_STATE_SEQ_FLAGS_NONE, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 NOTHING = np.empty(0, np.uint8)
 
 
@@ -106,7 +105,7 @@ class States:
 
     def size(self, sequence: int) -> int:
         """Return the bytes of a sequence's whole state."""
-        return llama_cpp.llama_state_seq_get_size(self._context.handle, llama_cpp.llama_seq_id(sequence))
+        return llama.llama_state_seq_get_size(self._context.handle, sequence)
 
     def accepts(self, run: np.ndarray, start: int, stop: int) -> bool:
         """Return whether a run from a file is of positions [start, stop) and of this context, to its last byte."""
@@ -128,11 +127,11 @@ class States:
         if not self._has_runs:
             blob.data = NOTHING
             return
-        llama_cpp.llama_memory_seq_cp(memory, sequence, scratch, blob.start, blob.stop)
+        llama.llama_memory_seq_cp(memory, sequence, scratch, blob.start, blob.stop)
         if self._stateless is not None:  # `seq_cp` has given it the sequence's recurrent state, too
             self._set(self._stateless, scratch, RECURRENT)
         blob.data = self._copy(scratch, WHOLE)  # only now: a blob with data counts as saved
-        llama_cpp.llama_memory_seq_rm(memory, scratch, 0, ALL)
+        llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
     def restore(self, restore: Restore) -> None:
         """Give a sequence the cells of a run, or of a part of it, or moved. Its recurrent state is lost."""
@@ -145,8 +144,8 @@ class States:
             assert isinstance(self.rotation, Rotation)
             run = self.rotation.moved(run, distance)
         self._put_back(blob, run, scratch, WHOLE)
-        llama_cpp.llama_memory_seq_cp(memory, scratch, restore.sequence, restore.start, restore.stop)
-        llama_cpp.llama_memory_seq_rm(memory, scratch, 0, ALL)
+        llama.llama_memory_seq_cp(memory, scratch, restore.sequence, restore.start, restore.stop)
+        llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
     def snap(self, sequence: int, blob: HostCopy) -> None:
         """Copy the present state of a sequence: the recurrent part, or all of it where runs are empty."""
@@ -166,18 +165,18 @@ class States:
 
     def _copy(self, sequence: int, flags: int) -> np.ndarray:
         """Return the state of a sequence (uint8)."""
-        handle, id = self._context.handle, llama_cpp.llama_seq_id(sequence)
-        size = llama_cpp.llama_state_seq_get_size_ext(handle, id, _flags(flags))
+        handle = self._context.handle
+        size = llama.llama_state_seq_get_size_ext(handle, sequence, flags)
         data = np.empty(size, np.uint8)
-        written = llama_cpp.llama_state_seq_get_data_ext(handle, _bytes_of(data), size, id, _flags(flags))
+        written = llama.llama_state_seq_get_data_ext(handle, data.ctypes.data, size, sequence, flags)
         if written != size:
             raise RunnerError(f"saving the state of sequence {sequence} wrote {written} of {size} bytes")
         return data
 
     def _set(self, data: np.ndarray, sequence: int, flags: int) -> None:
         """Replace the state of a sequence."""
-        handle, id, size = self._context.handle, llama_cpp.llama_seq_id(sequence), len(data)
-        read = llama_cpp.llama_state_seq_set_data_ext(handle, _bytes_of(data), size, id, _flags(flags))
+        size = len(data)
+        read = llama.llama_state_seq_set_data_ext(self._context.handle, data.ctypes.data, size, sequence, flags)
         if read != size:
             raise RunnerError(f"restoring the state of sequence {sequence} read {read} of {size} bytes")
 
@@ -187,15 +186,6 @@ def data_of(blob: HostCopy) -> np.ndarray:
     if blob.data is None:
         raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")
     return blob.data
-
-
-def _flags(flags: int) -> llama_cpp.llama_state_seq_flags:
-    return llama_cpp.llama_state_seq_flags(flags)
-
-
-def _bytes_of(data: np.ndarray) -> ctypes.Array[ctypes.c_uint8]:
-    """Return a pointer to the bytes of an array (uint8), with the type that llama_cpp declares for it."""
-    return cast("ctypes.Array[ctypes.c_uint8]", data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
 
 
 NEAR = 0.01  # of the range of logits: the most that other cells of the same KV may change one, by rounding
@@ -229,7 +219,7 @@ class Runner:
         constraints = [samplers[span.request].constraint for span in plan.spans if span.logits and span.request in samplers]
         compute_masks([one for one in constraints if one is not None], self._beside)
         result = self._decode(may_end_early=plan.background and self.context.model.can_trim)
-        llama_cpp.llama_synchronize(self.context.handle)  # a device computes behind the call: the time of a step is learnt
+        llama.llama_synchronize(self.context.handle)  # a device computes behind the call: the time of a step is learnt
         if padded:
             self.apply(Drop(self.context.scratch))
         if result == 2:  # the first of several micro-batches may have been computed
@@ -257,10 +247,10 @@ class Runner:
 
     def _decode(self, may_end_early: bool) -> int:
         if not may_end_early:
-            return llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+            return llama.llama_decode(self.context.handle, self.batch.struct)
         self.interrupt.arm()
         try:
-            return llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+            return llama.llama_decode(self.context.handle, self.batch.struct)
         finally:
             self.interrupt.disarm()
 
@@ -344,7 +334,7 @@ class Runner:
     def _try(self, *spans: Span) -> None:
         """Compute spans that are no request's."""
         self.batch.fill(spans)
-        result = llama_cpp.llama_decode(self.context.handle, self.batch.struct)
+        result = llama.llama_decode(self.context.handle, self.batch.struct)
         if result != 0:
             num_tokens = sum(len(span.tokens) for span in spans)
             raise RunnerError(f"llama_decode returned {result} for {num_tokens} tokens of no meaning")
@@ -367,13 +357,13 @@ class Runner:
     def clear(self) -> None:
         """Free every cell and zero its data."""
         if self.context.handle:
-            llama_cpp.llama_memory_clear(self.context.memory, True)
+            llama.llama_memory_clear(self.context.memory, True)
 
     def apply(self, operation: Operation) -> None:
         memory = self.context.memory
         match operation:
             case Share(source, target, start, stop):
-                llama_cpp.llama_memory_seq_cp(memory, source, target, start, stop)
+                llama.llama_memory_seq_cp(memory, source, target, start, stop)
                 self._guard(target, start, stop)
             case Trim(sequence, start, stop):
                 if not self._remove(sequence, start, stop):
@@ -390,21 +380,21 @@ class Runner:
             case Load(blob, sequence):
                 self.states.load(blob, sequence)
             case Clear():
-                llama_cpp.llama_memory_clear(memory, False)
+                llama.llama_memory_clear(memory, False)
 
     def _guard(self, sequence: int, start: int, stop: int) -> None:
         """With a sliding window, let the sequence's twin hold these cells, too."""
         if self.context.twin:
-            llama_cpp.llama_memory_seq_cp(self.context.memory, sequence, sequence + self.context.twin, start, stop)
+            llama.llama_memory_seq_cp(self.context.memory, sequence, sequence + self.context.twin, start, stop)
 
     def _remove(self, sequence: int, start: int, stop: int) -> bool:
         if self.context.twin:
-            llama_cpp.llama_memory_seq_rm(self.context.memory, sequence + self.context.twin, start, stop)
-        return llama_cpp.llama_memory_seq_rm(self.context.memory, sequence, start, stop)
+            llama.llama_memory_seq_rm(self.context.memory, sequence + self.context.twin, start, stop)
+        return llama.llama_memory_seq_rm(self.context.memory, sequence, start, stop)
 
     def logits(self, num_rows: int) -> np.ndarray:
         """Return the last batch's logits, (rows that asked for them, vocabulary), float32: the next run overwrites them."""
-        pointer = llama_cpp.llama_get_logits(self.context.handle)
+        pointer = llama.llama_get_logits(self.context.handle)
         return np.ctypeslib.as_array(pointer, (num_rows, self.context.model.num_vocab))
 
     def _sample(self, spans: tuple[Span, ...], samplers: Mapping[int, Sampler]) -> list[int]:
@@ -439,7 +429,7 @@ class Batch:
         self._pointers = np.arange(size, dtype=np.uintp) * self.sequence.itemsize + self.sequence.ctypes.data
         self._steps = np.arange(size, dtype=np.int32)
         int32s, int8s = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int8)
-        self.struct = llama_cpp.llama_batch(
+        self.struct = llama.llama_batch(
             token=self.token.ctypes.data_as(int32s),
             pos=self.position.ctypes.data_as(int32s),
             n_seq_id=self._count.ctypes.data_as(int32s),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeAlias
 
-import llama_cpp
 import numpy as np
 
+from . import llama
 from .detokenizer import ThoughtClock
 from .grammar import Constraint
 from .model import Model
@@ -48,8 +48,8 @@ class TokenList:
         self._data = np.zeros(len(tokens), KIND)
         self._data["id"], self._data["logit"] = tokens, row[tokens]
         self._start = self._data.ctypes.data
-        pointer = ctypes.cast(self._start, ctypes.POINTER(llama_cpp.llama_token_data))
-        self._arrays = (llama_cpp.llama_token_data_array * 1)((pointer, len(tokens), -1, sort))
+        pointer = ctypes.cast(self._start, ctypes.POINTER(llama.llama_token_data))
+        self._arrays = (llama.llama_token_data_array * 1)((pointer, len(tokens), -1, sort))
         self._struct = self._arrays[0]
 
     @property
@@ -70,9 +70,9 @@ class TokenList:
         places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)
         return places, nearest[places]
 
-    def apply(self, chain: llama_cpp.llama_sampler_p) -> None:
+    def apply(self, chain: llama.llama_sampler_p) -> None:
         """Let a chain shorten them, or choose."""
-        llama_cpp.llama_sampler_apply(chain, self._arrays)
+        llama.llama_sampler_apply(chain, self._arrays)
 
     def unsort(self) -> None:
         """Note that the logits were changed."""
@@ -86,29 +86,29 @@ class TokenList:
 
 # ---- llama.cpp's samplers in llama-server's order, each with the parameters that it takes. ------------------------------
 
-Link: TypeAlias = "llama_cpp.llama_sampler_p"
+Link: TypeAlias = "llama.llama_sampler_p"
 MIROSTAT_TOKENS = 100  # the most probable ones, from which Mirostat 1 estimates
 MAX_INFILL = 128  # tokens that infill compares with each other, pair by pair
 
 
 def _infill(model: Model, sampling: Sampling) -> list[Link]:
-    limit = llama_cpp.llama_sampler_init_top_k(MAX_INFILL)
-    return [limit, llama_cpp.llama_sampler_init_infill(model.vocab)]
+    limit = llama.llama_sampler_init_top_k(MAX_INFILL)
+    return [limit, llama.llama_sampler_init_infill(model.vocab)]
 
 
 LINKS: dict[str, Callable[[Model, Sampling], list[Link]]] = {
-    "top_n_sigma": lambda model, sampling: [llama_cpp.llama_sampler_init_top_n_sigma(sampling.top_n_sigma)],
-    "top_k": lambda model, sampling: [llama_cpp.llama_sampler_init_top_k(sampling.top_k)],
-    "typ_p": lambda model, sampling: [llama_cpp.llama_sampler_init_typical(sampling.typical_p, sampling.min_keep)],
-    "top_p": lambda model, sampling: [llama_cpp.llama_sampler_init_top_p(sampling.top_p, sampling.min_keep)],
-    "min_p": lambda model, sampling: [llama_cpp.llama_sampler_init_min_p(sampling.min_p, sampling.min_keep)],
+    "top_n_sigma": lambda model, sampling: [llama.llama_sampler_init_top_n_sigma(sampling.top_n_sigma)],
+    "top_k": lambda model, sampling: [llama.llama_sampler_init_top_k(sampling.top_k)],
+    "typ_p": lambda model, sampling: [llama.llama_sampler_init_typical(sampling.typical_p, sampling.min_keep)],
+    "top_p": lambda model, sampling: [llama.llama_sampler_init_top_p(sampling.top_p, sampling.min_keep)],
+    "min_p": lambda model, sampling: [llama.llama_sampler_init_min_p(sampling.min_p, sampling.min_keep)],
     "xtc": lambda model, sampling: [
-        llama_cpp.llama_sampler_init_xtc(
+        llama.llama_sampler_init_xtc(
             sampling.xtc_probability, sampling.xtc_threshold, sampling.min_keep, bits(sampling.seed)
         )
     ],
     "temperature": lambda model, sampling: [
-        llama_cpp.llama_sampler_init_temp_ext(sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent)
+        llama.llama_sampler_init_temp_ext(sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent)
     ],
     "infill": _infill,
 }
@@ -117,9 +117,9 @@ LINKS: dict[str, Callable[[Model, Sampling], list[Link]]] = {
 
 def chain_of(links: Iterable[Link]) -> Link:
     """Return a chain, which owns its links."""
-    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
     for link in links:
-        llama_cpp.llama_sampler_chain_add(chain, link)
+        llama.llama_sampler_chain_add(chain, link)
     return chain
 
 
@@ -131,18 +131,18 @@ def links_of(model: Model, sampling: Sampling, names: Sequence[str]) -> list[Lin
 def mirostat(model: Model, sampling: Sampling) -> list[Link]:
     """Return Mirostat, which takes the place of the other samplers."""
     seed, tau, eta = bits(sampling.seed), sampling.mirostat_tau, sampling.mirostat_eta
-    temperature = llama_cpp.llama_sampler_init_temp(sampling.temperature)
+    temperature = llama.llama_sampler_init_temp(sampling.temperature)
     if sampling.mirostat == 1:
-        return [temperature, llama_cpp.llama_sampler_init_mirostat(model.num_vocab, seed, tau, eta, MIROSTAT_TOKENS)]
-    return [temperature, llama_cpp.llama_sampler_init_mirostat_v2(seed, tau, eta)]
+        return [temperature, llama.llama_sampler_init_mirostat(model.num_vocab, seed, tau, eta, MIROSTAT_TOKENS)]
+    return [temperature, llama.llama_sampler_init_mirostat_v2(seed, tau, eta)]
 
 
 def choice(sampling: Sampling) -> Link:
     """Return the link that chooses among the tokens that the others left."""
     seed = bits(sampling.seed)
     if "adaptive_p" in sampling.samplers:
-        return llama_cpp.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, seed)
-    return llama_cpp.llama_sampler_init_dist(seed)
+        return llama.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, seed)
+    return llama.llama_sampler_init_dist(seed)
 
 
 def bits(seed: int) -> int:
@@ -242,7 +242,7 @@ class Sampler:
         if self._between or not sampling.keeps_best:
             self._last = chain_of([*links_of(model, sampling, names), choice(sampling)])
 
-    def choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
+    def choose(self, logits: np.ndarray, context: llama.llama_context_p, index: int) -> int:
         """Return the next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
         if self.constraint is not None and (forced := self.constraint.first_forced()) is not None:
             self._watch([forced])
@@ -263,7 +263,7 @@ class Sampler:
         self._go_on([token])
         return token
 
-    def choose_along(self, draft: np.ndarray, rows: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
+    def choose_along(self, draft: np.ndarray, rows: np.ndarray, context: llama.llama_context_p, index: int) -> int:
         """Return the next token, and keep those behind it as far as the choices are the draft's: see `take_further`.
 
         draft: (tokens,), int32. rows: the logits in front of the draft and behind each token of it, those of the batch rows
@@ -305,13 +305,13 @@ class Sampler:
             for token in tokens:
                 self._clock.push(token)
 
-    def _choose(self, logits: np.ndarray, context: llama_cpp.llama_context_p, index: int) -> int:
+    def _choose(self, logits: np.ndarray, context: llama.llama_context_p, index: int) -> int:
         if self._last is None:
             token = int(logits.argmax())
             self._chances = Chances.certain(token) if self._most is not None else None
             return token
         if not self._needs_list:
-            return llama_cpp.llama_sampler_sample(self._last, context, index)
+            return llama.llama_sampler_sample(self._last, context, index)
         candidates = TokenList(logits, sort=self._sorts)
         for chain, step in self._between:
             candidates.apply(chain)
@@ -319,7 +319,7 @@ class Sampler:
                 candidates.unsort()
         candidates.apply(self._last)
         token = candidates.chosen
-        llama_cpp.llama_sampler_accept(self._last, token)
+        llama.llama_sampler_accept(self._last, token)
         if self._most is not None:
             self._chances = Chances.of_samplers(candidates.left, token, self._most)
         return token
@@ -376,7 +376,7 @@ class Sampler:
         """Free the chains."""
         chains = [chain for chain, _ in self._between]
         for chain in chains if self._last is None else [*chains, self._last]:
-            llama_cpp.llama_sampler_free(chain)
+            llama.llama_sampler_free(chain)
         self._between, self._last = [], None
 
 

@@ -15,9 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic, perf_counter
 
-import llama_cpp
-
 from ..slots.plan import Drop, HostCopy, Restore, Save, Trim
+from . import llama
 from .context import Context, ContextSettings
 from .errors import RunnerError
 from .hardware import Device, command, free_memory
@@ -141,8 +140,8 @@ def _read(kept: Path) -> list[float] | None:
 
 def _name(path: Path, threads: int) -> str:
     """Return a name of all that the times depend on."""
-    system = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
-    parts = ([*map(stamp, files_of(path))], platform.machine(), _cpu(), llama_cpp.__version__, system, threads, ROUNDS)
+    system = llama.llama_print_system_info().decode("utf-8", "replace")
+    parts = ([*map(stamp, files_of(path))], platform.machine(), _cpu(), llama.LIBRARY.version, system, threads, ROUNDS)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -192,7 +191,7 @@ def subject_of(context: Context, device: Device) -> Subject:
     model, settings = context.model, context.settings
     return Subject(
         device=identify(device),
-        engine=[llama_cpp.__version__, llama_cpp.llama_print_system_info().decode("utf-8", "replace")],
+        engine=[llama.LIBRARY.version, llama.llama_print_system_info().decode("utf-8", "replace")],
         model=[model.description, model.num_layers, model.width, model.attention_width, model.num_parameters, model.size],
         settings=[
             model.gpu_layers,

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator
 from functools import cached_property
 from heapq import merge
 from itertools import pairwise
-from typing import Any
 
-import llama_cpp
 import numpy as np
+
+from . import llama
 
 # ---- Spellings ----------------------------------------------------------------------------------------------------------
 # Finds the spellings of special tokens in a text, as llama.cpp does: longer ones first, then from the left.
@@ -115,9 +115,9 @@ def _alternatives(node: Trie) -> str:
     return f"{stem}(?:{'|'.join(branches)}){'?' if END in node else ''}"
 
 
-CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN  # text without `special`
-SPECIAL = CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED  # found before anything else is cut
-STRIPS = llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP | llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP  # eats spaces beside it
+CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # text without `special`
+SPECIAL = CONTROL | llama.LLAMA_TOKEN_ATTR_USER_DEFINED  # found before anything else is cut
+STRIPS = llama.LLAMA_TOKEN_ATTR_LSTRIP | llama.LLAMA_TOKEN_ATTR_RSTRIP  # eats spaces beside it
 GUARD = "\n"  # text that merges with nothing behind it
 SLICE = 512  # characters that one call takes, or up to the next place where a cut changes nothing
 LONGEST_RUN = 4096  # characters without a space, or spaces alone, that one call takes
@@ -135,11 +135,11 @@ class Tokenizer:
     is cut in any case, at the end of a word if it has one. All else is as llama.cpp has it.
     """
 
-    def __init__(self, vocab: llama_cpp.llama_vocab_p) -> None:
+    def __init__(self, vocab: llama.llama_vocab_p) -> None:
         self._vocab = vocab
-        size = llama_cpp.llama_vocab_n_tokens(vocab)
-        kinds = [llama_cpp.llama_vocab_get_attr(vocab, token) for token in range(size)]
-        self.longest = max(max(-llama_cpp.llama_token_to_piece(vocab, token, b"", 0, 0, True) for token in range(size)), 1)
+        size = llama.llama_vocab_n_tokens(vocab)
+        kinds = [llama.llama_vocab_get_attr(vocab, token) for token in range(size)]
+        self.longest = max(max(-llama.llama_token_to_piece(vocab, token, b"", 0, 0, True) for token in range(size)), 1)
         """Bytes that one token can spell."""
         specials = {token: self._spelling(token) for token in range(size) if kinds[token] & SPECIAL}
         self._strips = frozenset(word for token, word in specials.items() if kinds[token] & STRIPS)
@@ -147,13 +147,13 @@ class Tokenizer:
         """Spellings of control tokens, which are only text without `special`."""
         self._all = Spellings(specials.values())
         self._plain = Spellings([word for token, word in specials.items() if not kinds[token] & CONTROL])
-        kind = llama_cpp.llama_vocab_type(vocab)
-        is_pieces = kind == llama_cpp.LLAMA_VOCAB_TYPE_SPM
+        kind = llama.llama_vocab_type(vocab)
+        is_pieces = kind == llama.LLAMA_VOCAB_TYPE_SPM
         unknown = f"[^{self._characters(size)}]" if is_pieces else "(?!)"
         # The first unknown character of a run may follow a special token, and then gets a space in front.
         self._unknown = re.compile(f"(?<={unknown}){unknown}" if is_pieces else unknown)
-        self._bounds_runs = kind == llama_cpp.LLAMA_VOCAB_TYPE_BPE or bool(self._strips)
-        bos = int(llama_cpp.llama_vocab_bos(vocab)) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1
+        self._bounds_runs = kind == llama.LLAMA_VOCAB_TYPE_BPE or bool(self._strips)
+        bos = llama.llama_vocab_bos(vocab) if llama.llama_vocab_get_add_bos(vocab) else -1
         self.begin = np.array([bos] if bos >= 0 else [], np.int32)
         """The first token of a prompt: BOS, if the model wants it."""
         self._guard = self._call(GUARD, False) if self._adds_space() else np.empty(0, np.int32)
@@ -213,11 +213,10 @@ class Tokenizer:
         return ids[:count].copy()
 
     def _fill(self, data: bytes, ids: np.ndarray, special: bool) -> int:
-        tokens: Any = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        return llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, len(ids), False, special)
+        return llama.llama_tokenize(self._vocab, data, len(data), ids.ctypes.data, len(ids), False, special)
 
     def _spelling(self, token: int) -> str:
-        return llama_cpp.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
+        return llama.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
 
     def _characters(self, size: int) -> str:
         """Return all characters of the vocabulary, escaped for a regular expression's brackets."""
@@ -227,5 +226,5 @@ class Tokenizer:
     def _adds_space(self) -> bool:
         first = self._call("a", False)[:1].tolist()
         buffer = ctypes.create_string_buffer(256)
-        llama_cpp.llama_token_to_piece(self._vocab, first[0], buffer, len(buffer), 0, False) if first else 0
+        llama.llama_token_to_piece(self._vocab, first[0], buffer, len(buffer), 0, False) if first else 0
         return buffer.raw.startswith(b" ")

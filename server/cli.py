@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from ..models.errors import LibraryError
 from .config.flags import add_arguments, notes_of, settings_of, with_dashes
 from .http.log import configure
 
@@ -29,7 +30,11 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"slotcache: --log-file: {error}", file=sys.stderr)
         return 2
-    return chosen.command(chosen)
+    try:
+        return chosen.command(chosen)
+    except LibraryError as error:
+        print(f"slotcache: {error}", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,8 +70,7 @@ def _serve(chosen: argparse.Namespace) -> int:
 
 
 def _order(chosen: argparse.Namespace) -> int:
-    front = _module_of("front", "front.cli")
-    return front.order(chosen) if front else 2
+    return _module("front.cli").order(chosen)
 
 
 def _demo(chosen: argparse.Namespace) -> int:
@@ -91,9 +95,11 @@ def _module_of(extra: str, name: str) -> ModuleType | None:
     """Import a module that needs an extra's packages; None, and a line on stderr, where one is missing."""
     try:
         return _module(name)
+    except LibraryError as error:
+        print(f"slotcache: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
         print(f"slotcache: {error.name} is missing: pip install 'slotcache[{extra}]'", file=sys.stderr)
-        return None
+    return None
 
 
 def _module(name: str) -> ModuleType:

@@ -1,14 +1,13 @@
-"""`slotcache doctor`: the devices of this machine, whether layers can go to a GPU, a model's template, and how it fits."""
+"""`slotcache doctor`: llama.cpp's library, the devices, whether layers can go to a GPU, a model's template, how it fits."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-import llama_cpp
-
+from ..models import gate, llama
 from ..models.errors import ModelError
-from ..models.hardware import devices, fast_cores, free_memory, supports_offload
+from ..models.hardware import devices, fast_cores, free_memory, supports_offload, unused_features, used_features
 from ..models.model import Model
 from ..models.times import summarize, times_on
 from .config.settings import Settings, SettingsError
@@ -17,8 +16,31 @@ from .load import describe_template, open_template
 
 
 def doctor(settings: Settings) -> int:
-    """Print the report and return the exit code; 2: the model cannot be read, or does not fit."""
-    print(f"llama-cpp-python {llama_cpp.__version__}")
+    """Print the report and return the exit code; 2: llama.cpp is refused, the model cannot be read, or does not fit."""
+    try:
+        _print_library()
+        _print_devices(settings)
+        if settings.model:
+            _print_fit(settings)
+    except (ModelError, SettingsError) as error:
+        print(f"slotcache: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _print_library() -> None:
+    """Print the library of llama.cpp, the parts of it in use, and what of the CPU it leaves unused. Raises ModelError."""
+    used = used_features()
+    print(f"{llama.LIBRARY}: llama.cpp {llama.llama_version().decode()}, {llama.LIBRARY.path}")
+    print(f"  in use: {', '.join(path.name for path in gate.files_in_use())}")
+    print(f"  made for: {', '.join(used)}")
+    gate.check()
+    print("  tried: a small model's KV comes back as it was saved")
+    if unused := unused_features(used):
+        print(f"  faster: a build that uses {', '.join(unused)} of this CPU, as make native compiles it")
+
+
+def _print_devices(settings: Settings) -> None:
     found = devices()
     for device in found:
         free = free_memory() if device.kind == "CPU" else device.free
@@ -28,18 +50,11 @@ def doctor(settings: Settings) -> int:
             print(f"    timed with {model}: {summarize(times)}")
     print(f"  threads that compute (-t): {settings.threads or fast_cores()}")
     if not supports_offload():
-        print('GPU offload: not in this build. With an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make install')
+        print('GPU offload: not in this build. With an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make native')
     elif not any(device.is_gpu for device in found):
         print("GPU offload: in this build, but no GPU was found")
     else:
         print("GPU offload: yes, all layers that fit by default (-ngl)")
-    if settings.model:
-        try:
-            _print_fit(settings)
-        except (ModelError, SettingsError) as error:
-            print(f"slotcache: {error}", file=sys.stderr)
-            return 2
-    return 0
 
 
 def _print_fit(settings: Settings) -> None:

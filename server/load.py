@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import llama_cpp
 from msgspec import convert
 
+from ..models import gate, llama
 from ..models.context import Context
 from ..models.errors import ModelError
 from ..models.grammar import Grammars
@@ -61,7 +61,7 @@ SAMPLE = 1 << 16  # bytes
 
 def build_info() -> str:
     """Return the build: of llama.cpp, and of this server."""
-    return f"b{llama_cpp.__version__}-slotcache-{_version()}"
+    return f"b{llama.LIBRARY.version}-slotcache-{_version()}"
 
 
 def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
@@ -73,14 +73,14 @@ def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
         file.seek(max(model.path.stat().st_size - SAMPLE, 0))
         end = file.read(SAMPLE)
     parts = (_version(), model.description, model.size, end, template, *_shaping(settings))
-    return f"b{llama_cpp.__version__}-{hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()}"
+    return f"b{llama.LIBRARY.version}-{hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()}"
 
 
 def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:
     """Return the provenance of this server's KV. Reads the whole model the first time. Raises ModelError."""
     parts = (
         context.num_cells if model.rope_depends_on_context else 0,
-        llama_cpp.__version__,
+        gate.identity(),
         *_shaping(settings),
     )
     return Provenance(model.digest(), hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest())
@@ -163,6 +163,7 @@ def _open(
 ) -> tuple[Settings, Model, Decision | None]:
     """Return the settings that fit, the model loaded with them, and why they fit."""
     return_large_blocks()
+    gate.check()
     index = settings.docs_db if settings.docs else ""
     folders = {"--cache-dir": settings.cache_dir, "--slot-save-path": settings.slot_save_path, "--docs-db": index}
     for flag, folder in folders.items():

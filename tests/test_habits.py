@@ -1,5 +1,6 @@
 """The habits of the project: one place for each version, and a CI that checks before it tests."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ PROJECT, WHEEL = CONFIGURED["project"], CONFIGURED["tool"]["setuptools"]
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_the_makefile_installs_the_engine_that_pyproject_names(tmp_path: Path) -> None:
-    (engine,) = (name for name in PROJECT["dependencies"] if name.startswith("llama-cpp-python"))
+    (engine,) = PROJECT["optional-dependencies"]["llama"]
     command = ["make", "--dry-run", f"VENV={tmp_path}", "install"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"pip install --verbose {engine} " in printed
@@ -32,6 +33,33 @@ def test_the_makefile_takes_a_wheel_of_an_index_where_it_is_named(tmp_path: Path
     )
     assert f" --only-binary llama-cpp-python --extra-index-url {index} >" in wheel
     assert "--only-binary" not in plain and "index-url" not in plain
+
+
+def test_prebuilt_libraries_are_pinned_to_the_byte_or_the_version() -> None:
+    asked = json.loads((ROOT / "prebuilt/package.json").read_text())["dependencies"]
+    locked = json.loads((ROOT / "prebuilt/package-lock.json").read_text())["packages"]
+    assert {f"node_modules/{name}": version for name, version in asked.items()} == {
+        place: row["version"] for place, row in locked.items() if place and row["integrity"].startswith("sha512-")
+    }
+    (wheel,) = PROJECT["optional-dependencies"]["prebuilt"]
+    assert re.fullmatch(r"xllamacpp==[\d.]+", wheel)
+    assert not any("llama" in name for name in PROJECT["dependencies"])
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_a_server_takes_what_is_compiled_before_what_is_prebuilt(tmp_path: Path) -> None:
+    command = ["make", "--dry-run", f"VENV={tmp_path}", "serve"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (wheel,) = PROJECT["optional-dependencies"]["prebuilt"]
+    steps = ["/.engine; then", "pip cache list", "pip install --verbose", "npm ci", f"xllamacpp {wheel};", "no llama.cpp:"]
+    places = [printed.index(step) for step in steps]
+    assert places == sorted(places)
+
+
+def test_a_container_is_built_from_every_room() -> None:
+    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {package.split(".")[1] for package in CONFIGURED["tool"]["setuptools"]["packages"]} <= kept
+    assert {PROJECT["readme"], "pyproject.toml", "prebuilt"} <= kept
 
 
 def test_every_tool_has_a_version() -> None:

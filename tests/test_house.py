@@ -34,6 +34,7 @@ LAYERS = (  # top to bottom: a room imports rooms below it only
     "models.demo ordering",
 )
 COMMANDS = "server.cli"  # names the modules of its commands, which stand above it, as strings
+LLAMA = "models.llama"
 RAY = {"front.ray_app", "front.ray_router"}  # the modules that need Ray: nothing imports them
 ENTRIES = RAY | {  # started or loaded by name: nothing has to import them
     "server.cli",
@@ -199,13 +200,14 @@ def misplaced_ray() -> list[str]:
 
 
 def misplaced_llama_cpp() -> list[str]:
-    """Only `models` knows llama.cpp, and the rooms that measure or bench it."""
+    """One module loads llama.cpp; none imports a package that has it. The rooms below know it not at all."""
     strangers = ("slots", "ordering", "retrieval", "front", "bench.scenarios")
-    return [
-        name
-        for name in modules()
-        if name.startswith(strangers) and re.search(r"^\s*(import|from) llama_cpp\b", _text(name), re.M)
-    ]
+    packages = re.compile(r"^\s*(import|from) (llama_cpp|xllamacpp)\b", re.M)
+    importers = [path.stem for path in sorted((ROOT / "tests").rglob("*.py")) if packages.search(path.read_text("utf-8"))]
+    importers += [name for name in modules() if packages.search(_text(name))]
+    loaders = [name for name in modules() if name != LLAMA and re.search(r"\bCDLL\((?!None\))", _text(name))]
+    users = [name for name, targets in imports().items() if name.startswith(strangers) and LLAMA in targets]
+    return [*importers, *loaders, *users]
 
 
 def open_types() -> list[str]:

@@ -4,10 +4,10 @@ import ctypes
 import subprocess
 import sys
 
-import llama_cpp
 import numpy as np
 import pytest
 from server.conftest import running
+from slotcache.models import llama
 from slotcache.models.hardware import devices
 from slotcache.models.model import Model
 from slotcache.models.times import times_on
@@ -50,8 +50,8 @@ def test_whoever_shows_the_device_does_not_ask_it_while_it_computes(tiny, monkey
 
 def test_a_batch_does_not_ask_the_callback_while_the_device_computes(model):
     lab, asked = Lab(model, batch=500, budget=500), []
-    callback = llama_cpp.ggml_abort_callback(lambda _: asked.append(1) is not None)
-    llama_cpp.llama_set_abort_callback(lab.context.handle, callback, ctypes.c_void_p())
+    callback = llama.ggml_abort_callback(lambda _: asked.append(1) is not None)
+    llama.llama_set_abort_callback(lab.context.handle, callback, ctypes.c_void_p())
     assert lab.run(np.arange(300, 700, dtype=np.int32), limit=2).tokens
     per_layer = len(asked) / (model.num_layers * 3)
     assert per_layer < 1, "of some dozens of operations a layer"

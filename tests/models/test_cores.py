@@ -1,10 +1,11 @@
-"""Threads to compute with: one for each fast core that the process may use."""
+"""Threads to compute with: one for each fast core that the process may use; and what of the CPU llama.cpp uses."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
-from slotcache.models.hardware import fast_cores
+from slotcache.models.hardware import fast_cores, unused_features, used_features
 
 
 def system(folder: Path, siblings: dict[int, str], performance: str = "", quota: str = "max 100000") -> Path:
@@ -46,3 +47,15 @@ def test_one_thread_for_each_fast_core(tmp_path, monkeypatch, siblings, performa
 
 def test_this_machine_has_as_many_cores_as_it_may_use():
     assert 1 <= fast_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_what_a_build_leaves_unused_of_a_cpu(tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nflags\t\t: fpu sse3 avx avx2 fma f16c avx512f avx512_vnni\n")
+    assert unused_features(["SSE3", "AVX2", "FMA", "F16C"], info) == ["AVX512", "AVX512_VNNI"]
+    assert unused_features(["AVX512", "AVX512_VNNI", "AVX2", "FMA", "F16C"], info) == []
+    assert unused_features([], tmp_path / "none") == []
+
+
+def test_this_build_tells_what_it_was_compiled_for():
+    assert used_features() and all(re.fullmatch(r"[A-Z]\w+", name) for name in used_features())

@@ -4,10 +4,10 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 import pytest
 from gguf import PoolingType
+from slotcache.models import llama
 from slotcache.models.embedding import EmbedderSettings, EmbeddingModel, Pairing, normalised
 from slotcache.models.model import Model
 from support.encoders import CONTEXT, WIDTH, bert
@@ -138,4 +138,4 @@ def test_paraphrases_are_nearer_than_other_texts(made):
     for text, paraphrase, other in pairs:
         one, near, far = (normalised(vector, 2) for vector in vectors(embedder, text, paraphrase, other))
         assert one @ near > 0.5 > 0.2 > one @ far
-    assert llama_cpp.llama_model_n_embd(embedder.model.handle) == embedder.width == 384
+    assert llama.llama_model_n_embd(embedder.model.handle) == embedder.width == 384

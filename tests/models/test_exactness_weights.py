@@ -11,13 +11,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 from slotcache.bench.random_models import ModelShape, generate
-from slotcache.models import errors
+from slotcache.models import llama
 from slotcache.models.demo.corpus import Corpus
 from slotcache.models.model import Model
 from slotcache.slots.radix import descendants
@@ -25,6 +23,7 @@ from slotcache.slots.record import encode, read
 from slotcache.slots.reuse import Source
 from slotcache.slots.scope import Scope
 from slotcache.slots.tier import Provenance
+from support import more_llama
 from support.lab import Lab
 from support.scopes import COMMON
 
@@ -104,11 +103,10 @@ def readings(model: Model) -> list[Reading]:
 
 def quantised(source: Path, target: Path) -> Path:
     """`source` in Q4_K_M, made by llama.cpp."""
-    errors.capture()
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.nthread, params.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, 1, True
-    by_reference: Any = ctypes.byref(params)
-    assert llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), by_reference) == 0
+    llama.capture()
+    params = more_llama.llama_model_quantize_default_params()
+    params.ftype, params.nthread, params.allow_requantize = more_llama.LLAMA_FTYPE_MOSTLY_Q4_K_M, 1, True
+    assert more_llama.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.addressof(params)) == 0
     return target
 
 

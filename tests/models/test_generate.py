@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-import llama_cpp
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, quants
@@ -19,9 +18,11 @@ from hypothesis import strategies as st
 from slotcache.bench import random_models as module
 from slotcache.bench import servers
 from slotcache.bench.random_models import SHAPES, HybridShape, ModelShape, Vocabulary, built_in_model, generate, split, train
+from slotcache.models import llama
 from slotcache.models.errors import ModelError
 from slotcache.models.model import Model
 from slotcache.models.named_templates import DEFAULT_TEMPLATE
+from support import more_llama
 
 T = TypeVar("T")
 SMALL_HYBRID = HybridShape(4, 128, 4, 2, 128, 512, 200, 512, delta_heads=4, delta_size=32)
@@ -37,54 +38,54 @@ class Engine:
     """A model and a context of it, with one thread (the models are too small for two) and without flash attention."""
 
     def __init__(self, path: Path, vocab_only: bool = False) -> None:
-        params = llama_cpp.llama_model_default_params()
+        params = llama.llama_model_default_params()
         # Plain kernels: the repacked ones are for speed, and stop on some virtual machines that promise AMX.
         params.vocab_only, params.use_extra_bufts = vocab_only, False
-        self.model = present(llama_cpp.llama_model_load_from_file(str(path).encode(), params))
-        self.vocab = present(llama_cpp.llama_model_get_vocab(self.model))
-        self.size = llama_cpp.llama_vocab_n_tokens(self.vocab)
-        self.eos, self.bos = int(llama_cpp.llama_vocab_eos(self.vocab)), int(llama_cpp.llama_vocab_bos(self.vocab))
+        self.model = present(llama.llama_model_load_from_file(str(path).encode(), params))
+        self.vocab = present(llama.llama_model_get_vocab(self.model))
+        self.size = llama.llama_vocab_n_tokens(self.vocab)
+        self.eos, self.bos = int(llama.llama_vocab_eos(self.vocab)), int(llama.llama_vocab_bos(self.vocab))
         self._opened = None if vocab_only else self._context()
 
     @property
-    def context(self) -> llama_cpp.llama_context_p:
+    def context(self) -> llama.llama_context_p:
         return present(self._opened)
 
-    def _context(self) -> llama_cpp.llama_context_p:
-        params = llama_cpp.llama_context_default_params()
+    def _context(self) -> llama.llama_context_p:
+        params = llama.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = 512, 1, 1
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        return present(llama_cpp.llama_init_from_model(self.model, params))
+        params.flash_attn_type = more_llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        return present(llama.llama_init_from_model(self.model, params))
 
     def close(self) -> None:
         if self._opened:
-            llama_cpp.llama_free(self._opened)
-        llama_cpp.llama_model_free(self.model)
+            llama.llama_free(self._opened)
+        llama.llama_model_free(self.model)
 
     def metadata(self, key: str) -> str:
         buffer: Any = ctypes.create_string_buffer(4096)
-        assert llama_cpp.llama_model_meta_val_str(self.model, key.encode(), buffer, len(buffer)) >= 0, key
+        assert llama.llama_model_meta_val_str(self.model, key.encode(), buffer, len(buffer)) >= 0, key
         return buffer.value.decode()
 
     def tokens(self, text: str, special: bool = False) -> list[int]:
         data = text.encode()
-        ids = (llama_cpp.llama_token * (len(data) + 1))()
-        count = llama_cpp.llama_tokenize(self.vocab, data, len(data), ids, len(ids), True, special)
+        ids = (llama.llama_token * (len(data) + 1))()
+        count = llama.llama_tokenize(self.vocab, data, len(data), ids, len(ids), True, special)
         return ids[:count]
 
     def piece(self, token: int) -> bytes:
         buffer = ctypes.create_string_buffer(64)
-        length = llama_cpp.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, True)
+        length = llama.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, True)
         return buffer.raw[:length]
 
     def forget(self) -> None:
-        llama_cpp.llama_memory_clear(present(llama_cpp.llama_get_memory(self.context)), True)
+        llama.llama_memory_clear(present(llama.llama_get_memory(self.context)), True)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Return the logits behind the last token; the tokens continue the earlier ones."""
-        ids = (llama_cpp.llama_token * len(tokens))(*tokens)
-        assert llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(ids, len(tokens))) == 0
-        return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.context, -1), (self.size,)).copy()
+        ids = (llama.llama_token * len(tokens))(*tokens)
+        assert llama.llama_decode(self.context, more_llama.llama_batch_get_one(ids, len(tokens))) == 0
+        return np.ctypeslib.as_array(more_llama.llama_get_logits_ith(self.context, -1), (self.size,)).copy()
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         self.forget()
@@ -122,16 +123,16 @@ def test_the_model_is_what_its_shape_says(tiny: Engine) -> None:
     assert tiny.metadata("general.name") == "tiny"
     assert tiny.metadata("tokenizer.chat_template") == DEFAULT_TEMPLATE
     assert tiny.size == shape.vocabulary
-    assert llama_cpp.llama_model_n_ctx_train(tiny.model) == shape.context
-    assert llama_cpp.llama_model_n_head_kv(tiny.model) == shape.kv_heads
-    assert llama_cpp.llama_model_n_params(tiny.model) == shape.parameters + (2 * shape.layers + 1) * shape.width
+    assert llama.llama_model_n_ctx_train(tiny.model) == shape.context
+    assert llama.llama_model_n_head_kv(tiny.model) == shape.kv_heads
+    assert llama.llama_model_n_params(tiny.model) == shape.parameters + (2 * shape.layers + 1) * shape.width
 
 
 def test_an_answer_ends_with_im_end_and_nothing_is_put_in_front(tiny: Engine) -> None:
     assert tiny.piece(tiny.eos) == b"<|im_end|>"
     assert tiny.piece(tiny.bos) == b"<|endoftext|>"
-    assert not llama_cpp.llama_vocab_get_add_bos(tiny.vocab)
-    assert not llama_cpp.llama_vocab_get_add_eos(tiny.vocab)
+    assert not llama.llama_vocab_get_add_bos(tiny.vocab)
+    assert not llama.llama_vocab_get_add_eos(tiny.vocab)
 
 
 def test_it_loads_as_a_vocabulary_alone(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_greedy_decoding_wanders_and_does_not_end(tiny: Engine, prompt: str) -> 
     assert len(set(answer)) > 50
     assert len(set(answer[-20:])) > 10
     assert b"".join(map(tiny.piece, answer)).isascii()
-    assert not any(llama_cpp.llama_vocab_is_eog(tiny.vocab, token) for token in answer)
+    assert not any(llama.llama_vocab_is_eog(tiny.vocab, token) for token in answer)
 
 
 def test_what_comes_next_hangs_on_the_far_past(tiny: Engine) -> None:
@@ -294,9 +295,9 @@ def test_sizes_that_do_not_fit_are_refused(change: dict[str, int | str], message
 def test_a_hybrid_is_what_its_shape_says(tmp_path: Path) -> None:
     shape = replace(SMALL_HYBRID, quantisation="Q8_0")
     engine = Engine(generate(tmp_path / "hybrid.gguf", shape))
-    assert llama_cpp.llama_model_is_hybrid(engine.model)
+    assert llama.llama_model_is_hybrid(engine.model)
     arrays = sum(values.size for _, values in shape.arrays())
-    assert llama_cpp.llama_model_n_params(engine.model) == shape.parameters + arrays
+    assert llama.llama_model_n_params(engine.model) == shape.parameters + arrays
     answer = engine.greedy(engine.tokens("Tell me more about it."), 32)
     assert len(set(answer)) > 16 and engine.eos not in answer
     engine.close()

@@ -6,9 +6,9 @@ import threading
 import time
 from dataclasses import replace
 
-import llama_cpp
 import numpy as np
 import pytest
+from slotcache.models import llama
 from slotcache.models.errors import Interrupted
 from slotcache.models.model import Model
 from support.lab import Lab
@@ -43,7 +43,7 @@ def test_nothing_is_left_of_the_kernels_before_the_one_that_is_ended(model):
     prompt = np.random.default_rng(3).integers(300, 900, 500).astype(np.int32)
     lab = Lab(model, batch=500, budget=500, kernel=20, flash="on")
     asked, last = itertools.count(), [math.inf]
-    lab.runner.interrupt._callback = llama_cpp.ggml_abort_callback(lambda _: next(asked) > last[0])
+    lab.runner.interrupt._callback = llama.ggml_abort_callback(lambda _: next(asked) > last[0])
     lab.submit(prompt, limit=3, cache=False, background=True)
     lab.step()
     num_asked = next(asked)

@@ -92,7 +92,7 @@ def test_a_file_of_times_that_is_none_is_not_waited_for(tiny, tmp_path, monkeypa
 
 
 def test_the_child_imports_nothing_of_the_folder_that_the_server_is_started_in(tiny, tmp_path, monkeypatch):
-    (tmp_path / "llama_cpp.py").write_text("raise SystemExit(1)")
+    (tmp_path / "numpy.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
     is_faster_repacked(tiny, 1)
     assert len(kept(tmp_path)[0].read_text().split(",")) == 2

@@ -3,9 +3,9 @@
 import ctypes
 import random
 
-import llama_cpp
 import numpy as np
 import pytest
+from slotcache.models import llama
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.model import Model
 from slotcache.models.penalties import Breakers, grown, repeated
@@ -13,6 +13,7 @@ from slotcache.models.runner import Runner
 from slotcache.models.sampling import Sampler, TokenList
 from slotcache.models.sampling_params import GREEDY, MAX_WINDOW, NUMBERS, ORDER, SAMPLERS, Sampling
 from slotcache.slots.plan import Plan, Span
+from support import more_llama
 
 LONG = 40  # tokens of an answer here
 
@@ -43,18 +44,18 @@ class Bench:
 
     def reference(self, sampling, rows, prompt=()):
         """The tokens that a chain of nothing but llama.cpp's own samplers chooses."""
-        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         for link in reference_links(self.model, sampling):
-            llama_cpp.llama_sampler_chain_add(chain, link)
+            llama.llama_sampler_chain_add(chain, link)
         for token in prompt:
-            llama_cpp.llama_sampler_accept(chain, int(token))
+            llama.llama_sampler_accept(chain, int(token))
         tokens = []
         for row in rows:
             candidates = TokenList(row)
             candidates.apply(chain)
             tokens.append(candidates.chosen)
-            llama_cpp.llama_sampler_accept(chain, tokens[-1])
-        llama_cpp.llama_sampler_free(chain)
+            llama.llama_sampler_accept(chain, tokens[-1])
+        llama.llama_sampler_free(chain)
         return tokens
 
     def close(self):
@@ -66,40 +67,40 @@ def reference_links(model, s):
     """The links of llama-server's chain, with its own arguments, as its documentation orders them."""
     seed = s.seed & 0xFFFFFFFF
     if s.logit_bias:
-        bias = (llama_cpp.llama_logit_bias * len(s.logit_bias))(*s.logit_bias.items())
-        yield llama_cpp.llama_sampler_init_logit_bias(model.num_vocab, len(bias), bias)
+        bias = (more_llama.llama_logit_bias * len(s.logit_bias))(*s.logit_bias.items())
+        yield more_llama.llama_sampler_init_logit_bias(model.num_vocab, len(bias), bias)
     if s.mirostat:
-        yield llama_cpp.llama_sampler_init_temp(s.temperature)
+        yield llama.llama_sampler_init_temp(s.temperature)
         if s.mirostat == 1:
-            yield llama_cpp.llama_sampler_init_mirostat(model.num_vocab, seed, s.mirostat_tau, s.mirostat_eta, 100)
+            yield llama.llama_sampler_init_mirostat(model.num_vocab, seed, s.mirostat_tau, s.mirostat_eta, 100)
         else:
-            yield llama_cpp.llama_sampler_init_mirostat_v2(seed, s.mirostat_tau, s.mirostat_eta)
+            yield llama.llama_sampler_init_mirostat_v2(seed, s.mirostat_tau, s.mirostat_eta)
         return
     texts = [text.encode() for text in s.dry_sequence_breakers]
     dry = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n)
     links = {
-        "penalties": lambda: llama_cpp.llama_sampler_init_penalties(
+        "penalties": lambda: more_llama.llama_sampler_init_penalties(
             model.num_vocab, s.repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
         ),
-        "dry": lambda: llama_cpp.llama_sampler_init_dry(
+        "dry": lambda: more_llama.llama_sampler_init_dry(
             model.vocab, *dry, (ctypes.c_char_p * len(texts))(*texts), len(texts)
         ),
-        "top_n_sigma": lambda: llama_cpp.llama_sampler_init_top_n_sigma(s.top_n_sigma),
-        "top_k": lambda: llama_cpp.llama_sampler_init_top_k(s.top_k),
-        "typ_p": lambda: llama_cpp.llama_sampler_init_typical(s.typical_p, s.min_keep),
-        "top_p": lambda: llama_cpp.llama_sampler_init_top_p(s.top_p, s.min_keep),
-        "min_p": lambda: llama_cpp.llama_sampler_init_min_p(s.min_p, s.min_keep),
-        "xtc": lambda: llama_cpp.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, s.min_keep, seed),
-        "temperature": lambda: llama_cpp.llama_sampler_init_temp_ext(s.temperature, s.dynatemp_range, s.dynatemp_exponent),
-        "infill": lambda: llama_cpp.llama_sampler_init_infill(model.vocab),
+        "top_n_sigma": lambda: llama.llama_sampler_init_top_n_sigma(s.top_n_sigma),
+        "top_k": lambda: llama.llama_sampler_init_top_k(s.top_k),
+        "typ_p": lambda: llama.llama_sampler_init_typical(s.typical_p, s.min_keep),
+        "top_p": lambda: llama.llama_sampler_init_top_p(s.top_p, s.min_keep),
+        "min_p": lambda: llama.llama_sampler_init_min_p(s.min_p, s.min_keep),
+        "xtc": lambda: llama.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, s.min_keep, seed),
+        "temperature": lambda: llama.llama_sampler_init_temp_ext(s.temperature, s.dynatemp_range, s.dynatemp_exponent),
+        "infill": lambda: llama.llama_sampler_init_infill(model.vocab),
     }
     for name in s.samplers:
         if name in links:
             yield links[name]()
     if "adaptive_p" in s.samplers:
-        yield llama_cpp.llama_sampler_init_adaptive_p(s.adaptive_target, s.adaptive_decay, seed)
+        yield llama.llama_sampler_init_adaptive_p(s.adaptive_target, s.adaptive_decay, seed)
     else:
-        yield llama_cpp.llama_sampler_init_dist(seed)
+        yield llama.llama_sampler_init_dist(seed)
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,16 @@
 """Stretches of a prompt tokenised alone, long texts in slices, with vocabularies of several kinds."""
 
-import ctypes
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 from gguf import GGUFWriter, TokenType
 from hypothesis import given
 from hypothesis import strategies as st
-from slotcache.models import tokenizer
+from slotcache.models import llama, tokenizer
 from slotcache.models.model import Model
 
 CONTROLS = ["<unk>", "<s>", "</s>", "<|end|>"]
@@ -104,8 +101,7 @@ def whole(model: Model, text: str, special: bool) -> list[int]:
     """Tokenise a text in one call of llama.cpp."""
     data = text.encode()
     ids = np.empty(4 * len(data) + 2, np.int32)
-    pointer: Any = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-    count = llama_cpp.llama_tokenize(model.vocab, data, len(data), pointer, len(ids), False, special)
+    count = llama.llama_tokenize(model.vocab, data, len(data), ids.ctypes.data, len(ids), False, special)
     return ids[:count].tolist()
 
 

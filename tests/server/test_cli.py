@@ -14,7 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from slotcache.models import llama
 from slotcache.models.demo.corpus import SUGGESTED
+from slotcache.models.hardware import used_features
 from slotcache.server import serve
 from slotcache.server.config.settings import SETTINGS, Settings
 from slotcache.server.engine import fit
@@ -141,6 +143,8 @@ def test_doctor_names_devices_and_what_fits_without_gguf(tiny, bare):
     result = run("doctor", "-m", tiny, **bare)
     assert result.returncode == 0
     assert "CPU" in result.stdout and "GPU offload" in result.stdout and "512 bytes a token" in result.stdout
+    assert result.stdout.startswith(f"{llama.LIBRARY}: llama.cpp ") and str(llama.LIBRARY.path) in result.stdout
+    assert f"  made for: {', '.join(used_features())}\n" in result.stdout and "  tried: " in result.stdout
 
 
 def test_doctor_says_which_template_a_server_would_use(tiny, tmp_path):

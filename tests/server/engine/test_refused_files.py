@@ -6,6 +6,7 @@ Another engine was left with a part of a broken file in its cache, and answered 
 import os
 
 import pytest
+from slotcache.models import gate
 from slotcache.server.load import provenance_of
 from slotcache.slots import record
 from support.architectures import hybrid, recurrent
@@ -101,3 +102,17 @@ def test_a_refused_record_leaves_every_bit(model, tmp_path):
             for question in (SEA, MILL):
                 assert cached(up.chat(question, max_tokens=1)) > 0
                 assert told(up, question) == told(up, question, cache_prompt=False) == expected[question]
+
+
+def test_kv_of_another_build_is_not_used(tiny, tmp_path, monkeypatch):
+    folder = str(tmp_path / "kv")
+    with running(tiny, cache_dir=folder) as up:
+        expected = told(up, SEA)
+    with running(tiny, cache_dir=folder) as up:
+        wait_for_kv()
+        assert up.chat(SEA, max_tokens=1)["slotcache"]["source"] == "disk"
+    monkeypatch.setattr(gate, "identity", lambda: "another build's")
+    with running(tiny, cache_dir=folder) as up:
+        wait_for_kv()
+        assert cached(up.chat(SEA, max_tokens=1)) == 0
+        assert told(up, SEA) == expected

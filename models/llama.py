@@ -1,0 +1,514 @@
+"""The door to llama.cpp: finds its shared library, refuses one of another layout, and binds what we call, as in llama.h."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import platform
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from inspect import isfunction
+from pathlib import Path
+from typing import Annotated, Any, NewType, TypeVar, get_args, get_type_hints
+
+from .errors import LibraryError
+
+# ---- The library --------------------------------------------------------------------------------------------------------
+
+VARIABLES = ("SLOTCACHE_LLAMA", "LLAMA_CPP_LIB_PATH")
+"""Of the environment: a folder with a library, which is used instead of those that are installed."""
+NPM = Path(sys.prefix, "node_modules/@node-llama-cpp/linux-x64")
+"""Where `make serve` puts npm's build, which has a plug-in for each generation of CPUs."""
+NAMES = ("libllama.so", "libllama.v*.so", "xllamacpp*.so", "libllama.dylib")
+REMEDY = "pip install 'slotcache[llama]' builds one that fits, 'slotcache[prebuilt]' brings one; in a checkout, make serve"
+MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A file with llama.cpp's functions. origin: what brought it. version: of that package, else llama.cpp's own."""
+
+    path: Path
+    origin: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.origin} {self.version}".rstrip()
+
+    def refused(self, reason: str) -> LibraryError:
+        return LibraryError(f"llama.cpp of {self} is refused: {self.path} {reason}; {REMEDY}")
+
+
+def find() -> Library:
+    """Return the library to use: of a folder that the environment names, else of an installed package.
+
+    Raises LibraryError if there is none.
+    """
+    for variable in VARIABLES:
+        if folder := os.environ.get(variable):
+            return _in_folder(Path(folder).expanduser(), variable)
+    for module, package, folder in (("llama_cpp", "llama-cpp-python", "lib"), ("xllamacpp", "xllamacpp", "")):
+        if spec := find_spec(module):
+            return _in_folder(Path(spec.origin or module).parent / folder, package, _version_of(package))
+    if NPM.is_dir():
+        return _in_folder(NPM / "bins/linux-x64", "npm", json.loads((NPM / "package.json").read_text())["version"])
+    raise LibraryError(f"llama.cpp is not installed: {REMEDY}")
+
+
+def _in_folder(folder: Path, origin: str, version: str = "") -> Library:
+    """Raises LibraryError."""
+    found = [path for name in NAMES for path in sorted(folder.glob(name))]
+    if not found:
+        raise Library(folder, origin, version).refused(f"has none of {', '.join(NAMES)}")
+    return Library(found[0], origin, version)
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _open(found: Library) -> ctypes.CDLL:
+    """Load a library. Raises LibraryError."""
+    try:
+        if sys.platform == "linux":
+            _check_file(found)
+        return ctypes.CDLL(str(found.path))
+    except OSError as error:
+        raise found.refused(f"cannot be loaded: {error}") from None
+
+
+def _check_file(found: Library) -> None:
+    """Raise LibraryError for a file of another CPU, or one that was cut short: to load it would end the process."""
+    with found.path.open("rb") as file:
+        head, size = file.read(64), os.fstat(file.fileno()).st_size
+        if len(head) < 64 or head[:6] != b"\x7fELF\2\1":
+            raise found.refused("is no library of a 64-bit Linux")
+        if _number(head, 18, 2) != MACHINES.get(platform.machine()):
+            raise found.refused(f"is not for {platform.machine()}, this machine's CPU")
+        start, width, count = _number(head, 32, 8), _number(head, 54, 2), _number(head, 56, 2)
+        file.seek(start)
+        rows = file.read(width * count)
+    sections_end = _number(head, 40, 8) + _number(head, 58, 2) * _number(head, 60, 2)
+    segment_ends = [_number(rows, at + 8, 8) + _number(rows, at + 32, 8) for at in range(0, width * count, width)]
+    if max(start + width * count, sections_end, *segment_ends) > size:
+        raise found.refused("is incomplete")
+
+
+def _number(data: bytes, at: int, width: int) -> int:
+    return int.from_bytes(data[at : at + width], "little")
+
+
+LIBRARY = find()
+library = _open(LIBRARY)
+
+# ---- The types of llama.h -----------------------------------------------------------------------------------------------
+
+llama_model_p = NewType("llama_model_p", int)
+llama_context_p = NewType("llama_context_p", int)
+llama_memory_t = NewType("llama_memory_t", int)
+llama_vocab_p = NewType("llama_vocab_p", int)
+llama_sampler_p = NewType("llama_sampler_p", int)
+llama_adapter_lora_p = NewType("llama_adapter_lora_p", int)
+ggml_backend_dev_t = NewType("ggml_backend_dev_t", int)
+ggml_backend_buffer_type_t = NewType("ggml_backend_buffer_type_t", int)
+
+llama_token = ctypes.c_int32
+ggml_abort_callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+llama_progress_callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
+
+LLAMA_VOCAB_TYPE_SPM, LLAMA_VOCAB_TYPE_BPE = 1, 2
+LLAMA_ROPE_TYPE_NORM, LLAMA_ROPE_TYPE_NEOX = 0, 2
+LLAMA_TOKEN_ATTR_UNKNOWN, LLAMA_TOKEN_ATTR_CONTROL, LLAMA_TOKEN_ATTR_USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
+LLAMA_TOKEN_ATTR_LSTRIP, LLAMA_TOKEN_ATTR_RSTRIP = 1 << 7, 1 << 8
+LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY = 0, 1
+
+
+class llama_model_params(ctypes.Structure):
+    _fields_ = (
+        ("devices", ctypes.c_void_p),
+        ("tensor_buft_overrides", ctypes.c_void_p),
+        ("n_gpu_layers", ctypes.c_int32),
+        ("split_mode", ctypes.c_int),
+        ("load_mode", ctypes.c_int),
+        ("lazy_mode", ctypes.c_int),
+        ("main_gpu", ctypes.c_int32),
+        ("tensor_split", ctypes.c_void_p),
+        ("progress_callback", llama_progress_callback),
+        ("progress_callback_user_data", ctypes.c_void_p),
+        ("kv_overrides", ctypes.c_void_p),
+        ("vocab_only", ctypes.c_bool),
+        ("check_tensors", ctypes.c_bool),
+        ("use_extra_bufts", ctypes.c_bool),
+        ("no_host", ctypes.c_bool),
+        ("no_alloc", ctypes.c_bool),
+        ("load_mtp", ctypes.c_bool),
+    )
+
+
+class llama_context_params(ctypes.Structure):
+    _fields_ = (
+        ("n_ctx", ctypes.c_uint32),
+        ("n_batch", ctypes.c_uint32),
+        ("n_ubatch", ctypes.c_uint32),
+        ("n_seq_max", ctypes.c_uint32),
+        ("n_rs_seq", ctypes.c_uint32),
+        ("n_outputs_max", ctypes.c_uint32),
+        ("n_outputs_max_per_seq", ctypes.c_uint32),
+        ("n_threads", ctypes.c_int32),
+        ("n_threads_batch", ctypes.c_int32),
+        ("ctx_type", ctypes.c_int),
+        ("rope_scaling_type", ctypes.c_int),
+        ("pooling_type", ctypes.c_int),
+        ("attention_type", ctypes.c_int),
+        ("flash_attn_type", ctypes.c_int),
+        ("rope_freq_base", ctypes.c_float),
+        ("rope_freq_scale", ctypes.c_float),
+        ("yarn_ext_factor", ctypes.c_float),
+        ("yarn_attn_factor", ctypes.c_float),
+        ("yarn_beta_fast", ctypes.c_float),
+        ("yarn_beta_slow", ctypes.c_float),
+        ("yarn_orig_ctx", ctypes.c_uint32),
+        ("defrag_thold", ctypes.c_float),
+        ("cb_eval", ctypes.c_void_p),
+        ("cb_eval_user_data", ctypes.c_void_p),
+        ("type_k", ctypes.c_int),
+        ("type_v", ctypes.c_int),
+        ("abort_callback", ctypes.c_void_p),
+        ("abort_callback_data", ctypes.c_void_p),
+        ("embeddings", ctypes.c_bool),
+        ("offload_kqv", ctypes.c_bool),
+        ("no_perf", ctypes.c_bool),
+        ("op_offload", ctypes.c_bool),
+        ("swa_full", ctypes.c_bool),
+        ("kv_unified", ctypes.c_bool),
+        ("samplers", ctypes.c_void_p),
+        ("n_samplers", ctypes.c_size_t),
+        ("ctx_other", ctypes.c_void_p),
+    )
+
+
+class llama_sampler_chain_params(ctypes.Structure):
+    _fields_ = (("no_perf", ctypes.c_bool),)
+
+
+class llama_batch(ctypes.Structure):
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(llama_token)),
+        ("embd", ctypes.POINTER(ctypes.c_float)),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    )
+
+
+class llama_token_data(ctypes.Structure):
+    _fields_ = (("id", llama_token), ("logit", ctypes.c_float), ("p", ctypes.c_float))
+
+
+class llama_token_data_array(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.POINTER(llama_token_data)),
+        ("size", ctypes.c_size_t),
+        ("selected", ctypes.c_int64),
+        ("sorted", ctypes.c_bool),
+    )
+
+
+# ---- Binding ------------------------------------------------------------------------------------------------------------
+# A signature below has llama.h's types: what Python sees, and what ctypes passes.
+
+int32_t = Annotated[int, ctypes.c_int32]
+uint32_t = Annotated[int, ctypes.c_uint32]
+uint64_t = Annotated[int, ctypes.c_uint64]
+size_t = Annotated[int, ctypes.c_size_t]
+bool_t = Annotated[bool, ctypes.c_bool]
+float_t = Annotated[float, ctypes.c_float]
+char_p = Annotated[bytes, ctypes.c_char_p]
+buffer_p = Annotated[ctypes.Array[ctypes.c_char] | bytes, ctypes.c_char_p]
+pointer = Annotated[int | ctypes.c_void_p | ctypes.Array, ctypes.c_void_p]
+size_p = Annotated[ctypes.Array[ctypes.c_size_t], ctypes.POINTER(ctypes.c_size_t)]
+float_p = Annotated[ctypes.Array[ctypes.c_float], ctypes.POINTER(ctypes.c_float)]
+adapters_p = Annotated[ctypes.Array[ctypes.c_void_p], ctypes.POINTER(ctypes.c_void_p)]
+token_data_array_p = Annotated[ctypes.Array[llama_token_data_array], ctypes.POINTER(llama_token_data_array)]
+abort_callback_t = Annotated[Callable[[ctypes.c_void_p], bool], ggml_abort_callback]
+log_callback_t = Annotated[Callable[[int, bytes, ctypes.c_void_p], None], llama_log_callback]
+
+F = TypeVar("F", bound=Callable)
+
+
+def bind(signature: F) -> F:
+    """Return the library's function of this name, with the types of this signature. Raises LibraryError."""
+    function = getattr(library, signature.__name__, None)
+    if function is None:
+        raise LIBRARY.refused(f"lacks {signature.__name__}")
+    *arguments, function.restype = map(_passed, get_type_hints(signature, include_extras=True).values())
+    function.argtypes = arguments
+    return function
+
+
+def _passed(hint: Any) -> Any:
+    """Return the type that ctypes passes for a type of a signature: a handle is a pointer, a structure itself."""
+    hint = next((part for part in get_args(hint) if type(None) in get_args(hint) and part is not type(None)), hint)
+    if isinstance(hint, NewType):
+        return ctypes.c_void_p
+    return None if hint is type(None) else getattr(hint, "__metadata__", [hint])[0]
+
+
+# fmt: off
+# One function a line.
+
+# ---- The library, and ggml's devices ------------------------------------------------------------------------------------
+
+
+def llama_version() -> char_p: ...
+def llama_backend_init() -> None: ...
+def llama_supports_gpu_offload() -> bool_t: ...
+def llama_print_system_info() -> char_p: ...
+def llama_log_set(log_callback: log_callback_t, user_data: pointer, /) -> None: ...
+def ggml_backend_load_all_from_path(dir_path: char_p, /) -> None: ...
+def ggml_backend_dev_count() -> size_t: ...
+def ggml_backend_dev_get(index: size_t, /) -> ggml_backend_dev_t: ...
+def ggml_backend_dev_name(device: ggml_backend_dev_t, /) -> char_p: ...
+def ggml_backend_dev_description(device: ggml_backend_dev_t, /) -> char_p: ...
+def ggml_backend_dev_memory(device: ggml_backend_dev_t, free: size_p, total: size_p, /) -> None: ...
+def ggml_backend_dev_type(device: ggml_backend_dev_t, /) -> int32_t: ...
+def ggml_backend_dev_buffer_type(device: ggml_backend_dev_t, /) -> ggml_backend_buffer_type_t | None: ...
+def ggml_backend_buft_name(buft: ggml_backend_buffer_type_t, /) -> char_p: ...
+def ggml_backend_buft_is_host(buft: ggml_backend_buffer_type_t, /) -> bool_t: ...
+def ggml_backend_buft_get_device(buft: ggml_backend_buffer_type_t, /) -> ggml_backend_dev_t | None: ...
+
+
+# ---- Models -------------------------------------------------------------------------------------------------------------
+
+
+def llama_model_default_params() -> llama_model_params: ...
+def llama_ftype_name(ftype: int32_t, /) -> char_p | None: ...
+def llama_model_load_from_file(path_model: char_p, params: llama_model_params, /) -> llama_model_p | None: ...
+def llama_model_free(model: llama_model_p, /) -> None: ...
+def llama_model_get_vocab(model: llama_model_p, /) -> llama_vocab_p | None: ...
+def llama_model_rope_type(model: llama_model_p, /) -> int32_t: ...
+def llama_model_n_ctx_train(model: llama_model_p, /) -> int32_t: ...
+def llama_model_n_embd(model: llama_model_p, /) -> int32_t: ...
+def llama_model_n_embd_inp(model: llama_model_p, /) -> int32_t: ...
+def llama_model_n_embd_out(model: llama_model_p, /) -> int32_t: ...
+def llama_model_n_layer(model: llama_model_p, /) -> int32_t: ...
+def llama_model_n_head(model: llama_model_p, /) -> int32_t: ...
+def llama_model_n_head_kv(model: llama_model_p, /) -> int32_t: ...
+def llama_model_n_swa(model: llama_model_p, /) -> int32_t: ...
+def llama_model_n_cls_out(model: llama_model_p, /) -> uint32_t: ...
+def llama_model_meta_val_str(model: llama_model_p, key: char_p, buf: buffer_p, buf_size: size_t, /) -> int32_t: ...
+def llama_model_desc(model: llama_model_p, buf: buffer_p, buf_size: size_t, /) -> int32_t: ...
+def llama_model_ftype(model: llama_model_p, /) -> int32_t: ...
+def llama_model_size(model: llama_model_p, /) -> uint64_t: ...
+def llama_model_chat_template(model: llama_model_p, name: char_p | None, /) -> char_p | None: ...
+def llama_model_n_params(model: llama_model_p, /) -> uint64_t: ...
+def llama_model_has_encoder(model: llama_model_p, /) -> bool_t: ...
+def llama_model_has_decoder(model: llama_model_p, /) -> bool_t: ...
+def llama_model_is_recurrent(model: llama_model_p, /) -> bool_t: ...
+def llama_model_is_hybrid(model: llama_model_p, /) -> bool_t: ...
+def llama_adapter_lora_init(model: llama_model_p, path_lora: char_p, /) -> llama_adapter_lora_p | None: ...
+def llama_adapter_get_alora_n_invocation_tokens(adapter: llama_adapter_lora_p, /) -> uint64_t: ...
+
+
+# ---- Contexts -----------------------------------------------------------------------------------------------------------
+
+
+def llama_context_default_params() -> llama_context_params: ...
+def llama_init_from_model(model: llama_model_p, params: llama_context_params, /) -> llama_context_p | None: ...
+def llama_free(ctx: llama_context_p, /) -> None: ...
+def llama_n_ctx(ctx: llama_context_p, /) -> uint32_t: ...
+def llama_n_batch(ctx: llama_context_p, /) -> uint32_t: ...
+def llama_n_seq_max(ctx: llama_context_p, /) -> uint32_t: ...
+def llama_get_model(ctx: llama_context_p, /) -> llama_model_p | None: ...
+def llama_pooling_type(ctx: llama_context_p, /) -> int32_t: ...
+def llama_set_adapters_lora(
+    ctx: llama_context_p, adapters: adapters_p, n_adapters: size_t, scales: float_p, /
+) -> int32_t: ...
+def llama_decode(ctx: llama_context_p, batch: llama_batch, /) -> int32_t: ...
+def llama_set_n_threads(ctx: llama_context_p, n_threads: int32_t, n_threads_batch: int32_t, /) -> None: ...
+def llama_set_abort_callback(
+    ctx: llama_context_p, abort_callback: abort_callback_t, abort_callback_data: pointer, /
+) -> None: ...
+def llama_synchronize(ctx: llama_context_p, /) -> None: ...
+def llama_get_logits(ctx: llama_context_p, /) -> float_p: ...
+def llama_get_embeddings(ctx: llama_context_p, /) -> float_p: ...
+def llama_get_embeddings_seq(ctx: llama_context_p, seq_id: int32_t, /) -> float_p: ...
+
+
+# ---- Memory and states --------------------------------------------------------------------------------------------------
+
+
+def llama_get_memory(ctx: llama_context_p, /) -> llama_memory_t | None: ...
+def llama_memory_clear(mem: llama_memory_t, data: bool_t, /) -> None: ...
+def llama_memory_seq_rm(mem: llama_memory_t, seq_id: int32_t, p0: int32_t, p1: int32_t, /) -> bool_t: ...
+def llama_memory_seq_cp(
+    mem: llama_memory_t, seq_id_src: int32_t, seq_id_dst: int32_t, p0: int32_t, p1: int32_t, /
+) -> None: ...
+def llama_state_seq_get_size(ctx: llama_context_p, seq_id: int32_t, /) -> size_t: ...
+def llama_state_seq_get_size_ext(ctx: llama_context_p, seq_id: int32_t, flags: uint32_t, /) -> size_t: ...
+def llama_state_seq_get_data_ext(
+    ctx: llama_context_p, dst: pointer, size: size_t, seq_id: int32_t, flags: uint32_t, /
+) -> size_t: ...
+def llama_state_seq_set_data_ext(
+    ctx: llama_context_p, src: pointer, size: size_t, dest_seq_id: int32_t, flags: uint32_t, /
+) -> size_t: ...
+
+
+# ---- Vocabulary ---------------------------------------------------------------------------------------------------------
+
+
+def llama_vocab_type(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_vocab_n_tokens(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_vocab_get_text(vocab: llama_vocab_p, token: int32_t, /) -> char_p: ...
+def llama_vocab_get_attr(vocab: llama_vocab_p, token: int32_t, /) -> int32_t: ...
+def llama_vocab_is_eog(vocab: llama_vocab_p, token: int32_t, /) -> bool_t: ...
+def llama_vocab_bos(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_vocab_eos(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_vocab_sep(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_vocab_get_add_bos(vocab: llama_vocab_p, /) -> bool_t: ...
+def llama_vocab_get_add_eos(vocab: llama_vocab_p, /) -> bool_t: ...
+def llama_vocab_get_add_sep(vocab: llama_vocab_p, /) -> bool_t: ...
+def llama_vocab_fim_pre(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_vocab_fim_suf(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_vocab_fim_mid(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_vocab_fim_rep(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_vocab_fim_sep(vocab: llama_vocab_p, /) -> int32_t: ...
+def llama_tokenize(
+    vocab: llama_vocab_p,
+    text: char_p,
+    text_len: int32_t,
+    tokens: pointer,
+    n_tokens_max: int32_t,
+    add_special: bool_t,
+    parse_special: bool_t,
+    /,
+) -> int32_t: ...
+def llama_token_to_piece(
+    vocab: llama_vocab_p, token: int32_t, buf: buffer_p, length: int32_t, lstrip: int32_t, special: bool_t, /
+) -> int32_t: ...
+
+
+# ---- Samplers -----------------------------------------------------------------------------------------------------------
+
+
+def llama_sampler_chain_default_params() -> llama_sampler_chain_params: ...
+def llama_sampler_accept(smpl: llama_sampler_p, token: int32_t, /) -> None: ...
+def llama_sampler_apply(smpl: llama_sampler_p, cur_p: token_data_array_p, /) -> None: ...
+def llama_sampler_free(smpl: llama_sampler_p, /) -> None: ...
+def llama_sampler_chain_init(params: llama_sampler_chain_params, /) -> llama_sampler_p: ...
+def llama_sampler_chain_add(chain: llama_sampler_p, smpl: llama_sampler_p, /) -> None: ...
+def llama_sampler_init_dist(seed: uint32_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_top_k(k: int32_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_top_p(p: float_t, min_keep: size_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_min_p(p: float_t, min_keep: size_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_typical(p: float_t, min_keep: size_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_temp(t: float_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_temp_ext(t: float_t, delta: float_t, exponent: float_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_xtc(p: float_t, t: float_t, min_keep: size_t, seed: uint32_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_top_n_sigma(n: float_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_mirostat(
+    n_vocab: int32_t, seed: uint32_t, tau: float_t, eta: float_t, m: int32_t, /
+) -> llama_sampler_p: ...
+def llama_sampler_init_mirostat_v2(seed: uint32_t, tau: float_t, eta: float_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_adaptive_p(target: float_t, decay: float_t, seed: uint32_t, /) -> llama_sampler_p: ...
+def llama_sampler_init_infill(vocab: llama_vocab_p, /) -> llama_sampler_p: ...
+def llama_sampler_sample(smpl: llama_sampler_p, ctx: llama_context_p, idx: int32_t, /) -> int32_t: ...
+
+
+for _name, _signature in list(globals().items()):
+    if _name.startswith(("llama_", "ggml_")) and isfunction(_signature):
+        globals()[_name] = bind(_signature)
+
+# fmt: on
+
+if not LIBRARY.version:
+    LIBRARY = replace(LIBRARY, version=llama_version().decode())
+
+# ---- The layout of the parameters ---------------------------------------------------------------------------------------
+# ctypes checks nothing: with a field more or less, a library of another version would read other flags than were set.
+
+DEFAULTS = (
+    (
+        llama_model_params,
+        {"n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "lazy_mode": 1, "use_extra_bufts": True},
+    ),
+    (
+        llama_context_params,
+        {
+            **{"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_outputs_max_per_seq": 1},
+            **{"n_threads": 4, "n_threads_batch": 4, "rope_scaling_type": -1, "pooling_type": -1, "attention_type": -1},
+            **{"flash_attn_type": -1, "yarn_ext_factor": -1.0, "yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0},
+            **{"yarn_beta_slow": -1.0, "defrag_thold": -1.0, "type_k": 1, "type_v": 1},
+            **{"offload_kqv": True, "no_perf": True, "op_offload": True, "swa_full": True},
+        },
+    ),
+)
+"""The structures that set-up passes by value, and their defaults; what is not named is 0 or null."""
+CANARY = b"\xa5"
+SPARE = 256  # bytes behind a structure, which a larger one of the library's would fill
+
+
+def check_layout() -> None:
+    """Raise LibraryError unless the library's parameters have our fields, by their defaults and their size."""
+    for layout, defaults in DEFAULTS:
+        params, spare = _defaults_of(layout)
+        wrong = [name for name, *_ in layout._fields_ if (getattr(params, name) or 0) != defaults.get(name, 0)]
+        if spare != CANARY * SPARE or wrong:
+            where = f"from {wrong[0]} on" if wrong else "behind its end"
+            raise LIBRARY.refused(f"has another layout of {layout.__name__} {where}")
+
+
+def _defaults_of(layout: type[ctypes.Structure]) -> tuple[ctypes.Structure, bytes]:
+    """Return the library's defaults in a structure of ours, and what it left of the bytes behind it."""
+
+    class Padded(ctypes.Structure):
+        _fields_ = (("params", layout), ("spare", ctypes.c_char * SPARE))
+
+    symbol = layout.__name__.replace("_params", "_default_params"), library
+    padded = Padded()
+    ctypes.memset(ctypes.addressof(padded), CANARY[0], ctypes.sizeof(padded))
+    if platform.machine() in ("x86_64", "AMD64"):  # the caller passes the place of the result as a hidden first argument
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(symbol)(ctypes.addressof(padded))
+        return padded.params, ctypes.string_at(ctypes.addressof(padded) + Padded.spare.offset, SPARE)
+    return ctypes.CFUNCTYPE(Padded)(symbol)().params, CANARY * SPARE
+
+
+check_layout()
+
+# ---- llama.cpp's own log, turned into Python's, with its last complaints kept for error messages. -----------------------
+
+logger = logging.getLogger("slotcache.llama")
+ERROR = 4  # ggml's levels: 1 debug, 2 info, 3 warning, 4 error, 5 continued
+NO_REASON = "failed to load model"  # the end of a line that only repeats that a load has failed
+COMPLAINTS: deque[str] = deque(maxlen=8)
+
+
+@llama_log_callback
+def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    line = text.decode("utf-8", "replace").rstrip()
+    if level == ERROR and not line.endswith(NO_REASON):
+        COMPLAINTS.append(line)
+    if line:
+        logger.debug("%s", line)
+
+
+def capture() -> None:
+    """Send llama.cpp's log to the logger `slotcache.llama` at DEBUG, instead of stderr."""
+    llama_log_set(_forward, ctypes.c_void_p(0))
+
+
+def last_complaint() -> str:
+    """Return the last error that llama.cpp logged, for a message of ours."""
+    return COMPLAINTS[-1] if COMPLAINTS else "llama.cpp gave no reason"
