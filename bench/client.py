@@ -13,9 +13,9 @@ from typing import Any
 
 import aiohttp
 
-from .dialect import Chunk, Dialect, DocumentUse, History, Sampling
 from .journal import note
 from .report import BenchError
+from .server_api import Chunk, DocumentUse, History, Sampling, ServerApi
 from .trace import Query, prose
 
 STALL_SECONDS = 600
@@ -95,8 +95,8 @@ class EncodedRequest:
 class _Stream:
     """The part of an answer that has arrived. If a figure comes twice, the last value counts."""
 
-    def __init__(self, dialect: Dialect, started: float, on_token: Callable[[float], None] | None) -> None:
-        self._dialect, self._started, self._on_token = dialect, started, on_token
+    def __init__(self, api: ServerApi, started: float, on_token: Callable[[float], None] | None) -> None:
+        self._api, self._started, self._on_token = api, started, on_token
         self._received: list[tuple[float, bytes]] = []
         self._rest = b""
         self._num_final = 0
@@ -136,7 +136,7 @@ class _Stream:
         event = json.loads(data)
         if kind == b"error" or "error" in event:
             raise StreamError(_message(data))
-        chunk = self._dialect.read(event)
+        chunk = self._api.read(event)
         if chunk.has_token:
             self.arrivals.append(at - self._started)
             if self._on_token:
@@ -159,9 +159,9 @@ class Client:
     name: of the arm, under which the journal keeps each result; empty: it keeps none.
     """
 
-    def __init__(self, url: str, dialect: Dialect, sampling: Sampling | None = None, name: str = "") -> None:
+    def __init__(self, url: str, api: ServerApi, sampling: Sampling | None = None, name: str = "") -> None:
         self.url, self.name = url, name
-        self.dialect = dialect
+        self.api = api
         self.sampling = sampling or Sampling()
 
     async def __aenter__(self) -> Client:
@@ -179,7 +179,7 @@ class Client:
 
     async def prepare(self, query: Query, history: History = (), sampling: Sampling | None = None) -> EncodedRequest:
         """Return the encoded request of a query. Raises aiohttp.ClientError."""
-        path, body = await self.dialect.prepare(self.http, query, history, sampling or self.sampling)
+        path, body = await self.api.prepare(self.http, query, history, sampling or self.sampling)
         return EncodedRequest(path, json.dumps(body).encode(), query.session, query.turn)
 
     async def ask(
@@ -200,7 +200,7 @@ class Client:
         """Stream one answer. The clock starts just before sending; `on_token` gets the clock's reading at every token."""
         status, problem = 0, None
         started = perf_counter()
-        stream = _Stream(self.dialect, started, on_token)
+        stream = _Stream(self.api, started, on_token)
         try:
             async with self.http.post(request.path, data=request.body, headers=JSON) as response:
                 status = response.status

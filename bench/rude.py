@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from ..models.demo.corpus import Corpus
-from .dialect import Body
+from .server_api import Body
 
 # ---- Bystanders ---------------------------------------------------------------------------------------------------------
 # Well-behaved clients beside a fault. They record their answers, how each request ends, and the status of /health.
@@ -352,7 +352,7 @@ ACTS: dict[str, tuple[int, Callable[[Visitor], Awaitable[None]]]] = {
 
 
 UNREAD = 2048  # bytes of the client's receive buffer
-AT_ONCE = 2  # clients that do not read: they must not take all lanes
+AT_ONCE = 2  # clients that do not read: they must not take all slots
 PACE = 0.5  # s between two clients, and between two bytes of a slow client
 PROMISED = 4 << 20  # Content-Length of a body that never ends
 SENT = 1 << 20

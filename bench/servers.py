@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 from urllib.request import ProxyHandler, build_opener
 
 from .client import Client
-from .dialect import ChatDialect, CompletionDialect, Dialect, Sampling
 from .journal import note
 from .report import BenchError, ServerError
+from .server_api import ChatApi, CompletionApi, Sampling, ServerApi
 from .trace import Query
 
 DATA_VARIABLE = "SLOTCACHE_DATA"
@@ -35,7 +35,7 @@ LLAMA_SLOTS = 4
 BENCH_MODELS = {"dense": "bench", "hybrid": "bench-hybrid"}  # the shapes of the generated models
 
 
-def add_options(parser: argparse.ArgumentParser, context: int = 16384, lanes: int = 4, max_tokens: int = 16) -> None:
+def add_options(parser: argparse.ArgumentParser, context: int = 16384, slots: int = 4, max_tokens: int = 16) -> None:
     """Add the shared options, with a scenario's own defaults."""
     add = parser.add_argument
     add("-m", "--model", type=Path, help="GGUF to serve (default: the bench model, generated once)")
@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser, context: int = 16384, lanes: in
     add("--dialect", choices=("slotcache", "openai", "llama"), default="slotcache", help="API of the server at --url")
     add("--llama-server", metavar="PATH", help="llama-server to compare with; without it that arm is left out")
     add("-c", "--ctx-size", type=int, default=context, help="context of each server, tokens (default: %(default)s)")
-    add("-np", "--parallel", type=int, default=lanes, help="lanes of slotcache (default: %(default)s)")
+    add("-np", "--parallel", type=int, default=slots, help="slots of slotcache (default: %(default)s)")
     add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of each server (default: %(default)s)")
     add("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto", help="default: %(default)s")
     add("--repack", choices=("on", "off", "default"), default="default", help="weight repacking, the same in every arm")
@@ -94,7 +94,7 @@ def _random_models() -> ModuleType:
         ) from None
 
 
-def llama_lanes(args: argparse.Namespace) -> int | None:
+def llama_slots(args: argparse.Namespace) -> int | None:
     """Return the slots to ask of llama-server; None for its own default number.
 
     By default its slots share the context. With an explicit number each slot gets a part, too short for these prompts.
@@ -118,11 +118,11 @@ TAIL_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Options of a server; both servers use the same flags. `lanes`: None for the server's own default."""
+    """Options of a server; both servers use the same flags. `slots`: None for the server's own default."""
 
     model: Path
     context: int = 16384
-    lanes: int | None = None
+    slots: int | None = None
     threads: int = os.cpu_count() or 1
     flash_attention: str = "auto"
     repack: str = "default"
@@ -131,8 +131,8 @@ class ServerOptions:
 
     def flags(self, port: int) -> list[str]:
         """Return the flags that both servers know."""
-        lanes = ["-np", str(self.lanes)] if self.lanes else []
-        flags = ["--host", HOST, "--port", str(port), "-m", str(self.model), "-c", str(self.context), *lanes]
+        slots = ["-np", str(self.slots)] if self.slots else []
+        flags = ["--host", HOST, "--port", str(port), "-m", str(self.model), "-c", str(self.context), *slots]
         return [*flags, "-t", str(self.threads), "-fa", self.flash_attention, *self.extra]
 
 
@@ -262,7 +262,7 @@ def _ended(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}{hint}"
 
 
-# ---- The arms of a comparison: a server, started fresh for each measurement, and its dialect. ---------------------------
+# ---- The arms of a comparison: a server, started fresh for each measurement, and its API. -------------------------------
 
 T = TypeVar("T")
 
@@ -278,7 +278,7 @@ class Arm:
     """
 
     name: str
-    dialect: Dialect
+    api: ServerApi
     command: Callable[[int], list[str]] | None = None
     url: str = ""
     ahead: tuple[Query, ...] = ()
@@ -301,11 +301,11 @@ class Arm:
     def describe(self) -> dict[str, Any]:
         """Return the arm as JSON values."""
         server = {"url": self.url} if self.command is None else {"command": shlex.join(self.command(0))}
-        return {"name": self.name, "dialect": repr(self.dialect), **server}
+        return {"name": self.name, "dialect": repr(self.api), **server}
 
     async def work(self, url: str, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
         """Run `work` with a client of the server at `url`, after one uncounted request, and those that are sent ahead."""
-        async with Client(url, self.dialect, sampling) as client:
+        async with Client(url, self.api, sampling) as client:
             for query in (WARM_UP, *self.ahead):
                 if error := (await client.ask(query)).error:
                     raise BenchError(f"{self.name} at {url}: {error}")
@@ -316,26 +316,26 @@ class Arm:
 def arms_for(
     args: argparse.Namespace,
     orders: Sequence[str] = ("auto",),
-    llama_lanes: int | None = None,
+    llama_slots: int | None = None,
     slotcache_flags: Sequence[str] = (),
 ) -> list[Arm]:
     """Return slotcache once for each document order, and llama-server if its path is given; with `--url` only one arm."""
     extra = {} if getattr(args, "order_hint", True) else {"order_hint": False}
     if args.url:
-        return [Arm(args.url, _dialect(args.dialect, {"document_order": orders[0]} | extra), url=args.url)]
+        return [Arm(args.url, _api(args.dialect, {"document_order": orders[0]} | extra), url=args.url)]
     model, binary = bench_model(args), llama_server(args)
     own = _options(args, model, args.parallel, (*slotcache_flags, *shlex.split(args.slotcache_args)))
     arms = [
         Arm(
             "slotcache" if order == "auto" else f"slotcache, {order} order",
-            _dialect("slotcache", {"document_order": order} | extra),
+            _api("slotcache", {"document_order": order} | extra),
             lambda port: slotcache_command(own, port),
         )
         for order in orders
     ]
     if binary:
-        theirs = _options(args, model, llama_lanes, shlex.split(args.llama_args))
-        arms.append(Arm("llama-server", CompletionDialect(), lambda port: llama_server_command(binary, theirs, port)))
+        theirs = _options(args, model, llama_slots, shlex.split(args.llama_args))
+        arms.append(Arm("llama-server", CompletionApi(), lambda port: llama_server_command(binary, theirs, port)))
     return arms
 
 
@@ -345,15 +345,15 @@ def separate_arms(args: argparse.Namespace, ahead: Sequence[Query] = ()) -> list
     ahead: queries whose documents the first arm reads before the measurement. `--cache-reuse` lets llama-server move KV,
     too, but only that of the same slot, and forwards.
     """
-    joint, *theirs = arms_for(args, llama_lanes=args.parallel if args.concurrency > 1 else None)
-    dialect = ChatDialect(documents_field=True, extra={"documents_attention": "separate"})
-    arms = [replace(joint, name="slotcache, separate", dialect=dialect, ahead=tuple(ahead))]
+    joint, *theirs = arms_for(args, llama_slots=args.parallel if args.concurrency > 1 else None)
+    api = ChatApi(documents_field=True, extra={"documents_attention": "separate"})
+    arms = [replace(joint, name="slotcache, separate", api=api, ahead=tuple(ahead))]
     if args.joint and not args.url:
         arms.append(joint)
     if args.cache_reuse:
         flags = copy(args)
         flags.llama_args += f" --cache-reuse {args.cache_reuse}"
-        *_, moving = arms_for(flags, llama_lanes=args.parallel if args.concurrency > 1 else None)
+        *_, moving = arms_for(flags, llama_slots=args.parallel if args.concurrency > 1 else None)
         theirs.append(replace(moving, name=f"llama-server, --cache-reuse {args.cache_reuse}"))
     return [*arms, *theirs]
 
@@ -367,17 +367,17 @@ def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
             yield number, arm
 
 
-def _dialect(name: str, extra: dict[str, Any]) -> Dialect:
+def _api(name: str, extra: dict[str, Any]) -> ServerApi:
     if name == "llama":
-        return CompletionDialect()
-    return ChatDialect(documents_field=True, extra=extra) if name == "slotcache" else ChatDialect()
+        return CompletionApi()
+    return ChatApi(documents_field=True, extra=extra) if name == "slotcache" else ChatApi()
 
 
-def _options(args: argparse.Namespace, model: Any, lanes: int | None, extra: Sequence[str]) -> ServerOptions:
+def _options(args: argparse.Namespace, model: Any, slots: int | None, extra: Sequence[str]) -> ServerOptions:
     return ServerOptions(
         model,
         context=args.ctx_size,
-        lanes=lanes,
+        slots=slots,
         threads=args.threads,
         flash_attention=args.flash_attn,
         repack=args.repack,

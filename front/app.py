@@ -39,11 +39,11 @@ SEPARATOR = re.compile(r"[/\\]")
 class Proxy:
     """Sends a request on, and its answer back. ASGI."""
 
-    def __init__(self, host: FrontState) -> None:
-        self._host = host
+    def __init__(self, state: FrontState) -> None:
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        room = self._host.room
+        room = self._state.room
         if is_open(scope):
             with room.probing():
                 await _while_connected(receive, self._probe(scope, send))
@@ -56,7 +56,7 @@ class Proxy:
     async def exchange(self, scope: Scope, send: Send, sent: Sent, held: Held) -> None:
         """Send a request and relay its answer. held: the room that its body takes. Raises RequestError."""
         sent.held = held
-        await self.relay(sent, Relay(self._host, send, scope["path"], Bystander()))
+        await self.relay(sent, Relay(self._state, send, scope["path"], Bystander()))
 
     async def _probe(self, scope: Scope, send: Send) -> None:
         """Ask for the upstream's health. Nothing has been checked: only the method, the path and credentials go along."""
@@ -64,16 +64,16 @@ class Proxy:
         try:
             async with asyncio.timeout(SOON):
                 sent = Sent(scope["method"], scope["path"], headers, has_key=False)
-                await self.relay(sent, Relay(self._host, send, scope["path"], Bystander()))
+                await self.relay(sent, Relay(self._state, send, scope["path"], Bystander()))
         except TimeoutError:
             silent = f"the upstream was silent for {SOON:g} s"
             raise RequestError(silent, status=504, code="upstream_timeout") from None
 
     async def relay(self, sent: Sent, relay: Relay) -> None:
         """Send a request and relay its answer. Raises RequestError."""
-        metrics, began = self._host.metrics, perf_counter()
+        metrics, began = self._state.metrics, perf_counter()
         try:
-            async with self._host.upstream.ask(sent) as response:
+            async with self._state.upstream.ask(sent) as response:
                 sent.let_go()
                 metrics.waiting.observe(perf_counter() - began)
                 metrics.requests.labels(str(response.status)).inc()
@@ -155,41 +155,41 @@ class ChatProxy(Proxy):
     """Orders a chat's documents, and relays it."""
 
     async def exchange(self, scope: Scope, send: Send, sent: Sent, held: Held) -> None:
-        host, began = self._host, perf_counter()
-        engine = await host.finder.engine(scope["headers"])
+        state, began = self._state, perf_counter()
+        engine = await state.finder.engine(scope["headers"])
         held.hold(COPIES * len(sent.body))
-        sent.body, ask = await host.threads.run(len(sent.body), self._prepare, sent.body, engine)
+        sent.body, ask = await state.threads.run(len(sent.body), self._prepare, sent.body, engine)
         held.hold(len(sent.body))
-        host.metrics.ordering.observe(perf_counter() - began)
+        state.metrics.ordering.observe(perf_counter() - began)
         sent.headers = self._headers(sent.headers, ask.session)
         if ask.plan is None:
             await super().exchange(scope, send, sent, held)
             return
         reader, more = Listener(ask.hides_usage), [(ORDER, _reason(ask.plan, engine).encode("latin-1"))]
-        relay = Relay(host, send, scope["path"], reader, more=more)
+        relay = Relay(state, send, scope["path"], reader, more=more)
         try:
             await self.relay(sent, relay)
         except RequestError:
-            host.learning.take_back(ask.plan)
+            state.learning.take_back(ask.plan)
             raise
         if relay.is_refused:
-            host.learning.take_back(ask.plan)
+            state.learning.take_back(ask.plan)
             return
-        host.counting.add(ask.plan.documents, engine, scope["headers"], ask.model)
-        if reader.told is not None:
-            host.learning.learn(ask.plan, reader.told)
+        state.counting.add(ask.plan.documents, engine, scope["headers"], ask.model)
+        if reader.feedback is not None:
+            state.learning.learn(ask.plan, reader.feedback)
 
     def _headers(self, headers: Headers, session: str) -> Headers:
         """Return the headers for the upstream: the client's, and the affinity header unless the client has set it."""
         kept = [(name, value) for name, value in headers if name != b"accept-encoding"]  # answers are read
-        affinity = self._host.settings.affinity_header.lower().encode("latin-1")
+        affinity = self._state.settings.affinity_header.lower().encode("latin-1")
         has_own = any(name == affinity for name, _ in kept)
         return [*kept, (affinity, session.encode("latin-1"))] if affinity and session and not has_own else kept
 
     def _prepare(self, body: bytes, engine: EngineApi) -> tuple[bytes, Ask]:
         """Return a chat's body for the upstream, and what is to be known of it. Raises RequestError."""
         try:
-            chat = read_chat(body, self._host.settings.tool_documents)
+            chat = read_chat(body, self._state.settings.tool_documents)
         except RequestError:
             if engine.knows_documents:
                 return body, Ask()  # it will say what is wrong
@@ -198,7 +198,7 @@ class ChatProxy(Proxy):
             return body, Ask(_safe(chat.options.conversation_id))
         if not engine.knows_documents:
             check(chat)
-        plan = self._host.orders.plan(chat)
+        plan = self._state.orders.plan(chat)
         session = _safe(chat.options.conversation_id) or plan.first.key[:16]
         ask = Ask(session, plan, model=bytes(chat.fields.get("model", b"null")))
         if engine.knows_documents:
@@ -223,9 +223,9 @@ def _reason(plan: OrderPlan, engine: EngineApi) -> str:
     return f"{why}; order={ranks}; repeated={len(placed.repeated)}; expected={expected}/{number}"
 
 
-def make_app(host: FrontState) -> Starlette:
-    """Return the ASGI application over a host. Raises SettingsError."""
-    chats, others = ChatProxy(host), Proxy(host)
+def make_app(state: FrontState) -> Starlette:
+    """Return the ASGI application over its state. Raises SettingsError."""
+    chats, others = ChatProxy(state), Proxy(state)
     routes = [
         Route("/v1/chat/completions", chats, methods=["POST"]),
         Route("/chat/completions", chats, methods=["POST"]),
@@ -234,23 +234,23 @@ def make_app(host: FrontState) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestLog), *guards(host.hosting)],
+        middleware=[Middleware(RequestLog), *guards(state.hosting)],
         exception_handlers=handlers("front"),
-        lifespan=partial(_while_up, host),
+        lifespan=partial(_while_up, state),
     )
-    app.state.host = host
+    app.state.app = state
     return app
 
 
 @asynccontextmanager
-async def _while_up(host: FrontState, app: Starlette) -> AsyncIterator[None]:
+async def _while_up(state: FrontState, app: Starlette) -> AsyncIterator[None]:
     return_large_blocks()
-    async with host.upstream:
+    async with state.upstream:
         yield
-        host.counting.stop()
-    host.threads.close()
+        state.counting.stop()
+    state.threads.close()
 
 
 async def metrics(request: Request) -> Response:
     """Show the front's own metrics; the upstream's are at its own address."""
-    return Response(request.app.state.host.metrics.exposition(), media_type="text/plain; version=0.0.4")
+    return Response(request.app.state.app.metrics.exposition(), media_type="text/plain; version=0.0.4")

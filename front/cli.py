@@ -30,9 +30,9 @@ LAST = 3  # s for their last event, to clients that read slowly
 class FrontServer(ListeningServer):
     """uvicorn, which ends the answers that take longer at shutdown with an error, instead of breaking them off."""
 
-    def __init__(self, config: uvicorn.Config, host: FrontState) -> None:
+    def __init__(self, config: uvicorn.Config, state: FrontState) -> None:
         super().__init__(config, most_connections(DESCRIPTORS))
-        self._host = host
+        self._state = state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_answers())
@@ -41,7 +41,7 @@ class FrontServer(ListeningServer):
 
     async def _end_answers(self) -> None:
         await asyncio.sleep(GRACE)
-        await self._host.upstream.close()
+        await self._state.upstream.close()
 
 
 def order(chosen: argparse.Namespace) -> int:
@@ -62,10 +62,10 @@ def order(chosen: argparse.Namespace) -> int:
 
 
 def make_server(settings: FrontSettings, hosting: Settings) -> tuple[uvicorn.Server, FrontState]:
-    """Make a server, not running yet, and its host. Raises SettingsError."""
-    host = FrontState.of(settings, hosting)
+    """Make a server, not running yet, and its state. Raises SettingsError."""
+    state = FrontState.of(settings, hosting)
     config = uvicorn.Config(
-        make_app(host),
+        make_app(state),
         host=hosting.hosts,  # type: ignore[arg-type]  # as asyncio takes it
         port=hosting.port,
         loop="asyncio",
@@ -79,4 +79,4 @@ def make_server(settings: FrontSettings, hosting: Settings) -> tuple[uvicorn.Ser
     )
     if line := open_to(hosting):
         logger.warning(line)
-    return FrontServer(config, host), host
+    return FrontServer(config, state), state

@@ -64,7 +64,7 @@ class Listener:
 
     def __init__(self, hides_usage: bool) -> None:
         self._hides_usage = hides_usage
-        self.told: EngineFeedback | None = None
+        self.feedback: EngineFeedback | None = None
 
     def events(self, events: bytes) -> bytes:
         if not FIGURES.search(events):
@@ -73,13 +73,13 @@ class Listener:
 
     def body(self, status: int, body: bytes) -> None:
         if status == 200:
-            self.told = EngineFeedback.read(decode(body))
+            self.feedback = EngineFeedback.read(decode(body))
 
     def _is_shown(self, event: bytes) -> bool:
         if not FIGURES.search(event):
             return True
         chunk = decode(data_of(event))
-        self.told = (self.told or EngineFeedback()) | EngineFeedback.read(chunk)
+        self.feedback = (self.feedback or EngineFeedback()) | EngineFeedback.read(chunk)
         return not (self._hides_usage and _part(chunk, "choices") == [] and _part(chunk, "usage") is not None)
 
 

@@ -56,11 +56,11 @@ DECODER = msgspec.json.Decoder(Answered)
 
 @dataclass(slots=True)
 class ReplicaAnswer:
-    """An answer as far as it has passed. status: 0 before its head. told: None before its end. body: of no stream."""
+    """An answer as far as it has passed. status: 0 before its head. report: None before its end. body: of no stream."""
 
     status: int = 0
     id: str = ""
-    told: AnswerReport | None = None
+    report: AnswerReport | None = None
     is_stream: bool = False
     body: bytearray = field(default_factory=bytearray)
 
@@ -82,12 +82,12 @@ class ReplicaAnswer:
     @property
     def documents(self) -> list[AnsweredDocument]:
         """The documents of the prompt in its order; none, if it tells none."""
-        return self.told.documents if self.told else []
+        return self.report.documents if self.report else []
 
     @property
     def remembered(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and the id of all that the replica has stored for later requests."""
-        if self.told and (conversation := self.told.conversation) and conversation.remembered:
+        if self.report and (conversation := self.report.conversation) and conversation.remembered:
             yield "conversation", conversation.id
             yield "answer", self.id
 
@@ -100,7 +100,7 @@ class ReplicaAnswer:
             return
         found = found.response or found
         if found.slotcache is not None:
-            self.id, self.told = found.id, found.slotcache
+            self.id, self.report = found.id, found.slotcache
 
 
 # ---- A request that reaches an application by another way than a port. --------------------------------------------------

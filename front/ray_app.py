@@ -68,9 +68,9 @@ class Engine:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         settings, path = await asyncio.to_thread(prepare, at_rank(settings, context.rank.rank))
-        self._host = AppState(settings, Bodies.up_to(settings.max_body << 20))
-        start(self._host, await asyncio.to_thread(load.load_all, settings, path))
-        self._app = make_app(self._host)
+        self._state = AppState(settings, Bodies.up_to(settings.max_body << 20))
+        start(self._state, await asyncio.to_thread(load.load_all, settings, path))
+        self._app = make_app(self._state)
 
     async def answer(self, forward: Forward) -> AsyncIterator[list[Message]]:
         """Answer a request, some ASGI messages at a time."""
@@ -96,21 +96,21 @@ class Engine:
     def holds(self, session: str) -> str:
         """Return the replica's name if it has stored this conversation or answer; else nothing."""
         kind, scope, id = msgspec.json.decode(session)
-        if self._host.service is None:
+        if self._state.service is None:
             return ""
-        conversations = self._host.service.conversations
+        conversations = self._state.service.conversations
         found = conversations.find(scope, id) if kind == "conversation" else conversations.find_answer(scope, id)
         return self._name if found else ""
 
     def check_health(self) -> None:
         """Raise RuntimeError once the engine has ended: Ray puts another replica in this one's place."""
-        if self._host.failure:
-            raise RuntimeError(self._host.failure)
+        if self._state.failure:
+            raise RuntimeError(self._state.failure)
 
     def __del__(self) -> None:
-        if (host := getattr(self, "_host", None)) is not None:
-            host.stop()
-            host.close()
+        if (state := getattr(self, "_state", None)) is not None:
+            state.stop()
+            state.close()
 
 
 @serve.ingress()

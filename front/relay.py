@@ -54,15 +54,15 @@ class Relay:
     failure: of the upstream, in the middle of the answer. is_refused: whether the upstream's status says so.
     """
 
-    def __init__(self, host: FrontState, send: Send, path: str, reader: StreamReader, *, more: Headers = ()) -> None:
-        self._host, self._send, self._path, self._reader, self._more = host, send, path, reader, more
+    def __init__(self, state: FrontState, send: Send, path: str, reader: StreamReader, *, more: Headers = ()) -> None:
+        self._state, self._send, self._path, self._reader, self._more = state, send, path, reader, more
         self._has_begun = self.is_refused = False
         self.failure: RequestError | None = None
 
     async def relay(self, response: aiohttp.ClientResponse) -> None:
         """Send the answer. Raises RequestError, if nothing of it was sent yet."""
         self.is_refused = response.status >= 400
-        pieces = self._host.upstream.pieces(response)
+        pieces = self._state.upstream.pieces(response)
         is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
         if is_plain and response.content_type == EVENTS:
             await self._relay_events(response, pieces)
@@ -94,7 +94,7 @@ class Relay:
     async def _relay_json(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
         """Send a body once it is whole, so that an answer that breaks off becomes an error; one too large, as it comes."""
         body = BytesIO()
-        with Held(self._host.room.bodies) as held:
+        with Held(self._state.room.bodies) as held:
             async for piece in pieces:
                 body.write(piece)
                 if not _has_room(held, body.tell()):

@@ -76,7 +76,7 @@ class FrontState:
 
     @classmethod
     def of(cls, settings: FrontSettings, hosting: Settings) -> FrontState:
-        """Make a host. It connects once the application starts."""
+        """Make the state. It connects once the application starts."""
         lengths = Lengths(COUNTED * settings.tree_nodes)
         orders = Orders(settings, lengths)
         metrics = FrontMetrics(lambda: len(orders))

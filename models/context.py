@@ -80,14 +80,14 @@ class Context:
         self.batch: int = min(batch, llama.llama_n_batch(self.handle))
 
     def open(self) -> None:
-        """Allocate the pool, empty, and load the weights if they rest. Raises ModelError."""
+        """Allocate the pool, empty, and load the weights if they are unloaded. Raises ModelError."""
         handle = open_context(self.model, self._params)
         memory = llama.llama_get_memory(handle)
         if not memory:
             raise ModelError(f"{self.model.path} keeps no KV, so it is no text generation model: {self.model.description}")
         self.memory, self.handle = memory, handle
 
-    def rest(self) -> None:
+    def unload(self) -> None:
         """Free the memory until `open`; the weights go, too, unless another context computes with them."""
         self.close()
         self.model.weights.leave()
@@ -98,12 +98,12 @@ class Context:
             self.handle = CLOSED
 
 
-def num_sequences(model: Model, lanes: int, *, moves_idle: bool) -> int:
-    """Return the ids that a server needs: for each lane one and one ahead, and for KV that stays on the device while idle.
+def num_sequences(model: Model, slots: int, *, moves_idle: bool) -> int:
+    """Return the ids that a server needs: for each slot one and one ahead, and for KV that stays on the device while idle.
 
     Each id costs a row of logits, and each step passes over all pairs of ids. moves_idle: idle KV moves to host memory.
     """
-    least = 2 * lanes + 2
+    least = 2 * slots + 2
     if not model.can_trim:
         return least
     return max(FEW_SEQUENCES, least) if moves_idle and not model.window else MAX_SEQUENCES

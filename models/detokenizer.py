@@ -93,16 +93,16 @@ class PartialWords:
         return length + (self._word[length] == character)
 
 
-# ---- Thoughts of a bounded length: at the limit the sampler chooses the tokens that end one. ----------------------------
+# ---- Reasoning of a bounded length: at the limit the sampler chooses the tokens that end it. ----------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ThoughtLimit:
-    """The most tokens that the thoughts of one answer may have together.
+class ReasoningLimit:
+    """The most tokens that the reasoning of one answer may have together.
 
-    start, end: the tags around a thought, as bytes. calls: the tags of calls, where they end a thought, too. is_open: the
-    prompt ends in a thought. anywhere: thoughts may come behind content; else only first, and later tags are content.
-    closing: the ids that end one: a message, if there is one, and the tag. piece: the bytes of a token in the answer.
+    start, end: the tags around reasoning, as bytes. calls: the tags of calls, where they end reasoning, too. is_open: the
+    prompt ends in reasoning. anywhere: reasoning may come behind content; else only first, and later tags are content.
+    closing: the ids that end it: a message, if there is one, and the tag. piece: the bytes of a token in the answer.
     """
 
     most: int
@@ -115,10 +115,10 @@ class ThoughtLimit:
     piece: Callable[[int], bytes]
 
 
-class ThoughtClock:
-    """Counts the tokens of an answer's thoughts. closing: the ids to go on with where one `is_over`."""
+class ReasoningClock:
+    """Counts the tokens of an answer's reasoning. closing: the ids to go on with where it `is_over`."""
 
-    def __init__(self, limit: ThoughtLimit) -> None:
+    def __init__(self, limit: ReasoningLimit) -> None:
         self._limit, self._thinks, self._count = limit, limit.is_open, 0
         self.closing = limit.closing
         self._ends, self._may_begin = (limit.end, *limit.calls), True
@@ -138,12 +138,12 @@ class ThoughtClock:
         self._tail = self._tail[-self._longest :]
 
     def _behind_end(self) -> int:
-        """Return the place behind the first tag that ends a thought; 0 if none is here."""
+        """Return the place behind the first tag that ends reasoning; 0 if none is here."""
         found = ((at, at + len(tag)) for tag in self._ends if (at := self._tail.find(tag)) >= 0)
         return min(found, default=(0, 0))[1]
 
     def _behind_start(self) -> int:
-        """Return the place behind the first tag that begins a thought; 0 if none is here."""
+        """Return the place behind the first tag that begins reasoning; 0 if none is here."""
         start = self._limit.start
         if self._limit.anywhere:
             at = self._tail.find(start)
@@ -154,7 +154,7 @@ class ThoughtClock:
 
     @property
     def is_over(self) -> bool:
-        """Whether a thought must end here: not within a character, nor where the model is about to end it by itself."""
+        """Whether reasoning must end here: not within a character, nor where the model is about to end it by itself."""
         late = self._count - self._limit.most
         if not self._thinks or late < 0:
             return False

@@ -79,8 +79,8 @@ class EmbeddingModel:
             self.handle = open_context(self.model, self._params)
             self._memory = llama.llama_get_memory(self.handle)  # an encoder has none
 
-    def rest(self) -> None:
-        """Free the memory until `open`: see `Context.rest`."""
+    def unload(self) -> None:
+        """Free the memory until `open`: see `Context.unload`."""
         self.close()
         self.model.weights.leave()
 

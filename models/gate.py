@@ -86,7 +86,7 @@ def trial() -> str:
     model = Model(FILE, gpu_layers=0)
     settings = ContextSettings(num_cells=256, batch=64, flash_attention="off", threads=1, num_sequences=4)
     context = Context(model, settings)
-    runner, blob = Runner(context), HostCopy(0, 0)
+    runner, copy = Runner(context), HostCopy(0, 0)
     tokens = model.tokenize(PROMPT, special=True)
     try:
         first = _logits(runner, Span(0, 0, 0, tokens, logits=True))
@@ -95,12 +95,12 @@ def trial() -> str:
         sampler.close()
         if not np.isfinite(first).all() or chosen != first.argmax():
             return "computes a small model wrongly"
-        blob = HostCopy(0, len(tokens))
-        runner.apply(Save(0, blob))
+        copy = HostCopy(0, len(tokens))
+        runner.apply(Save(0, copy))
         behind = np.array([chosen], np.int32)
         computed = _logits(runner, Span(0, 0, len(tokens), behind, logits=True))
         runner.apply(Drop(0))
-        runner.apply(Restore(blob, 1, 0, len(tokens)))
+        runner.apply(Restore(copy, 1, 0, len(tokens)))
         restored = _logits(runner, Span(0, 1, len(tokens), behind, logits=True))
     except RunnerError as error:
         return f"fails with a small model: {error}"

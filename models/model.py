@@ -76,31 +76,31 @@ CLOSED = llama.llama_model_p(0)
 class Weights:
     """Loaded at once. Safe from several threads.
 
-    may_rest: they are freed when the last context leaves, and loaded again when one enters. head: the model's metadata and
+    may_unload: they are freed when the last context leaves, and loaded again when one enters. head: the model's metadata and
     vocabulary, which stay. stamps: of its files. on_load: called behind each later load, to make again what was freed with
     them; may raise ModelError.
     """
 
-    def __init__(self, path: Path, params: llama.llama_model_params, *, may_rest: bool) -> None:
+    def __init__(self, path: Path, params: llama.llama_model_params, *, may_unload: bool) -> None:
         self.stamps = {file: stamp(file) for file in files_of(path)}
         self.on_load: list[Callable[[], None]] = []
-        self._path, self._params, self._may_rest = path, params, may_rest
+        self._path, self._params, self._may_unload = path, params, may_unload
         self._lock, self._num_contexts = Lock(), 0
         self._handle = self.head = _load(path, params)
-        if may_rest:
+        if may_unload:
             params.vocab_only = True
             self.head = _load(path, params)
             params.vocab_only = False
 
     @property
     def handle(self) -> llama.llama_model_p:
-        """The loaded model. Raises ModelError while the weights rest: llama.cpp would end the process."""
+        """The loaded model. Raises ModelError while the weights are unloaded: llama.cpp would end the process."""
         if not self._handle:
             raise ModelError(f"{self._path} is not in memory")
         return self._handle
 
     def enter(self) -> None:
-        """Count one more context, for which the weights are loaded if they rest. Raises ModelError."""
+        """Count one more context, for which the weights are loaded if they are unloaded. Raises ModelError."""
         with self._lock:
             if not self._handle:
                 self._load_again()
@@ -110,7 +110,7 @@ class Weights:
         """Count one context less."""
         with self._lock:
             self._num_contexts -= 1
-            if self._may_rest and not self._num_contexts:
+            if self._may_unload and not self._num_contexts:
                 self._free()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Model:
     progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
-    may_rest: the weights may leave memory: see `Weights`. The vocabulary and all that is asked of a model at work stay.
+    may_unload: the weights may leave memory: see `Weights`. The vocabulary and all that is asked of a model at work stay.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Model:
         vocab_only: bool = False,
         repack: bool = False,
         *,
-        may_rest: bool = False,
+        may_unload: bool = False,
         overrides: tuple[Override, ...] = (),
         is_simulated: bool = False,
     ) -> None:
@@ -204,7 +204,7 @@ class Model:
             params.no_alloc, params.load_mode = True, NO_LOADING
         self._progress = llama.llama_progress_callback(lambda share, _: progress(share) if progress else True)
         params.progress_callback = self._progress
-        self.weights = Weights(path, params, may_rest=may_rest)
+        self.weights = Weights(path, params, may_unload=may_unload)
         vocab = llama.llama_model_get_vocab(self.weights.head)
         assert vocab is not None
         self.vocab = vocab
@@ -222,7 +222,7 @@ class Model:
 
     @property
     def handle(self) -> llama.llama_model_p:
-        """llama.cpp's model. Raises ModelError while the weights rest."""
+        """llama.cpp's model. Raises ModelError while the weights are unloaded."""
         return self.weights.handle
 
     # ---- metadata --------------------------------------------------------------------------------------------------

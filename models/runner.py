@@ -121,46 +121,46 @@ class States:
             return self._layout.cut(run, start, stop)
         return cut(run, start, stop) if len(run) else run
 
-    def save(self, sequence: int, blob: HostCopy) -> None:
-        """Copy the run at the blob's positions."""
+    def save(self, sequence: int, copy: HostCopy) -> None:
+        """Copy the run at the copy's positions."""
         memory, scratch = self._context.memory, self._context.scratch
         if not self._has_runs:
-            blob.data = NOTHING
+            copy.data = NOTHING
             return
-        llama.llama_memory_seq_cp(memory, sequence, scratch, blob.start, blob.stop)
+        llama.llama_memory_seq_cp(memory, sequence, scratch, copy.start, copy.stop)
         if self._stateless is not None:  # `seq_cp` has given it the sequence's recurrent state, too
             self._set(self._stateless, scratch, RECURRENT)
-        blob.data = self._copy(scratch, WHOLE)  # only now: a blob with data counts as saved
+        copy.data = self._copy(scratch, WHOLE)  # only now: a copy with data counts as saved
         llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
     def restore(self, restore: Restore) -> None:
         """Give a sequence the cells of a run, or of a part of it, or moved. Its recurrent state is lost."""
-        memory, scratch, blob, distance = self._context.memory, self._context.scratch, restore.blob, restore.distance
-        data, start, stop = data_of(blob), restore.start - distance, restore.stop - distance
+        memory, scratch, copy, distance = self._context.memory, self._context.scratch, restore.copy, restore.distance
+        data, start, stop = data_of(copy), restore.start - distance, restore.stop - distance
         if not self._has_runs:
             return
-        run = data if (start, stop) == (blob.start, blob.stop) else self.cut(data, start, stop)
+        run = data if (start, stop) == (copy.start, copy.stop) else self.cut(data, start, stop)
         if distance:
             assert isinstance(self.rotation, Rotation)
             run = self.rotation.moved(run, distance)
-        self._put_back(blob, run, scratch, WHOLE)
+        self._put_back(copy, run, scratch, WHOLE)
         llama.llama_memory_seq_cp(memory, scratch, restore.sequence, restore.start, restore.stop)
         llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
-    def snap(self, sequence: int, blob: HostCopy) -> None:
+    def snap(self, sequence: int, copy: HostCopy) -> None:
         """Copy the present state of a sequence: the recurrent part, or all of it where runs are empty."""
-        blob.data = self._copy(sequence, RECURRENT if self._has_runs else WHOLE)
+        copy.data = self._copy(sequence, RECURRENT if self._has_runs else WHOLE)
 
-    def load(self, blob: HostCopy, sequence: int) -> None:
+    def load(self, copy: HostCopy, sequence: int) -> None:
         """Give a sequence such a state."""
-        self._put_back(blob, data_of(blob), sequence, RECURRENT if self._has_runs else WHOLE)
+        self._put_back(copy, data_of(copy), sequence, RECURRENT if self._has_runs else WHOLE)
 
-    def _put_back(self, blob: HostCopy, data: np.ndarray, sequence: int, flags: int) -> None:
+    def _put_back(self, copy: HostCopy, data: np.ndarray, sequence: int, flags: int) -> None:
         """Give a sequence the data of a copy. A copy that does not come back is none: no later step may fail by it."""
         try:
             self._set(data, sequence, flags)
         except RunnerError:
-            blob.data = None
+            copy.data = None
             raise
 
     def _copy(self, sequence: int, flags: int) -> np.ndarray:
@@ -181,11 +181,11 @@ class States:
             raise RunnerError(f"restoring the state of sequence {sequence} read {read} of {size} bytes")
 
 
-def data_of(blob: HostCopy) -> np.ndarray:
+def data_of(copy: HostCopy) -> np.ndarray:
     """Return the bytes of a copy that was made."""
-    if blob.data is None:
-        raise RunnerError(f"the copy of positions {blob.start} to {blob.stop} was never made")
-    return blob.data
+    if copy.data is None:
+        raise RunnerError(f"the copy of positions {copy.start} to {copy.stop} was never made")
+    return copy.data
 
 
 NEAR = 0.01  # of the range of logits: the most that other cells of the same KV may change one, by rounding
@@ -264,20 +264,20 @@ class Runner:
         self.batch.pad(size, tile, self.context.scratch)
         return True
 
-    def rest(self) -> None:
+    def unload(self) -> None:
         """Free the memory of the device until `Context.open`. Its KV is lost."""
-        self.context.rest()
+        self.context.unload()
         self._applied = NO_ADAPTERS
 
     def warm_up(self) -> bool:
         """Compute a few tokens, so that the first request need not allocate; return whether KV can move to host memory."""
-        blob = HostCopy(0, WARM_UP)
+        copy = HostCopy(0, WARM_UP)
         self.compute_zeros(0, WARM_UP)
         model = self.context.model
         can_move = model.can_trim and not model.window  # llama.cpp saves no cells that a window has passed
         if can_move:
-            self.states.save(0, blob)
-            can_move = self.states.learn(blob)
+            self.states.save(0, copy)
+            can_move = self.states.learn(copy)
         self.apply(Drop(0))
         if can_move:
             self.states.learn_rotation(self._compute_alone)
@@ -344,12 +344,12 @@ class Runner:
         runs: list[np.ndarray] = []
         size = min(WARM_UP, self.context.scratch)
         for first in range(0, len(positions), size):
-            blobs = [HostCopy(position, position + 1) for position in positions[first : first + size]]
+            copies = [HostCopy(position, position + 1) for position in positions[first : first + size]]
             one = np.array([token], np.int32)
-            self._try(*(Span(0, sequence, blob.start, one, logits=True) for sequence, blob in enumerate(blobs)))
-            for sequence, blob in enumerate(blobs):
-                self.states.save(sequence, blob)
-                runs.append(data_of(blob))
+            self._try(*(Span(0, sequence, copy.start, one, logits=True) for sequence, copy in enumerate(copies)))
+            for sequence, copy in enumerate(copies):
+                self.states.save(sequence, copy)
+                runs.append(data_of(copy))
             for sequence in range(size):
                 self.apply(Drop(sequence))
         return runs
@@ -370,15 +370,15 @@ class Runner:
                     raise RunnerError(f"this model's memory cannot be trimmed: {operation}")
             case Drop(sequence):
                 self._remove(sequence, 0, ALL)
-            case Save(sequence, blob):
-                self.states.save(sequence, blob)
+            case Save(sequence, copy):
+                self.states.save(sequence, copy)
             case Restore():
                 self.states.restore(operation)
                 self._guard(operation.sequence, operation.start, operation.stop)
-            case Snap(sequence, blob):
-                self.states.snap(sequence, blob)
-            case Load(blob, sequence):
-                self.states.load(blob, sequence)
+            case Snap(sequence, copy):
+                self.states.snap(sequence, copy)
+            case Load(copy, sequence):
+                self.states.load(copy, sequence)
             case Clear():
                 llama.llama_memory_clear(memory, False)
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from . import llama
-from .detokenizer import ThoughtClock
+from .detokenizer import ReasoningClock
 from .grammar import Constraint
 from .model import Model
 from .penalties import Dry, Penalties
@@ -156,17 +156,17 @@ LEAST = -9999.0  # the logarithm of no probability at all, which JSON cannot wri
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chances:
-    """Natural logarithms of probabilities. tokens (int32), logprobs (float32): the most probable ones, best first."""
+class Logprobs:
+    """Natural logarithms. top_tokens (int32), top_logprobs (float32): the most probable ones, best first."""
 
     token: int
     logprob: float
-    tokens: np.ndarray
-    logprobs: np.ndarray
+    top_tokens: np.ndarray
+    top_logprobs: np.ndarray
 
     @classmethod
-    def of_model(cls, row: np.ndarray, token: int, most: int) -> Chances:
-        """Return the chances that the model gives. row: its logits, (vocabulary,), float32."""
+    def of_model(cls, row: np.ndarray, token: int, most: int) -> Logprobs:
+        """Return the logprobs that the model gives. row: its logits, (vocabulary,), float32."""
         first = max(len(row) - most, 0)
         tokens = np.argpartition(row, first)[first:] if 0 < first < len(row) else np.arange(first, len(row))
         tokens = tokens[np.lexsort((tokens, -row[tokens]))].astype(np.int32)
@@ -176,8 +176,8 @@ class Chances:
         return cls(token, float(np.float32(max(row[token] - total, LEAST))), tokens, logprobs)
 
     @classmethod
-    def of_samplers(cls, left: np.ndarray, token: int, most: int) -> Chances:
-        """Return the chances that the samplers left. left: llama_token_data of the tokens that could be chosen."""
+    def of_samplers(cls, left: np.ndarray, token: int, most: int) -> Logprobs:
+        """Return the logprobs that the samplers left. left: llama_token_data of the tokens that could be chosen."""
         possible = left[left["p"] > 0]
         best = possible[np.argsort(-possible["p"], kind="stable")[:most]]
         own = left["p"][left["id"] == token]
@@ -185,8 +185,8 @@ class Chances:
         return cls(token, logprob, best["id"].copy(), np.log(best["p"]))
 
     @classmethod
-    def certain(cls, token: int) -> Chances:
-        """Return the chances where no other token could be chosen."""
+    def certain(cls, token: int) -> Logprobs:
+        """Return the logprobs where no other token could be chosen."""
         return cls(token, 0.0, np.array([token], np.int32), np.zeros(1, np.float32))
 
 
@@ -208,11 +208,11 @@ class Sampler:
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self._given = model, sampling
-        self._chances: Chances | None = None  # of the last token, where the request asks for them
-        self._further: list[tuple[int, Chances | None]] = []  # tokens behind it that were chosen in the same step
+        self._logprobs: Logprobs | None = None  # of the last token, where the request asks for them
+        self._further: list[tuple[int, Logprobs | None]] = []  # tokens behind it that were chosen in the same step
         self.constraint: Constraint | None = None
         self._grammar, self._end = sampling.grammar, min(model.ends, default=0)
-        self._clock = None if sampling.thought is None else ThoughtClock(sampling.thought)
+        self._clock = None if sampling.reasoning is None else ReasoningClock(sampling.reasoning)
         self._most, self._after = sampling.n_probs, sampling.post_sampling_probs
         self._biases = _biases(sampling)
         self._first: list[Repetition] = []  # before all chains, so that they need no list of candidates
@@ -257,7 +257,7 @@ class Sampler:
             step.apply(LogitsRow(logits))
         token = self._choose(logits, context, index) if fits else self._end_answer()
         if given is not None and self._most is not None:
-            self._chances = Chances.of_model(given, token, self._most)
+            self._logprobs = Logprobs.of_model(given, token, self._most)
         if self._repetitions:
             self._count(np.array([token], np.int32))
         self._go_on([token])
@@ -271,14 +271,14 @@ class Sampler:
         """
         until = perf_counter() + ALONG
         first = token = self.choose(rows[0], context, index)
-        chances = self.take_chances()
+        logprobs = self.take_logprobs()
         for place, drafted in enumerate(draft.tolist(), start=1):
             if token != drafted or self.error or self._forces or perf_counter() > until:
                 break
             token = self.choose(rows[place], context, index + place)
             if not self.error:
-                self._further.append((token, self.take_chances()))
-        self._chances = chances
+                self._further.append((token, self.take_logprobs()))
+        self._logprobs = logprobs
         return first
 
     @property
@@ -287,15 +287,15 @@ class Sampler:
         is_over = self._clock is not None and self._clock.is_over
         return is_over or (self.constraint is not None and self.constraint.has_forced)
 
-    def take_further(self) -> list[tuple[int, Chances | None]]:
-        """Return the tokens that were chosen behind the last one in the same step, each with its chances."""
+    def take_further(self) -> list[tuple[int, Logprobs | None]]:
+        """Return the tokens that were chosen behind the last one in the same step, each with its logprobs."""
         if not self._further:
             return self._further
         further, self._further = self._further, []
         return further
 
     def _go_on(self, tokens: Sequence[int]) -> None:
-        """Let the grammar, and the clock of thoughts, know tokens."""
+        """Let the grammar, and the clock of reasoning, know tokens."""
         if self.constraint is not None:
             self.constraint.accept(*tokens)
         self._watch(tokens)
@@ -308,7 +308,7 @@ class Sampler:
     def _choose(self, logits: np.ndarray, context: llama.llama_context_p, index: int) -> int:
         if self._last is None:
             token = int(logits.argmax())
-            self._chances = Chances.certain(token) if self._most is not None else None
+            self._logprobs = Logprobs.certain(token) if self._most is not None else None
             return token
         if not self._needs_list:
             return llama.llama_sampler_sample(self._last, context, index)
@@ -321,18 +321,18 @@ class Sampler:
         token = candidates.chosen
         llama.llama_sampler_accept(self._last, token)
         if self._most is not None:
-            self._chances = Chances.of_samplers(candidates.left, token, self._most)
+            self._logprobs = Logprobs.of_samplers(candidates.left, token, self._most)
         return token
 
     def _end_answer(self) -> int:
         """Return the end, where all other tokens are forbidden."""
-        self._chances = Chances.certain(self._end) if self._most is not None else None
+        self._logprobs = Logprobs.certain(self._end) if self._most is not None else None
         return self._end
 
-    def take_chances(self) -> Chances | None:
-        """Return the chances of the token that was chosen since the last call, if the request asks for them."""
-        chances, self._chances = self._chances, None
-        return chances
+    def take_logprobs(self) -> Logprobs | None:
+        """Return the logprobs of the token that was chosen since the last call, if the request asks for them."""
+        logprobs, self._logprobs = self._logprobs, None
+        return logprobs
 
     def prime(self, prompt: np.ndarray) -> None:
         """Begin an answer. A prompt's last tokens (int32) count as used, as in llama-server."""
@@ -350,7 +350,7 @@ class Sampler:
         return forced
 
     def _next_forced(self) -> list[int]:
-        """Return tokens that the grammar forces, else those that end a thought; more may follow."""
+        """Return tokens that the grammar forces, else those that end reasoning; more may follow."""
         forced = [] if self.constraint is None else self.constraint.take_forced()
         self._watch(forced)
         if not forced and self._clock is not None and self._clock.is_over:

@@ -10,7 +10,7 @@ from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
-    from .detokenizer import ThoughtLimit
+    from .detokenizer import ReasoningLimit
     from .grammar import Grammar
 
 
@@ -112,10 +112,10 @@ class Sampling(Numbers):
     dry_sequence_breakers: tuple[str, ...] = BREAKERS
     logit_bias: dict[int, float] = field(default_factory=dict)
     banned: frozenset[int] = frozenset()  # tokens that are never chosen: the ends, with `ignore_eos`
-    n_probs: int | None = None  # an answer tells the chances of its tokens, and of this many most probable ones
+    n_probs: int | None = None  # an answer tells the logprobs of its tokens, and of this many most probable ones
     post_sampling_probs: bool = False  # these are as the samplers left them, not as the model gave them
     grammar: Grammar | None = None  # what the answer must be
-    thought: ThoughtLimit | None = None  # how long its thoughts may be
+    reasoning: ReasoningLimit | None = None  # how long its reasoning may be
 
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Return the parameters with some changed; a number outside its range becomes the nearest one in it."""

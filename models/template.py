@@ -12,7 +12,7 @@ from .jinja import Template, TemplateError
 from .marks import REASONING_STARTS, REASONING_TAG, Marks, Part, TextPiece, Unmarked
 from .tokenizer import Spellings
 
-# ---- The messages of a chat in one shape, before a template's dialect gives them another. -------------------------------
+# ---- The messages of a chat in one shape, before a template's features give them another. -------------------------------
 
 Message = Mapping[str, object]
 """A message of OpenAI's API: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
@@ -72,7 +72,7 @@ def _read(at: int, message: Message, takes_lists: bool) -> TemplateMessage:
     )
 
 
-def begun_content(message: Message, where: str) -> str:
+def prefilled_content(message: Message, where: str) -> str:
     """Return the content that an answer begins with: its parts are paragraphs, as in llama-server. Raises TemplateError."""
     return "\n\n".join(content_texts(message.get("content"), where))
 
@@ -99,7 +99,7 @@ def _part_text(part: object, where: str) -> str:
 
 Shown = dict[str, object]
 Render = Callable[["TemplateFeatures", Sequence[Message], bool], str]
-"""Renders messages in a dialect, with or without a generation prompt; empty if the template refuses them."""
+"""Renders messages for a template's features, with or without a generation prompt; empty if the template refuses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,14 +138,14 @@ class TemplateFeatures:
         shown = marks.values(fields) | {"content": self._content(said, marks)}
         if not said.reasoning:
             return shown
-        thought = marks.reasoning(said.reasoning, said.at)
+        reasoning = marks.reasoning(said.reasoning, said.at)
         if self.thinking_part:
             content = shown["content"]
             texts = content if isinstance(content, list) else _text_parts([content])
-            return shown | {"content": [{"type": "thinking", "thinking": thought}, *texts]}
+            return shown | {"content": [{"type": "thinking", "thinking": reasoning}, *texts]}
         if self.thinks_or_says and calls:
             del shown["content"]
-        return shown | {"reasoning_content": thought, "thinking": thought}
+        return shown | {"reasoning_content": reasoning, "thinking": reasoning}
 
     def _content(self, said: TemplateMessage, marks: Unmarked) -> object:
         texts = [marks.content(text, at, said.role == "assistant") for at, text in said.texts]
@@ -166,71 +166,71 @@ _ID = "trial0000"  # some templates want nine letters and digits
 
 
 def learn(render: Render) -> TemplateFeatures:
-    """Find the dialect of a template: in each step the first one that shows what it should."""
-    dialect = _learn_contents(render)
+    """Find the features of a template: in each step the first ones that show what it should."""
+    features = _learn_contents(render)
     for step in (_learn_lists, _learn_system, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
-        dialect = step(dialect, render)
-    return dialect
+        features = step(features, render)
+    return features
 
 
 def _learn_contents(render: Render) -> TemplateFeatures:
-    """Find the first dialect in which the template shows a user's content."""
-    dialects = [TemplateFeatures(parts=parts, nones=nones) for parts in (False, True) for nones in (True, False)]
+    """Find the first features with which the template shows a user's content."""
+    candidates = [TemplateFeatures(parts=parts, nones=nones) for parts in (False, True) for nones in (True, False)]
     message = {"role": "user", "content": "needle"}
-    return next((dialect for dialect in dialects if "needle" in render(dialect, [message], False)), TemplateFeatures())
+    return next((features for features in candidates if "needle" in render(features, [message], False)), TemplateFeatures())
 
 
-def _learn_lists(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
-    lists = replace(dialect, takes_lists=True)
+def _learn_lists(features: TemplateFeatures, render: Render) -> TemplateFeatures:
+    lists = replace(features, takes_lists=True)
     shown = render(lists, [{"role": "user", "content": _text_parts(["first", "second"])}], False)
-    return lists if "first" in shown and "second" in shown and not _prints(shown, "text") else dialect
+    return lists if "first" in shown and "second" in shown and not _prints(shown, "text") else features
 
 
-def _learn_system(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+def _learn_system(features: TemplateFeatures, render: Render) -> TemplateFeatures:
     messages = [{"role": "system", "content": "needle"}, _QUESTION]
-    merged = replace(dialect, merges_system=True)
-    apart, together = ("needle" in render(one, messages, False) for one in (dialect, merged))
-    return merged if together and not apart else dialect
+    merged = replace(features, merges_system=True)
+    apart, together = ("needle" in render(one, messages, False) for one in (features, merged))
+    return merged if together and not apart else features
 
 
-def _learn_arguments(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+def _learn_arguments(features: TemplateFeatures, render: Render) -> TemplateFeatures:
     """Choose text for a tool call's arguments if the template renders only text well."""
 
     def render_call(arguments: object) -> str:
-        return render(replace(dialect, text_arguments=True), [_call(arguments)], False)
+        return render(replace(features, text_arguments=True), [_call(arguments)], False)
 
     as_object = render_call({"needle": 1})
     # No model was trained on a dict as Python prints it.
     fits = "needle" in as_object and "{'needle'" not in as_object
-    return replace(dialect, text_arguments=not fits and "needle" in render_call('{"needle": 1}'))
+    return replace(features, text_arguments=not fits and "needle" in render_call('{"needle": 1}'))
 
 
-def _learn_reasoning(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+def _learn_reasoning(features: TemplateFeatures, render: Render) -> TemplateFeatures:
     answer = {"role": "assistant", "content": "answer", "reasoning_content": "needle"}
-    by_parts = replace(dialect, thinking_part=True)
-    shown, shown_by_parts = (render(one, [_QUESTION, answer], False) for one in (dialect, by_parts))
+    by_parts = replace(features, thinking_part=True)
+    shown, shown_by_parts = (render(one, [_QUESTION, answer], False) for one in (features, by_parts))
     if "needle" not in shown and "needle" in shown_by_parts and not _prints(shown_by_parts, "thinking"):
         return by_parts
     call = [_QUESTION, {**_call("{}"), **answer}]
-    one = replace(dialect, thinks_or_says=True)
-    return one if not render(dialect, call, False) and render(one, call, False) else dialect
+    one = replace(features, thinks_or_says=True)
+    return one if not render(features, call, False) and render(one, call, False) else features
 
 
-def _learn_results(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatures:
     """Learn whether tool results stand elsewhere if they belong to the message of the call."""
     messages = [_QUESTION, _call("{}"), {"role": "tool", "tool_call_id": _ID, "content": "needle"}]
-    joined = replace(dialect, tool_responses=True)
-    as_joined, as_message = (render(one, messages, False).partition("needle") for one in (joined, dialect))
-    return joined if as_joined[1] and as_joined[0][-12:] != as_message[0][-12:] else dialect
+    joined = replace(features, tool_responses=True)
+    as_joined, as_message = (render(one, messages, False).partition("needle") for one in (joined, features))
+    return joined if as_joined[1] and as_joined[0][-12:] != as_message[0][-12:] else features
 
 
-def _learn_thinking(dialect: TemplateFeatures, render: Render) -> TemplateFeatures:
+def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatures:
     """Learn whether the model reasons: its template shows reasoning, or asks for it at the end of a prompt."""
     answer = {"role": "assistant", "content": "answer", "reasoning_content": "needle"}
-    shows = "needle" in render(dialect, [_QUESTION, answer], False)
-    thinking = replace(dialect, thinks=True)
-    ends = [render(one, [_QUESTION], True).rpartition("question")[2] for one in (dialect, thinking)]
-    return thinking if shows or ends[0] != ends[1] else dialect
+    shows = "needle" in render(features, [_QUESTION, answer], False)
+    thinking = replace(features, thinks=True)
+    ends = [render(one, [_QUESTION], True).rpartition("question")[2] for one in (features, thinking)]
+    return thinking if shows or ends[0] != ends[1] else features
 
 
 def _prints(shown: str, name: str) -> bool:
@@ -335,27 +335,27 @@ class ChatTemplate:
         self._template = Template(source)
         self._controls = controls or Spellings(())
         self._tokens = {"bos_token": bos, "eos_token": eos}
-        self._dialect = learn(self._try)
+        self._features = learn(self._try)
 
     @property
     def thinks(self) -> bool:
         """Whether the model reasons before its answer, if `enable_thinking` is not false."""
-        return self._dialect.thinks
+        return self._features.thinks
 
     @property
     def capabilities(self) -> dict[str, bool]:
         """What the template shows, by llama-server's names."""
-        dialect = self._dialect
+        features = self._features
         return {
-            "supports_string_content": not dialect.parts,
-            "supports_typed_content": dialect.parts or dialect.takes_lists,
+            "supports_string_content": not features.parts,
+            "supports_typed_content": features.parts or features.takes_lists,
             "supports_tools": self.knows("tools"),
             "supports_tool_calls": self.knows("tool_calls"),
             "supports_parallel_tool_calls": self.knows("tool_calls"),
-            "supports_system_role": not dialect.merges_system,
+            "supports_system_role": not features.merges_system,
             "supports_preserve_reasoning": self.knows("reasoning_content"),
             "supports_reasoning_effort": self.knows("reasoning_effort"),
-            "supports_object_arguments": self.knows("tool_calls") and not dialect.text_arguments,
+            "supports_object_arguments": self.knows("tool_calls") and not features.text_arguments,
         }
 
     def knows(self, name: str) -> bool:
@@ -377,9 +377,9 @@ class ChatTemplate:
         its reasoning, or quoted for JSON. If the template changes it in another way, the content stands as it is. Raises
         TemplateError.
         """
-        said = read_messages(messages, self._dialect.takes_lists)
+        said = read_messages(messages, self._features.takes_lists)
         # One clock for every rendering of this request.
-        settings = self._variables(variables or {}, tools, self._dialect)
+        settings = self._variables(variables or {}, tools, self._features)
         settings["add_generation_prompt"] = add_generation_prompt
         real = self._render(settings, said, Unmarked())
         whole = Marks(self._controls)
@@ -404,9 +404,9 @@ class ChatTemplate:
         An answer with neither has no piece. Raises TemplateError, also for reasoning that the template does not show.
         """
         *before, last = messages
-        content = begun_content(last, f"messages[{len(before)}].content")
-        begun = content or str(last.get("reasoning_content") or "")
-        part: Part = "content" if content or not begun else "reasoning"
+        content = prefilled_content(last, f"messages[{len(before)}].content")
+        prefilled = content or str(last.get("reasoning_content") or "")
+        part: Part = "content" if content or not prefilled else "reasoning"
         whole = [*before, {**last, "content": content}]
         try:
             pieces = self.pieces(whole, variables, tools=tools, add_generation_prompt=False)
@@ -415,33 +415,33 @@ class ChatTemplate:
         ends = [at for at, piece in enumerate(pieces) if piece.message == len(before) and piece.part == part]
         if ends:
             *shown, end = pieces[: ends[-1] + 1]
-            return [*shown, replace(end, text=_untrimmed(end.text, begun))]
+            return [*shown, replace(end, text=_untrimmed(end.text, prefilled))]
         # Once the answer has begun, reasoning would come too late.
         pieces = self.pieces(before, {**(variables or {}), "enable_thinking": part == "reasoning"}, tools=tools)
         if part == "reasoning" and not _opens_reasoning(pieces):
             raise TemplateError("the chat template shows no reasoning, so there is none to continue")
-        return [*pieces, TextPiece(begun, len(before), part=part)] if begun else pieces
+        return [*pieces, TextPiece(prefilled, len(before), part=part)] if prefilled else pieces
 
-    def _variables(self, given: Variables, tools: Tools | None, dialect: TemplateFeatures) -> dict[str, object]:
-        return make_variables(given, tools, thinks=dialect.thinks, takes_functions=not self.knows("tools"))
+    def _variables(self, given: Variables, tools: Tools | None, features: TemplateFeatures) -> dict[str, object]:
+        return make_variables(given, tools, thinks=features.thinks, takes_functions=not self.knows("tools"))
 
     def _render(
         self,
         settings: Mapping[str, object],
         said: Sequence[TemplateMessage],
         marks: Unmarked,
-        dialect: TemplateFeatures | None = None,
+        features: TemplateFeatures | None = None,
     ) -> str:
-        dialect = dialect or self._dialect
-        nones = {"tools": None, "documents": None} if dialect.nones else {}
-        shown = dialect.show(said, marks)
+        features = features or self._features
+        nones = {"tools": None, "documents": None} if features.nones else {}
+        shown = features.show(said, marks)
         return self._template.render({**nones, **self._tokens, **marks.values(settings), "messages": shown})
 
-    def _try(self, dialect: TemplateFeatures, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _try(self, features: TemplateFeatures, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """Render for learning; empty if the template refuses."""
-        settings = self._variables({}, None, dialect) | {"add_generation_prompt": add_generation_prompt}
+        settings = self._variables({}, None, features) | {"add_generation_prompt": add_generation_prompt}
         try:
-            return self._render(settings, read_messages(messages, dialect.takes_lists), Unmarked(), dialect)
+            return self._render(settings, read_messages(messages, features.takes_lists), Unmarked(), features)
         except TemplateError:
             return ""
 

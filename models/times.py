@@ -177,7 +177,7 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
     A device has tiles if one token less than a chunk takes clearly longer than the chunk, as on the CPU. Then the cost of
     cells is told apart by the depth, and `apart_from_cells` is where a tile's cells take as long as one more batch. A row
     more counts as a token more of a large batch.
-    A copy of idle KV was made in idle time: to spill it costs its way back.
+    A copy of idle KV was made in idle time: to offload it costs its way back.
     """
     token = max(times.double - times.chunk, 0.0) / times.chunk_tokens
     costs = replace(costs, pass_ns=1e9 * max(times.step - token, 0.0), row_ns=1e9 * token)

@@ -251,12 +251,12 @@ class Timing:
 
     def _fill(self, depth: int, most: int) -> int:
         """Copy sequence 0 to sequences with cells of their own, as far as time and ids allow; return the cells in use."""
-        blob, used, began = HostCopy(0, depth), depth, perf_counter()
-        self._runner.apply(Save(0, blob))
+        copy, used, began = HostCopy(0, depth), depth, perf_counter()
+        self._runner.apply(Save(0, copy))
         for sequence in range(1, self._context.scratch - 1):
             if used + depth > min(MOST_IDLE, most) or perf_counter() - began > PATIENCE:
                 break
-            self._runner.apply(Restore(blob, sequence, 0, depth))
+            self._runner.apply(Restore(copy, sequence, 0, depth))
             used += depth
         return used
 
@@ -270,9 +270,9 @@ class Timing:
 
     def _move(self, size: int) -> tuple[float, float]:
         """Return the seconds to save the first `size` cells of sequence 0, and to bring them back as those of another."""
-        blob, runner = HostCopy(0, size), self._runner
-        save = fastest(lambda: runner.apply(Save(0, blob)))
-        return save, fastest(lambda: runner.apply(Restore(blob, 1, 0, size)), lambda: runner.apply(Drop(1)))
+        copy, runner = HostCopy(0, size), self._runner
+        save = fastest(lambda: runner.apply(Save(0, copy)))
+        return save, fastest(lambda: runner.apply(Restore(copy, 1, 0, size)), lambda: runner.apply(Drop(1)))
 
 
 def fastest(act: Callable[[], None], undo: Callable[[], None] = lambda: None) -> float:

@@ -104,7 +104,7 @@ class AppState:
     """Holds all that serves while the server is up.
 
     started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
-    no text. library: likewise, and without --docs.
+    no text. folder_index: likewise, and without --docs.
     """
 
     settings: Settings
@@ -112,7 +112,7 @@ class AppState:
     started: int = field(default_factory=lambda: int(time()))
     service: Service | None = None
     vectors: Vectors | None = None
-    library: FolderIndex | None = None
+    folder_index: FolderIndex | None = None
 
     @property
     def failure(self) -> str | None:
@@ -122,14 +122,14 @@ class AppState:
     @property
     def is_asleep(self) -> bool:
         """Whether all models have left memory."""
-        computers = self.vectors.computers if self.vectors else []
+        workers = self.vectors.workers if self.vectors else []
         engines = [self.service.engine.sleep] if self.service else []
-        return all(one.is_asleep for one in (*engines, *computers))
+        return all(one.is_asleep for one in (*engines, *workers))
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Wake the model that generates, since a request will follow."""
         if self.service is not None:
-            self.service.engine.sleep.rouse()
+            self.service.engine.sleep.wake()
 
     def loaded(self) -> Vectors:
         """Return the models. Raises RequestError 503 while they load, and once the engine has ended."""
@@ -156,7 +156,7 @@ class AppState:
         computed = self.loaded().computed
         if self.service is None:
             return exposition_of_vectors(computed)
-        return self.service.metrics.exposition(await self.service.view.figures(), computed, self.library)
+        return self.service.metrics.exposition(await self.service.view.stats(), computed, self.folder_index)
 
     def stop(self) -> None:
         """End all requests with an error; the server shuts down."""
@@ -164,26 +164,26 @@ class AppState:
             self.service.engine.stop()
         if self.vectors is not None:
             self.vectors.stop()
-        if self.library is not None:
-            self.library.keeper.stop()
+        if self.folder_index is not None:
+            self.folder_index.watcher.stop()
 
     def close(self) -> None:
         """Close the index, and free the models."""
-        if self.library is not None:
-            self.library.close()
+        if self.folder_index is not None:
+            self.folder_index.close()
         if self.vectors is not None:
             self.vectors.close()
         if self.service is not None:
             self.service.close()
 
 
-def make_app(host: AppState) -> Starlette:
-    """Return the ASGI application over a host. Raises SettingsError."""
-    rows = (*ROUTES, PAGE) if host.settings.ui else ROUTES
+def make_app(state: AppState) -> Starlette:
+    """Return the ASGI application over its state. Raises SettingsError."""
+    rows = (*ROUTES, PAGE) if state.settings.ui else ROUTES
     app = Starlette(
         routes=[route for row in rows for route in row.routes()],
-        middleware=[Middleware(Spelling), Middleware(RequestLog), *guards(host.settings)],
+        middleware=[Middleware(Spelling), Middleware(RequestLog), *guards(state.settings)],
         exception_handlers=handlers("server"),
     )
-    app.state.host, app.state.rows = host, rows
+    app.state.app, app.state.rows = state, rows
     return app

@@ -39,22 +39,22 @@ from ..slots.snapshots import Snapshots
 from ..slots.tier import LowerTier, Provenance, own_folder
 from .chat.body import MOST_SCALE, Scale
 from .chat.builder import PromptBuilder
-from .chat.conversation_files import ConversationFiles, HistoryVocabulary, free_shelf
+from .chat.conversation_files import ConversationFiles, HistoryVocabulary, free_conversation_files
 from .chat.conversations import Conversations, PendingTurn
 from .chat.sampling_fields import Defaults
 from .chat.tokens import AnswerMemory
 from .config.settings import Settings, SettingsError
-from .engine.engine import Door, Engine
+from .engine.engine import Engine
 from .engine.fit import Decision, context_settings, fit, open_model, with_layout
 from .engine.generation import Generation
 from .engine.view import View
 from .http.bodies import LARGEST
-from .search.folder import FolderIndex, check_read_ahead, load_library
+from .search.folder import FolderIndex, check_read_ahead, load_folder_index
 from .search.vectors import Vectors, load_vectors
-from .service.idle import Beginnings, IdlePrefill, SharedPrefix
-from .service.intake import Submitter
+from .service.idle import IdlePrefill, LikelyPrefixes, SharedPrefix
 from .service.metrics import Metrics
 from .service.service import Service
+from .service.submitter import Submitter
 
 SAMPLE = 1 << 16  # bytes
 
@@ -116,12 +116,12 @@ logger = logging.getLogger("slotcache")
 class Loaded:
     """Everything that serves requests.
 
-    service: None for an encoder, which generates no text. library: None without --docs.
+    service: None for an encoder, which generates no text. folder_index: None without --docs.
     """
 
     service: Service | None
     vectors: Vectors
-    library: FolderIndex | None
+    folder_index: FolderIndex | None
 
 
 def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Loaded:
@@ -140,17 +140,17 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
     vectors = load_vectors(settings, model, name, is_busy)
     if service is None:
         vectors.beside.append(model)  # no service closes it
-    limit = service.intake.limit if service else 0
-    library = load_library(settings, vectors, limit, is_busy)
-    if service is not None and library is not None and settings.read_ahead:
-        front = SharedPrefix.first(Scope.shared(library.scope, service.intake.adapters.name()))
+    limit = service.submitter.limit if service else 0
+    folder_index = load_folder_index(settings, vectors, limit, is_busy)
+    if service is not None and folder_index is not None and settings.read_ahead:
+        prefix = SharedPrefix.first(Scope.shared(folder_index.scope, service.submitter.adapters.name()))
         most_tokens = (settings.read_ahead << 20) // max(token_bytes(settings, model), 1)
         view = service.view
-        library.beginnings = Beginnings(
-            library.index, service.builder, front, most_tokens, state_tokens=lambda: view.state_tokens
+        folder_index.prefixes = LikelyPrefixes(
+            folder_index.index, service.builder, prefix, most_tokens, state_tokens=lambda: view.state_tokens
         )
-        service.idle.beginnings = library.beginnings
-    return Loaded(service, vectors, library)
+        service.idle.prefixes = folder_index.prefixes
+    return Loaded(service, vectors, folder_index)
 
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
@@ -188,7 +188,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     adapters = Adapters(model, [path for path, _ in files], scales)
     context = Context(model, context_settings(settings, model))
     if settings.parallel > (most := (context.scratch - 1) // 2):
-        raise ModelError(f"--parallel {settings.parallel}: at most {most} lanes with this model")
+        raise ModelError(f"--parallel {settings.parallel}: at most {most} slots with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
     limit = min(most, model.context_train or most)
     learn_costs(context)
@@ -200,7 +200,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     max_stall = settings.max_stall / 1000 or math.inf
     scheduler = Scheduler(
         tree,
-        num_lanes=settings.parallel,
+        num_slots=settings.parallel,
         batch_size=context.batch,
         prefill_budget=settings.prefill_budget,
         max_stall=max_stall,
@@ -221,22 +221,22 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         sleep_after=settings.sleep_after,
         hang_after=settings.hang_after,
     )
-    door, view = Door(engine, model), View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
+    view = View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
     logger.info("%s", describe_template(settings, model, template))
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     running: dict[Generation, PendingTurn | None] = {}
-    conversations = Conversations(*bounds, shelf=_shelf(settings, made_by), turns=running.values)
+    conversations = Conversations(*bounds, files=_conversation_files(settings, made_by), turns=running.values)
     conversations.restore(HistoryVocabulary(model.num_vocab, builder.tokens))
     of_file = recommended(model.metadata)
     if of_file:
         shown = {**of_file, "samplers": ";".join(of_file["samplers"])} if "samplers" in of_file else of_file
         logger.info("the file recommends %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
     defaults = Defaults.of(settings, model, of_file)
-    intake = Submitter(model, view, limit, defaults, adapters=adapters)
+    submitter = Submitter(model, view, limit, defaults, adapters=adapters)
     idle = IdlePrefill(
-        door, view, builder, intake, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
+        engine, view, builder, submitter, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
     )
     metrics = Metrics(conversations, running, idle)
     service = Service(
@@ -249,12 +249,11 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         decision=decision,
         grammars=Grammars(model),
         engine=engine,
-        door=door,
         view=view,
         builder=builder,
         template=template,
         metrics=metrics,
-        intake=intake,
+        submitter=submitter,
         open=running,
         answers=answers,
         conversations=conversations,
@@ -273,7 +272,7 @@ def describe(model: Model, context: Context, settings: Settings) -> str:
     per_token = token_bytes(settings, model)
     return (
         f"{model.path.name}: {model.description}, {model.size / 2**20:,.0f} MiB, {where}; KV {per_token:,} bytes a token, "
-        f"{context.num_cells:,} cells ({context.num_cells * per_token / 2**20:,.0f} MiB), {settings.parallel} lanes"
+        f"{context.num_cells:,} cells ({context.num_cells * per_token / 2**20:,.0f} MiB), {settings.parallel} slots"
     )
 
 
@@ -351,8 +350,8 @@ def lower_tiers(settings: Settings, made_by: Provenance | None) -> list[LowerTie
     return [DiskTier(Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, made_by)]
 
 
-def _shelf(settings: Settings, made_by: Provenance | None) -> ConversationFiles | None:
+def _conversation_files(settings: Settings, made_by: Provenance | None) -> ConversationFiles | None:
     """Make the folder of stored conversations, one for each model: the tokens in them are the model's."""
     if not settings.cache_dir or made_by is None:
         return None
-    return free_shelf(Path(settings.cache_dir).expanduser() / f"conversations-{made_by.model[:16]}")
+    return free_conversation_files(Path(settings.cache_dir).expanduser() / f"conversations-{made_by.model[:16]}")

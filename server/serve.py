@@ -43,12 +43,12 @@ Ready = Callable[[str], object]
 class Server(ListeningServer):
     """uvicorn, which tells the engine first when it shuts down, so that every open stream gets its final event."""
 
-    def __init__(self, config: uvicorn.Config, host: AppState) -> None:
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config, most_connections())
-        self._host = host
+        self._state = state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await asyncio.to_thread(self._host.stop)
+        await asyncio.to_thread(self._state.stop)
         await super().shutdown(sockets)
 
 
@@ -56,12 +56,12 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
     """Serve until a signal; the exit code. 1: the engine failed for good. 2: the model cannot be served."""
     try:
         settings, path = prepare(settings)
-        server, host = make_server(settings)
+        server, state = make_server(settings)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(run(server, host, path, when_ready))
-        if host.failure:
-            print(f"slotcache: {host.failure}", file=sys.stderr)
-        return 1 if host.failure else 0
+            runner.run(run(server, state, path, when_ready))
+        if state.failure:
+            print(f"slotcache: {state.failure}", file=sys.stderr)
+        return 1 if state.failure else 0
     except (ModelError, FolderError, SettingsError) as error:
         print(f"slotcache: {error}", file=sys.stderr)
         return 2
@@ -118,10 +118,10 @@ def _bundled_documents() -> str:
 
 
 def make_server(settings: Settings) -> tuple[Server, AppState]:
-    """Make a server, not running yet, and its host."""
-    host = AppState(settings, Bodies.up_to(settings.max_body << 20))
+    """Make a server, not running yet, and its state."""
+    state = AppState(settings, Bodies.up_to(settings.max_body << 20))
     config = uvicorn.Config(
-        make_app(host),
+        make_app(state),
         host=settings.hosts,  # type: ignore[arg-type]  # as asyncio takes it
         port=settings.port,
         loop="asyncio",
@@ -133,19 +133,19 @@ def make_server(settings: Settings) -> tuple[Server, AppState]:
     )
     if line := open_to(settings):
         logger.warning(line)
-    return Server(config, host), host
+    return Server(config, state), state
 
 
-async def run(server: Server, host: AppState, path: Path, when_ready: Ready | None = None) -> None:
+async def run(server: Server, state: AppState, path: Path, when_ready: Ready | None = None) -> None:
     """Serve the model at `path` until the server is told to exit. Raises ModelError and FolderError."""
-    load = asyncio.create_task(_load(host, path, server))
+    load = asyncio.create_task(_load(state, path, server))
     if when_ready is not None:
         load.add_done_callback(lambda done: _tell_ready(done, when_ready))
     await server.serve()
     await load
-    if host.service is not None:
-        host.service.idle.stop()
-    await asyncio.to_thread(host.close)
+    if state.service is not None:
+        state.service.idle.stop()
+    await asyncio.to_thread(state.close)
 
 
 def _tell_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
@@ -153,7 +153,7 @@ def _tell_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
         Thread(target=when_ready, args=(load.result(),), name="ready", daemon=True).start()
 
 
-async def _load(host: AppState, path: Path, server: Server) -> str:
+async def _load(state: AppState, path: Path, server: Server) -> str:
     """Load in a thread while the port already answers; return the address, or "" if the server was told to exit before.
 
     A model that cannot be served ends the server.
@@ -166,26 +166,26 @@ async def _load(host: AppState, path: Path, server: Server) -> str:
         return not server.should_exit
 
     try:
-        loaded = await asyncio.to_thread(load.load_all, host.settings, path, progress)
+        loaded = await asyncio.to_thread(load.load_all, state.settings, path, progress)
     except BaseException as error:
         if server.should_exit and isinstance(error, ModelError):
             logger.info("stopped before the model was loaded")
             return ""
         server.should_exit = True
         raise
-    start(host, loaded, lambda: setattr(server, "should_exit", True))
-    hosts = [f"[{name}]" if ":" in name else name for name in host.settings.hosts]
-    addresses = [f"http://{name}:{host.settings.port}" for name in hosts]
+    start(state, loaded, lambda: setattr(server, "should_exit", True))
+    hosts = [f"[{name}]" if ":" in name else name for name in state.settings.hosts]
+    addresses = [f"http://{name}:{state.settings.port}" for name in hosts]
     logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)
     return addresses[0]
 
 
-def start(host: AppState, loaded: load.Loaded, on_failure: Callable[[], None] = lambda: None) -> None:
-    """Start the engine and the work on the index, and let the host serve. Records of lower tiers come back meanwhile.
+def start(state: AppState, loaded: load.Loaded, on_failure: Callable[[], None] = lambda: None) -> None:
+    """Start the engine and the work on the index, and let the application serve. Records of lower tiers come back meanwhile.
 
     on_failure: called in the event loop if the engine cannot go on.
     """
-    service, library, loop = loaded.service, loaded.library, asyncio.get_running_loop()
+    service, folder_index, loop = loaded.service, loaded.folder_index, asyncio.get_running_loop()
 
     def look_again() -> None:
         if service is not None:
@@ -197,19 +197,19 @@ def start(host: AppState, loaded: load.Loaded, on_failure: Callable[[], None] = 
         Thread(target=_bring_back, args=(service, look_again), name="load", daemon=True).start()
 
     def follow_files() -> None:
-        if service is not None and service.idle.beginnings is not None:
-            service.idle.beginnings.has_files = True
+        if service is not None and service.idle.prefixes is not None:
+            service.idle.prefixes.has_files = True
         look_again()
 
-    if library is not None:
-        library.keeper.start(follow_files)
-    host.service, host.vectors, host.library = loaded.service, loaded.vectors, loaded.library
+    if folder_index is not None:
+        folder_index.watcher.start(follow_files)
+    state.service, state.vectors, state.folder_index = loaded.service, loaded.vectors, loaded.folder_index
 
 
 def _bring_back(service: Service, then: Callable[[], None]) -> None:
     """Load the records of lower tiers, in a thread. What they hold is not read ahead again."""
     if service.tiers:
         Arrivals(service.engine).load(service.tiers)
-    if service.idle.beginnings is not None:
-        service.idle.beginnings.has_kv = True
+    if service.idle.prefixes is not None:
+        service.idle.prefixes.has_kv = True
         then()

@@ -2,11 +2,11 @@
 
     |<------------------------------ num_cells ------------------------------>|
     |<---------------- num_used ---------------->|<-------- num_free -------->|
-    | prefix tree             | tails            | promised      | unclaimed  |
+    | prefix tree             | private tokens   | promised      | unclaimed  |
     | in use   | idle KV      | generated tokens | to prompts    |            |
 
-Runs in use are on the path of a running request. Idle KV is held by parked sequences only: it is reclaimable, and nothing
-else is ever evicted. A tail belongs to its request, and to the tree once the request has ended. Promised cells are free
+Runs in use are on the path of a running request. Idle KV is held by idle sequences only: it is reclaimable, and nothing
+else is ever evicted. Private tokens belong to their request, and to the tree once it has ended. Promised cells are free
 now, but running requests will compute the rest of their prompts into them.
 """
 
@@ -65,23 +65,23 @@ def swap_out(
         if is_needed and in_place:
             continue
         holder, stop = node.longest_holder(), node.start + node.ready
-        blob = node.blob if node.sequences <= private else tree.copies.save_if_free(node)
-        if blob is None:
-            blob = HostCopy(node.start, stop)
-            copies.append(Save(holder.id, blob))
+        copy = node.copy if node.sequences <= private else tree.copies.save_if_free(node)
+        if copy is None:
+            copy = HostCopy(node.start, stop)
+            copies.append(Save(holder.id, copy))
         moves: list = stays if is_needed else leaves
-        moves.append(Restore(blob, holder.id, node.start, stop))
+        moves.append(Restore(copy, holder.id, node.start, stop))
         sharers = (sequence for sequence in node.sequences if sequence is not holder)
         moves += [Share(holder.id, one.id, node.start, min(stop, one.length)) for one in sharers]
     for job in running:
-        if job.num_tail and (sequence := job.sequence):  # the tree does not know of tails
+        if job.num_private and (sequence := job.sequence):  # the tree does not know of private tokens
             is_needed = sequence in needed
             if is_needed and in_place:
                 continue
-            blob = HostCopy(job.claimed, job.computed)
-            copies.append(Save(sequence.id, blob))
+            copy = HostCopy(job.claimed, job.computed)
+            copies.append(Save(sequence.id, copy))
             moves = stays if is_needed else leaves
-            moves.append(Restore(blob, sequence.id, blob.start, blob.stop))
+            moves.append(Restore(copy, sequence.id, copy.start, copy.stop))
     if in_place:
         return (*copies, *map(_trim_of, leaves)), tuple(leaves)
     return (*copies, Clear(), *stays), tuple(leaves)
@@ -97,8 +97,8 @@ def runs_on_device(tree: PrefixTree, running: Collection[Job]) -> Iterator[Node]
 
     They are found from the sequences, because most scopes have no run on the device.
     """
-    sequences = (*tree.ledger.parked.values(), *(job.sequence for job in running if job.sequence))
-    stack = list(_first_runs(sequence.tip for sequence in sequences))
+    sequences = (*tree.device.idle.values(), *(job.sequence for job in running if job.sequence))
+    stack = list(_first_runs(sequence.last_node for sequence in sequences))
     while stack:
         node = stack.pop()
         if node.ready:
@@ -106,11 +106,11 @@ def runs_on_device(tree: PrefixTree, running: Collection[Job]) -> Iterator[Node]
             stack.extend(node.children.values())
 
 
-def _first_runs(tips: Iterable[Node]) -> Iterator[Node]:
-    """Yield the runs with which the paths to these tips begin, each once."""
+def _first_runs(last_nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield the runs with which the paths to these last nodes begin, each once."""
     seen: set[Node] = set()
-    for tip in tips:
-        for node in path(tip):
+    for last_node in last_nodes:
+        for node in path(last_node):
             if node in seen:
                 break
             seen.add(node)
@@ -137,11 +137,11 @@ class Cells:
 
     @property
     def num_used(self) -> int:
-        return self._tree.ledger.num_ready + sum(job.num_tail for job in self._running)
+        return self._tree.device.num_ready + sum(job.num_private for job in self._running)
 
     @property
     def num_free(self) -> int:
-        return self._tree.ledger.num_cells - self.num_used
+        return self._tree.device.num_cells - self.num_used
 
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
         """Return whether a prompt fits beside running requests and their promised cells. Alone, each accepted one fits.
@@ -154,9 +154,9 @@ class Cells:
         if not job.strategy.has_room(job, chain(self._running, waiting)):
             return False
         match = tree.match(job.request.scope, job.tokens[: job.num_tokens])
-        reclaimable = tree.ledger.num_reclaimable - match.evictable
-        # The next token of each running request, and the cached part of this prompt's rest, which is computed again.
-        promised = tree.ledger.num_pending + len(self._running) + tree.recompute_last - 1
+        reclaimable = tree.device.num_reclaimable - match.evictable
+        # The next token of each running request, and the cached part of this prompt's last tokens, which is computed again.
+        promised = tree.device.num_pending + len(self._running) + tree.recompute_last - 1
         return job.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
@@ -171,10 +171,10 @@ class Cells:
         return len(layout.tokens) - self._tree.match(scope, layout.tokens).ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
-        """Return whether a guess may be computed: cells, a sequence and host memory are free for it.
+        """Return whether a prefetch may be computed: cells, a sequence and host memory are free for it.
 
         Runs that no request has used leave the device before, those with a copy in host memory: down to `idle_cells`, since
-        the guess attends over the whole pool as well, and below if it needs their cells. No other KV leaves for it.
+        the prefetch attends over the whole pool as well, and below if it needs their cells. No other KV leaves for it.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)
@@ -182,8 +182,8 @@ class Cells:
             return True
         while tree.copies.save_ahead():
             pass
-        tree.evict(tree.ledger.num_reclaimable - self._idle_cells, unused=True)
-        while not (tree.ledger.num_free_ids and self._fits_free(prompt.arrange(self._index, scope), scope)):
+        tree.evict(tree.device.num_reclaimable - self._idle_cells, unused=True)
+        while not (tree.device.num_free_ids and self._fits_free(prompt.arrange(self._index, scope), scope)):
             if not tree.evict(unused=True):
                 return False
         return self._index.host.has_room_for(missing)
@@ -197,17 +197,17 @@ class Cells:
         missing = num_cells - self.num_free
         return missing <= 0 or self._tree.evict(missing) >= missing
 
-    def spill_idle(self, job: Job) -> None:
+    def offload_idle(self, job: Job) -> None:
         """Move idle KV to host memory down to `idle_cells`: each step attends over the whole pool.
 
         It stays where this request, whose path is claimed, is no faster without it.
         """
         tree, sequence = self._tree, job.sequence
-        excess = tree.ledger.num_reclaimable - self._idle_cells
+        excess = tree.device.num_reclaimable - self._idle_cells
         if not tree.host.max_bytes or excess <= 0 or sequence is None:
             return
         left = job.num_tokens - sequence.length - tree.copies.restorable(sequence)
-        if tree.costs.pays_to_spill(left, min(job.request.limit, USUAL_ANSWER)):
+        if tree.costs.pays_to_offload(left, min(job.request.limit, USUAL_ANSWER)):
             tree.evict(excess)
 
     def take_operations(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
@@ -217,7 +217,7 @@ class Cells:
         """
         moves, afterwards = self._swap(num_tokens, computing)
         # Taken last: deciding on a swap adds copies for the host tier to the tree's operations.
-        return self._tree.ledger.take_operations() + moves, afterwards
+        return self._tree.device.take_operations() + moves, afterwards
 
     def passed_over(self, computing: list[Job], num_tokens: int) -> int:
         """Return the cells that attention passes over in such a step: those in use, or fewer behind a swap."""
@@ -242,5 +242,5 @@ class Cells:
             return [], 0  # a new request may abort the step; then it must not wait for moves
         runs, needed = list(runs_on_device(tree, self._running)), {job.sequence for job in computing}
         unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
-        unseen += sum(job.num_tail for job in self._running if job.sequence not in needed)
+        unseen += sum(job.num_private for job in self._running if job.sequence not in needed)
         return runs, unseen if costs.pays_to_swap(num_tokens, unseen, used, len(runs)) else 0

@@ -78,7 +78,7 @@ class Costs:
         """
         return num_unseen * num_tokens > self.swap_from_tokens * (num_used + self.cells_per_run * num_runs)
 
-    def pays_to_spill(self, num_tokens: int, num_steps: int) -> bool:
+    def pays_to_offload(self, num_tokens: int, num_steps: int) -> bool:
         """Return whether idle KV should leave the device for a request of so many prompt tokens and decode steps."""
         return self.idle_token_ns * num_tokens + self.idle_step_ns * num_steps >= self.spill_ns
 

@@ -1,4 +1,4 @@
-"""The ledger of the device: sequences, the cells that they hold, and the memory operations that are due."""
+"""The cells of the device: sequences, the cells that they hold, and the memory operations that are due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .plan import Drop, Operation, Share, Trim
 from .radix import Node, Sequence, path
 
 
-class Ledger:
+class DeviceCells:
     """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes their shape.
 
     Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan.
@@ -30,17 +30,17 @@ class Ledger:
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_in_use = 0  # ready cells that running requests need
-        self.parked: dict[Node, Sequence] = {}  # by tip; at most one a node
+        self.idle: dict[Node, Sequence] = {}  # by last node; at most one a node
         self.leaves = Candidates(self._place, self.is_leaf)
         self._num_sequences = num_sequences
         self._free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
-        self._num_parked = 0  # ever
+        self._num_idled = 0  # ever
         self._on_idle, self._policy, self._recompute_last = on_idle, policy, recompute_last
 
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell or sequence is in use then."""
-        self.parked, self._operations = {}, []
+        self.idle, self._operations = {}, []
         self.num_ready = self.num_pending = self.num_in_use = 0
         self._free_ids = list(range(self._num_sequences))[::-1]
         self.leaves.clear()
@@ -66,18 +66,18 @@ class Ledger:
 
     # ---- running sequences -----------------------------------------------------------------------------------------
 
-    def begin(self, tip: Node) -> Sequence:
-        """Return a new sequence, still without KV, on the path to `tip`. Needs a free id."""
-        return Sequence(self._free_ids.pop(), tip)
+    def begin(self, last_node: Node) -> Sequence:
+        """Return a new sequence, still without KV, on the path to `last_node`. Needs a free id."""
+        return Sequence(self._free_ids.pop(), last_node)
 
-    def resume(self, sequence: Sequence, tip: Node) -> None:
-        """Let a parked sequence run again, on a path to `tip` that begins with its own."""
-        del self.parked[sequence.tip]
-        sequence.tip, sequence.active = tip, True
+    def resume(self, sequence: Sequence, last_node: Node) -> None:
+        """Let an idle sequence run again, on a path to `last_node` that begins with its own."""
+        del self.idle[sequence.last_node]
+        sequence.last_node, sequence.active = last_node, True
 
     def share(self, sequence: Sequence, upto: int) -> None:
         """Let `sequence` hold its path up to position `upto`, from the sequence that holds most of it."""
-        nodes = [node for node in path(sequence.tip, sequence.length) if node.start < upto]
+        nodes = [node for node in path(sequence.last_node, sequence.length) if node.start < upto]
         donor = nodes[0].longest_holder()
         self._operations.append(Share(donor.id, sequence.id, sequence.length, upto))
         for node in nodes:
@@ -86,7 +86,7 @@ class Ledger:
 
     def catch_up(self, sequence: Sequence) -> int:
         """Share KV that other sequences have computed on this sequence's path. Return how many tokens that was."""
-        node = next((node for node in path(sequence.tip, sequence.length) if node.ready), None)
+        node = next((node for node in path(sequence.last_node, sequence.length) if node.ready), None)
         upto = sequence.most_cached(node.start + node.ready, self._recompute_last) if node else 0
         gained = upto - sequence.length
         if gained > 0:
@@ -99,7 +99,7 @@ class Ledger:
         Where another sequence has the same tokens already, the new cells are given back and the old ones shared: a token's
         KV stands in one cell only.
         """
-        for node in path(sequence.tip, sequence.length):
+        for node in path(sequence.last_node, sequence.length):
             if node.start >= stop:
                 continue
             fresh = min(stop, node.end) - node.start
@@ -112,15 +112,15 @@ class Ledger:
             node.sequences.add(sequence)
         sequence.length = stop
 
-    # ---- parked sequences ------------------------------------------------------------------------------------------
+    # ---- idle sequences --------------------------------------------------------------------------------------------
 
-    def park(self, sequence: Sequence) -> None:
+    def keep_idle(self, sequence: Sequence) -> None:
         """Keep a sequence after its request. It is dropped if another one covers it, and drops those that it covers."""
         sequence.active = False
-        for node in path(sequence.tip):
-            parked = self.parked.get(node)
-            if parked and _is_covered(parked):
-                self.drop(parked)
+        for node in path(sequence.last_node):
+            idle = self.idle.get(node)
+            if idle and _is_covered(idle):
+                self.drop(idle)
         if sequence.length == 0 or _is_covered(sequence):
             self.drop(sequence)
         else:
@@ -128,81 +128,81 @@ class Ledger:
 
     # Whose cells are these? A running prompt with its answer, from position 0 on:
     #
-    #     |----- shared prefix -----|-------- own --------|------ pending ------|---- private tail ----|
+    #     |----- shared prefix -----|-------- own --------|------ pending ------|--- private tokens ---|
     #     0      cached, or forked         computed               claimed           generated tokens
     #
     #                     held by                                    counted in               freed by
     #     shared prefix   the request's sequence and more of them    num_ready, num_in_use    evict, once no request uses it
     #     own             the request's sequence alone               num_ready, num_in_use    evict, once no request uses it
     #     pending         no sequence yet: promised cells            num_pending              _prune, if it is never computed
-    #     private tail    the request's sequence                     Job.num_tail             release: it becomes a run
-    #     idle runs       parked sequences                           num_ready                evict, leaves first
+    #     private tokens  the request's sequence                     Job.num_private             release: it becomes a run
+    #     idle runs       idle sequences                             num_ready                evict, leaves first
     #
     # A cell is counted once, however many sequences hold it, so eviction could free num_ready - num_in_use cells. A leaf is
-    # a run that one parked sequence alone holds: to trim that sequence frees its cells. The leaf's parent may be next.
+    # a run that one idle sequence alone holds: to trim that sequence frees its cells. The leaf's parent may be next.
 
     def take_leaf(self) -> Node | None:
-        """Choose the leaf that leaves the device next: the lowest priority, and of equals the one parked first."""
+        """Choose the leaf that leaves the device next: the lowest priority, and of equals the one idle longest."""
         leaf = self.leaves.pop()
         if leaf is not None:
             self._policy.on_evict(leaf.priority)
         return leaf
 
     def take_unused(self) -> Node | None:
-        """Choose a leaf that no request has used and that has a copy in host memory, the one parked first."""
-        unused = (leaf for leaf in self.parked if not leaf.frequency and leaf.blob is not None)
+        """Choose a leaf that no request has used and that has a copy in host memory, the one idle longest."""
+        unused = (leaf for leaf in self.idle if not leaf.frequency and leaf.copy is not None)
         return next(filter(self.is_leaf, unused), None)
 
     def retreat(self, sequence: Sequence, leaf: Node) -> None:
-        """Free the cells of a leaf. Its parked sequence ends at the parent from now on, if it is needed there."""
+        """Free the cells of a leaf. Its idle sequence ends at the parent from now on, if it is needed there."""
         assert leaf.parent is not None and leaf.sequences == {sequence}
-        del self.parked[leaf]
+        del self.idle[leaf]
         self.count_ready(leaf, -leaf.ready)
         leaf.sequences.clear()
         self._operations.append(Trim(sequence.id, leaf.start, sequence.length))
-        sequence.tip, sequence.length = leaf.parent, leaf.start
-        self.park(sequence)
+        sequence.last_node, sequence.length = leaf.parent, leaf.start
+        self.keep_idle(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """End a sequence that no request runs. Cells that no other sequence holds are free."""
-        if self.parked.get(sequence.tip) is sequence:
-            del self.parked[sequence.tip]
-        for node in path(sequence.tip):
+        if self.idle.get(sequence.last_node) is sequence:
+            del self.idle[sequence.last_node]
+        for node in path(sequence.last_node):
             node.sequences.discard(sequence)
             self._offer(node)
         self._operations.append(Drop(sequence.id))
         self._free_ids.append(sequence.id)
 
     def is_leaf(self, node: Node) -> bool:
-        """Return whether the cells of a run can be freed: a parked sequence ends in it, and no other one holds it.
+        """Return whether the cells of a run can be freed: an idle sequence ends in it, and no other one holds it.
 
         A sequence that holds a run behind it holds this one, too.
         """
-        return node in self.parked and not node.in_use and len(node.sequences) == 1
+        return node in self.idle and not node.in_use and len(node.sequences) == 1
 
     def _keep(self, sequence: Sequence) -> None:
-        self._num_parked += 1
-        sequence.parked_at = self._num_parked
-        self.parked[sequence.tip] = sequence
-        self.leaves.offer(sequence.tip)
+        self._num_idled += 1
+        sequence.idle_since = self._num_idled
+        self.idle[sequence.last_node] = sequence
+        self.leaves.offer(sequence.last_node)
 
     def _offer(self, node: Node) -> None:
         """Consider a run that may have become a leaf, or has another priority."""
-        if node in self.parked:
+        if node in self.idle:
             self.leaves.offer(node)
 
     def _place(self, node: Node) -> tuple[float, int]:
-        return node.priority, self.parked[node].parked_at if node in self.parked else 0
+        return node.priority, self.idle[node].idle_since if node in self.idle else 0
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Move the tip of a parked sequence that ends in the upper part of a run that was cut."""
-        parked = self.parked.get(lower)  # active tips are always at a run's end
-        if parked and parked.length <= upper.end:
-            del self.parked[lower]
-            parked.tip = upper
-            self._keep(parked)
+        """Move the last node of an idle sequence that ends in the upper part of a run that was cut."""
+        idle = self.idle.get(lower)  # active last nodes are always at a run's end
+        if idle and idle.length <= upper.end:
+            del self.idle[lower]
+            idle.last_node = upper
+            self._keep(idle)
         self._offer(lower)
 
     def touch(self, node: Node) -> None:
@@ -238,4 +238,4 @@ class Ledger:
 
 def _is_covered(sequence: Sequence) -> bool:
     """Return whether another sequence holds all KV that this one holds."""
-    return any(other.length >= sequence.length for other in sequence.tip.sequences if other is not sequence)
+    return any(other.length >= sequence.length for other in sequence.last_node.sequences if other is not sequence)

@@ -87,7 +87,7 @@ class FileIndex(RadixTree):
         match = self.match(Scope.read(scope), tokens[:start])
         return match.length == start and all(self._covers.get(node) for node in path(match.node))
 
-    def beginnings(self, scope: str, start: int, tokens: np.ndarray) -> list[FileEntry]:
+    def prefixes(self, scope: str, start: int, tokens: np.ndarray) -> list[FileEntry]:
         """Return the files that a run from `start` on stands on, and shorter files from `start` on, the deepest first."""
         match = self.match(Scope.read(scope), tokens)
         nodes = path(match.node)
@@ -118,8 +118,8 @@ class FileIndex(RadixTree):
         Deep files first: a file has its final time before it moves the files that it stands on.
         """
         for entry in sorted(self.entries.values(), key=lambda entry: (entry.start, entry.stop), reverse=True):
-            for beginning in self.beginnings(entry.scope, entry.start, self._tokens(entry)):
-                beginning.used = max(beginning.used, entry.used + MOMENT)
+            for prefix in self.prefixes(entry.scope, entry.start, self._tokens(entry)):
+                prefix.used = max(prefix.used, entry.used + MOMENT)
 
     def newest_first(self) -> list[FileEntry]:
         """Return the files by their last use; each comes before all that stand on it."""
@@ -319,7 +319,7 @@ class DiskTier:
             return self._changed.wait_for(lambda: scope.name not in self._dropped, seconds)
 
     def load(self, num_bytes: int) -> list[str]:
-        """Return the names of the newest files, as many as take `num_bytes`, beginnings first. From any thread."""
+        """Return the names of the newest files, as many as take `num_bytes`, prefixes first. From any thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready)
         chosen: list[FileEntry] = []
@@ -377,7 +377,7 @@ class DiskTier:
             logger.exception("the disk tier failed; it goes on with what comes next")
 
     def _next(self) -> Record | None:
-        """Take the next record from the queue: beginnings first, since a run is of no use without the runs before it."""
+        """Take the next record from the queue: prefixes first, since a run is of no use without the runs before it."""
         if not self._pending:
             return None
         record = min(self._pending, key=lambda record: record.start)
@@ -405,12 +405,12 @@ class DiskTier:
         if size > self.max_bytes:
             return
         self._use(scope, record.start, record.tokens, now)
-        is_whole = self._has_beginnings(record)
+        is_whole = self._has_prefixes(record)
         if not is_whole and self.num_bytes + size > self.max_bytes:
-            return  # without its beginnings it is of no use, so no file leaves for it
+            return  # without its prefixes it is of no use, so no file leaves for it
         self._make_room(size)
-        if is_whole and not self._has_beginnings(record):
-            return  # its beginnings had to leave
+        if is_whole and not self._has_prefixes(record):
+            return  # its prefixes had to leave
         if self._write_file(path, parts, now):
             self.num_written += 1
             with self._indexing:
@@ -442,12 +442,12 @@ class DiskTier:
     def _use(self, scope: str, start: int, tokens: np.ndarray, now: int) -> None:
         """Count the files that a new run stands on as used a moment after it. Other servers see it by the files' times."""
         with self._indexing:
-            used = self._index.use(self._index.beginnings(scope, start, tokens), now)
+            used = self._index.use(self._index.prefixes(scope, start, tokens), now)
         for entry in used:
             with contextlib.suppress(OSError):
                 os.utime(entry.path, ns=(entry.used, entry.used))
 
-    def _has_beginnings(self, record: Record) -> bool:
+    def _has_prefixes(self, record: Record) -> bool:
         with self._indexing:
             return self._index.stands_on_files(record.scope.text, record.start, record.tokens)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from .cells import Cells
 from .costs import AIM, Costs
-from .device import Ledger
+from .device import DeviceCells
 from .lookup import Draft, Lookup
 from .plan import Plan, Span, Trim
 from .request import Job
@@ -182,7 +182,7 @@ class Drafts:
             if not plan.has_drafts:
                 self._credit = min(self._credit + EARNED, MOST_CREDIT)
 
-    def settle(self, checked: list[tuple[Job, Span]], ledger: Ledger) -> None:
+    def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran.
 
         It begins a new step, which may do without `propose`.
@@ -195,7 +195,7 @@ class Drafts:
             accepted = job.computed - span.start - 1
             least = min(least, accepted)
             if job.computed < span.stop:
-                ledger.perform(Trim(span.sequence, job.computed, span.stop))
+                device.perform(Trim(span.sequence, job.computed, span.stop))
             if job.request.draft is not None:
                 self._odds.learn(job.request.draft, self._matched[job.request.id], accepted, span.drafted)
         self._credit = min(self._credit + 1 + least - self._multiple, MOST_CREDIT)

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from .costs import Costs
-from .device import Ledger
+from .device import DeviceCells
 from .eviction import Candidates, EvictionPolicy
 from .plan import HostCopy, Restore, Save
 from .radix import CopySizes, Match, Node, RadixTree, Sequence, descendants, path, scope_of, upward
@@ -59,7 +59,7 @@ class HostMemory:
     def nodes(self) -> list[Node]:
         """The runs with a copy, parents first."""
         roots = self.index.roots.values()
-        return [node for root in roots for node in descendants(root) if node.blob is not None]
+        return [node for root in roots for node in descendants(root) if node.copy is not None]
 
     def clear(self) -> None:
         """Forget all copies."""
@@ -71,7 +71,7 @@ class HostMemory:
         """Count the copies anew, of which any may leave now."""
         nodes = self.nodes
         states = [node for node in nodes if node.state is not None]
-        self.num_tokens = sum(map(len, {node.blob for node in nodes if node.blob is not None}))
+        self.num_tokens = sum(map(len, {node.copy for node in nodes if node.copy is not None}))
         self.num_states = len(states)
         self.num_bytes = self.num_tokens * self.sizes.run_token + sum(self.size_of(node.end) for node in states)
         self.candidates.clear()
@@ -113,9 +113,9 @@ class HostMemory:
 
         What a running request is about to restore stays.
         """
-        if node.blob is None or (node.in_use and not node.ready):
+        if node.copy is None or (node.in_use and not node.ready):
             return False
-        return node.state is not None or all(child.blob is None for child in node.children.values())
+        return node.state is not None or all(child.copy is None for child in node.children.values())
 
     def touch(self, node: Node) -> None:
         """Set the priority of copies that are used, pinned or unpinned now, or that are new."""
@@ -124,7 +124,7 @@ class HostMemory:
 
     def offer(self, node: Node) -> None:
         """Consider a copy that may leave from now on: it is not needed any more, or the copy behind it has left."""
-        if node.blob is not None:
+        if node.copy is not None:
             self.candidates.offer(node)
 
     def _fits(self, num_tokens: int, state_bytes: int = 0) -> bool:
@@ -141,7 +141,7 @@ class HostMemory:
     def keep(self, node: Node, kv: HostCopy | None = None, state: HostCopy | None = None) -> None:
         """Give a node a copy of its run, one of the state at its end, or both. The caller sees to the room for them."""
         if kv is not None:
-            node.blob = kv
+            node.copy = kv
             self._count_run(kv, 1)
         if state is not None:
             node.state = state
@@ -151,21 +151,21 @@ class HostMemory:
 
     def split(self, upper: Node, lower: Node) -> None:
         """Let both parts of a run that was cut use its copy."""
-        if lower.blob is not None:
-            upper.blob = lower.blob
-            upper.blob.users += 1
+        if lower.copy is not None:
+            upper.copy = lower.copy
+            upper.copy.users += 1
             if self.unsaved is not None and lower in self.unsaved:
                 self.unsaved[upper] = None
 
     def release(self, node: Node) -> None:
         """Forget the copies of a node, if it has any."""
         self.release_state(node)
-        if node.blob is None:
+        if node.copy is None:
             return
-        node.blob.users -= 1
-        if not node.blob.users:
-            self._count_run(node.blob, -1)
-        node.blob = None
+        node.copy.users -= 1
+        if not node.copy.users:
+            self._count_run(node.copy, -1)
+        node.copy = None
         if node.parent is not None:
             self.offer(node.parent)
 
@@ -175,9 +175,9 @@ class HostMemory:
             node.state = None
             self._count_state(node, -1)
 
-    def _count_run(self, blob: HostCopy, change: int) -> None:
-        self.num_tokens += change * len(blob)
-        self.num_bytes += change * len(blob) * self.sizes.run_token
+    def _count_run(self, copy: HostCopy, change: int) -> None:
+        self.num_tokens += change * len(copy)
+        self.num_bytes += change * len(copy) * self.sizes.run_token
 
     def _count_state(self, node: Node, change: int) -> None:
         self.num_states += change
@@ -187,20 +187,20 @@ class HostMemory:
 
     def get(self, node: Node) -> Record | None:
         """Return a run with the state at its end as a record; None if a copy is gone or has not been made."""
-        return self.part(node, node.blob, node.end) if node.blob is not None else None
+        return self.part(node, node.copy, node.end) if node.copy is not None else None
 
-    def part(self, node: Node, blob: HostCopy, stop: int) -> Record | None:
+    def part(self, node: Node, copy: HostCopy, stop: int) -> Record | None:
         """Return a run up to position `stop` as a record, from a copy that reaches it; None if a copy is not made yet."""
-        if blob.data is None or (node.state is not None and node.state.data is None):
+        if copy.data is None or (node.state is not None and node.state.data is None):
             return None
-        whole = (blob.start, blob.stop) == (node.start, stop)
+        whole = (copy.start, copy.stop) == (node.start, stop)
         tokens = np.concatenate([one.tokens for one in path(node)][::-1])[:stop]
         documents = ((key, origin.end) for origin, key in node.document_of if stop == node.end)
         return Record(
             scope_of(node),
             tokens,
             node.start,
-            blob.data if whole else self._cut(blob.data, node.start, stop),
+            copy.data if whole else self._cut(copy.data, node.start, stop),
             documents=tuple((key, at) for key, at in documents if at <= node.start),
             frequency=node.frequency,
             token_cost=node.token_cost,
@@ -278,7 +278,7 @@ class PromptTree(RadixTree):
         match, runs = self.match(scope, tokens), []
         for node in reversed(path(match.node)):
             known = min(node.end, match.length)
-            stop = known if node.blob is not None else min(known, node.start + node.ready)
+            stop = known if node.copy is not None else min(known, node.start + node.ready)
             if stop > node.start:
                 runs.append((node, stop))
             if stop < node.end:
@@ -311,7 +311,7 @@ class PromptTree(RadixTree):
         lost: dict[Node, None] = {}
         for root in self.roots.values():
             for node in descendants(root):  # parents first
-                if node.parent in lost or node.blob is None or node.blob.data is None:
+                if node.parent in lost or node.copy is None or node.copy.data is None:
                     lost[node] = None
         return list(reversed(lost))
 
@@ -333,20 +333,21 @@ class PromptTree(RadixTree):
 # ---- Copies: made when a run leaves the device, when a step needs it, or in idle time. ----------------------------------
 
 
-def restores(tip: Node, sequence: int, begin: int) -> list[tuple[Restore, list[Node]]]:
-    """Return an operation for each copy that follows position `begin` on the path to `tip`, with the runs that it covers.
+def restores(last_node: Node, sequence: int, begin: int) -> list[tuple[Restore, list[Node]]]:
+    """Return an operation for each copy that follows position `begin` on the path to `last_node`, with the runs that it
+    covers.
 
     They end in front of a run without a copy, or with KV on the device.
     """
     found: list[tuple[Restore, list[Node]]] = []
-    for node in reversed(path(tip, begin)):
-        if node.ready or node.blob is None:
+    for node in reversed(path(last_node, begin)):
+        if node.ready or node.copy is None:
             break
-        if found and found[-1][0].blob is node.blob:
+        if found and found[-1][0].copy is node.copy:
             restore, nodes = found.pop()
             found.append((replace(restore, stop=node.end), [*nodes, node]))
         else:
-            found.append((Restore(node.blob, sequence, max(node.start, begin), node.end), [node]))
+            found.append((Restore(node.copy, sequence, max(node.start, begin), node.end), [node]))
     return found
 
 
@@ -356,8 +357,8 @@ class Copies:
     recompute_last: how many of a path's last tokens are not brought back.
     """
 
-    def __init__(self, ledger: Ledger, host: HostMemory, recompute_last: int) -> None:
-        self._ledger, self._host, self._recompute_last = ledger, host, recompute_last
+    def __init__(self, device: DeviceCells, host: HostMemory, recompute_last: int) -> None:
+        self._device, self._host, self._recompute_last = device, host, recompute_last
         self.num_saved = 0  # tokens, ever
         self.num_restored = 0  # tokens, ever
 
@@ -365,39 +366,39 @@ class Copies:
         """Return the run's copy, made now if all of the run has been computed and no other copy has to leave for it."""
         if node.complete and self._host.has_room_for(len(node.tokens)):
             self.save(node, node.longest_holder())
-        return node.blob
+        return node.copy
 
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
 
-        Beginnings come first: a run is of no use without the runs before it. Return False when every idle run has a copy or
+        Prefixes come first: a run is of no use without the runs before it. Return False when every idle run has a copy or
         the tier is full; no copy is dropped for it.
         """
-        for sequence in self._ledger.parked.values():
-            for node in reversed(path(sequence.tip)):
-                if node.blob is None and sequence.length >= node.end and self._host.has_room_for(len(node.tokens)):
+        for sequence in self._device.idle.values():
+            for node in reversed(path(sequence.last_node)):
+                if node.copy is None and sequence.length >= node.end and self._host.has_room_for(len(node.tokens)):
                     return self.save(node, sequence)
         return False
 
-    def save_front(self, node: Node | None) -> None:
+    def save_prefix(self, node: Node | None) -> None:
         """Copy a run in front of copies, and those in front of it, while there is room: without them, copies are of no use.
 
         They may be in use on the device for long, and would be lost with it. RAGCache, section 6, copies upper nodes, too.
         """
-        for above in itertools.takewhile(lambda above: above.blob is None, upward(node) if node else ()):
+        for above in itertools.takewhile(lambda above: above.copy is None, upward(node) if node else ()):
             self.save_if_free(above)
 
     def save(self, node: Node, sequence: Sequence) -> bool:
         """Make sure that a run has a copy in host memory. Return False if the tier has no room for it."""
-        if node.blob is not None:
+        if node.copy is not None:
             return True
         if not self._host.make_room(len(node.tokens)):
             return False
-        blob = HostCopy(node.start, node.end)
-        self._host.keep(node, blob)
+        copy = HostCopy(node.start, node.end)
+        self._host.keep(node, copy)
         self._host.touch(node)
-        self._ledger.perform(Save(sequence.id, blob))
-        self.num_saved += len(blob)
+        self._device.perform(Save(sequence.id, copy))
+        self.num_saved += len(copy)
         return True
 
     def restorable(self, sequence: Sequence) -> int:
@@ -411,11 +412,11 @@ class Copies:
         """
         restored: list[tuple[str, int]] = []
         for restore, nodes in self._restores(sequence):
-            source, size = restore.blob.source, restore.stop - restore.start
+            source, size = restore.copy.source, restore.stop - restore.start
             restored.append((source, size))
-            self._ledger.perform(restore)
+            self._device.perform(restore)
             for node in nodes:
-                self._ledger.count_ready(node, min(node.end, restore.stop) - node.start)
+                self._device.count_ready(node, min(node.end, restore.stop) - node.start)
                 node.sequences.add(sequence)
             sequence.length = restore.stop
         self.num_restored += sum(size for _, size in restored)
@@ -423,7 +424,7 @@ class Copies:
 
     def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
         """Leave out the path's last tokens, which are computed: the last one gives the logits."""
-        found = restores(sequence.tip, sequence.id, sequence.length)
+        found = restores(sequence.last_node, sequence.id, sequence.length)
         last = sequence.most_cached(found[-1][0].stop if found else sequence.length, self._recompute_last)
         return [
             (replace(restore, stop=min(restore.stop, last)), [node for node in nodes if node.start < last])
@@ -438,7 +439,7 @@ logger = logging.getLogger("slotcache.tiers")
 
 
 def load_records(tier: LowerTier, num_bytes: int, adopt: Callable[[str, Record], bool]) -> int:
-    """Give `adopt` the records of a tier that were used last, up to `num_bytes`, beginnings first. Return how many it took.
+    """Give `adopt` the records of a tier that were used last, up to `num_bytes`, prefixes first. Return how many it took.
 
     adopt: gets the record's key, too. A record may be dropped from the tier between its reading and its adoption, and
     must not come back then: ask whether `key in tier` where the record enters the cache. Raises TimeoutError if it does.
@@ -473,5 +474,5 @@ class WriteBehind:
         """Hand over the copies that were made since the last call."""
         for node in self._host.take_unsaved() if self.lower else ():
             record = self._host.get(node)
-            if node.blob is not None and record is not None and record.scope.is_shared and record.scope.is_lasting:
-                node.blob.is_written = any([below.put(record) for below in self.lower])
+            if node.copy is not None and record is not None and record.scope.is_shared and record.scope.is_lasting:
+                node.copy.is_written = any([below.put(record) for below in self.lower])

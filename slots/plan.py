@@ -55,20 +55,20 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Copy the KV of `sequence` at positions [blob.start, blob.stop) to host memory, into `blob`."""
+    """Copy the KV of `sequence` at positions [copy.start, copy.stop) to host memory, into `copy`."""
 
     sequence: int
-    blob: HostCopy
+    copy: HostCopy
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Give `sequence` new cells at positions [start, stop) with their KV from `blob`.
+    """Give `sequence` new cells at positions [start, stop) with their KV from `copy`.
 
-    distance: 0, or how many positions lower the KV stands in the blob: its keys are rotated.
+    distance: 0, or how many positions lower the KV stands in the copy: its keys are rotated.
     """
 
-    blob: HostCopy
+    copy: HostCopy
     sequence: int
     start: int
     stop: int
@@ -77,17 +77,17 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Snap:
-    """Copy the recurrent state of `sequence` behind position blob.stop to host memory, into `blob`."""
+    """Copy the recurrent state of `sequence` behind position copy.stop to host memory, into `copy`."""
 
     sequence: int
-    blob: HostCopy
+    copy: HostCopy
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Give `sequence`, which holds the KV of positions [0, blob.stop), the recurrent state in `blob`."""
+    """Give `sequence`, which holds the KV of positions [0, copy.stop), the recurrent state in `copy`."""
 
-    blob: HostCopy
+    copy: HostCopy
     sequence: int
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from .costs import UNMEASURED, Costs, Profile
-from .device import Ledger
+from .device import DeviceCells
 from .eviction import EvictionPolicy, count_use
 from .host import Copies, HostMemory, PromptTree
 from .radix import NO_TOKENS, Claim, Node, Section, Sequence, descendants, most_cached, path
@@ -55,8 +55,8 @@ class Pins:
     def expire(self) -> None:
         """End the pins whose time is over."""
         while self._ends and self._ends[0][0] <= self._clock():
-            until, _, tip = heapq.heappop(self._ends)
-            for node in path(tip):
+            until, _, last_node = heapq.heappop(self._ends)
+            for node in path(last_node):
                 if node.pinned_until and node.pinned_until <= until:
                     self._end(node)
 
@@ -69,12 +69,12 @@ class Pins:
         match = self._tree.match(scope, tokens)
         return [node for node in path(match.node) if node.end <= match.length and node.is_cached]
 
-    def _note_end(self, until: float, tip: Node) -> None:
+    def _note_end(self, until: float, last_node: Node) -> None:
         """Remember when a pin ends.
 
         Renewed pins and evicted runs leave outdated entries. When they are too many, only pinned runs keep an entry.
         """
-        heapq.heappush(self._ends, (until, next(self._count), tip))
+        heapq.heappush(self._ends, (until, next(self._count), last_node))
         if len(self._ends) > 2 * len(self._tree.pinned) + 64:
             pinned = [node for node in self._tree.pinned if node.pinned_until < math.inf]
             self._ends = [(node.pinned_until, next(self._count), node) for node in pinned]
@@ -86,22 +86,22 @@ class Pins:
         self._tree.price(node)
 
 
-# ---- The prefix tree: a radix tree over tokens that is the index of all KV, with a ledger of its cells. -----------------
+# ---- The prefix tree: a radix tree over tokens that is the index of all KV, with a count of its cells. ------------------
 #
-# A slot is an execution lane, not a cache: computed KV stays in the tree, held by parked sequences, until cells run out
+# A slot is a place to run, not a cache: computed KV stays in the tree, held by idle sequences, until cells run out
 # and
 # the leaf of the lowest priority is evicted. Sources: SGLang's radix attention; RAGCache, section 5.1 (knowledge tree);
 # llama_cpp_ex ADR 007 (a slot's history outlives its request).
 
 
 class OutOfSequences(RuntimeError):
-    """Every sequence id is in use by a running request: a programmer's error (more lanes than the tree was made for)."""
+    """Every sequence id is in use by a running request: a programmer's error (more slots than the tree was made for)."""
 
 
 class PrefixTree(PromptTree):
-    """Finds, claims, releases and evicts runs. Acts decide memory operations, which the ledger hands to the next plan.
+    """Finds, claims, releases and evicts runs. Acts decide memory operations, which the device hands to the next plan.
 
-    ledger: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * lanes
+    device: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * slots
     + 1. host: takes evicted runs; without it they are lost. policy: the order of eviction. profile: the cost of
     computing a run. costs: of this device; they say how many of a prompt's last tokens are always computed.
     """
@@ -117,24 +117,24 @@ class PrefixTree(PromptTree):
     ) -> None:
         super().__init__(costs, host or HostMemory())
         self.recompute_last = costs.recompute_last
-        self.ledger = Ledger(
+        self.device = DeviceCells(
             num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), recompute_last=self.recompute_last
         )
-        self.copies = Copies(self.ledger, self.host, self.recompute_last)
+        self.copies = Copies(self.device, self.host, self.recompute_last)
         self.profile = profile or Profile(costs.chunk)
         self.num_evicted = 0  # tokens that left the device, ever
 
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell, sequence or copy is in use then."""
         super().clear()
-        self.ledger.clear()
+        self.device.clear()
 
     def void(self) -> None:
         """Forget what stood on the device alone, and what was decided and never done. The copies that were made stay.
 
         No cell and no sequence is in use then, whatever the counts say now.
         """
-        self.ledger.clear()
+        self.device.clear()
         for node in [node for root in self.roots.values() for node in descendants(root)]:
             node.ready = node.in_use = 0
             node.sequences.clear()
@@ -149,71 +149,71 @@ class PrefixTree(PromptTree):
         tokens: np.ndarray,
         stops: Seq[int] = (),
         documents: Seq[tuple[str, int, int]] = (),
-        guess: bool = False,
+        is_prefetch: bool = False,
         sections: Seq[Section] = (),
     ) -> Claim:
-        """Put a prompt's whole path into the tree, in use, and give it a sequence that holds its cached beginning.
+        """Put a prompt's whole path into the tree, in use, and give it a sequence that holds its cached prefix.
 
-        A parked sequence that is a prefix of the prompt is continued in place; any other match is forked, and its donor
-        stays as it is. stops: ascending positions where nodes must end. documents: (key, start, stop) of each. guess: no
-        client asked for the prompt yet, so its runs do not count as used. sections: what is computed of it, all if there are
-        none. Raises OutOfSequences, and ValueError for a document outside the prompt; the tree is as before then.
+        An idle sequence that is a prefix of the prompt is continued in place; any other match is forked, and its donor
+        stays as it is. stops: ascending positions where nodes must end. documents: (key, start, stop) of each. is_prefetch:
+        no client asked for the prompt yet, so its runs do not count as used. sections: what is computed of it, all if there
+        are none. Raises OutOfSequences, and ValueError for a document outside the prompt; the tree is as before then.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
         self._clock += 1
         sections = sections or ((0, len(tokens)),)
-        if not guess:
+        if not is_prefetch:
             self._vacate(scope, tokens, sections)
         match = self.match(scope, tokens)
         cached = most_cached(sections, match.ready, self.recompute_last)
-        parked = self.ledger.parked.get(match.ready_node)
-        own = parked if parked and parked.length == match.ready == cached else None
+        idle = self.device.idle.get(match.ready_node)
+        own = idle if idle and idle.length == match.ready == cached else None
         continues = match.length == match.node.end and not match.node.children
         ends = self.insert(self.root(scope), tokens, sorted({*stops, *(at for _, *span in documents for at in span)}))
         for key, start, stop in documents:
             ends[start].place(key, ends[stop])
-        tip = ends[len(tokens)]
-        for node in (nodes := path(tip)):
-            self.ledger.begin_use(node)
-        sequence = own or self._begin(tip)
+        last_node = ends[len(tokens)]
+        for node in (nodes := path(last_node)):
+            self.device.begin_use(node)
+        sequence = own or self._begin(last_node)
         sequence.sections = tuple(sections)
-        self._count_use(nodes, continues=continues, guess=guess)
+        self._count_use(nodes, continues=continues, is_prefetch=is_prefetch)
         if own is not None:
-            self.ledger.resume(own, tip)
+            self.device.resume(own, last_node)
         elif cached:
-            self.ledger.share(sequence, cached)
+            self.device.share(sequence, cached)
         return Claim(sequence, cached, Source.OWN if own else Source.FORK if cached else Source.NONE)
 
-    def release(self, sequence: Sequence, tail: np.ndarray = NO_TOKENS) -> None:
-        """End a request's use of `sequence`, which stays parked. tail: its generated tokens that have KV (int32)."""
+    def release(self, sequence: Sequence, private: np.ndarray = NO_TOKENS) -> None:
+        """End a request's use of `sequence`, which stays, idle. private: its generated tokens that have KV (int32)."""
         self._clock += 1
-        claimed = sequence.tip
+        claimed = sequence.last_node
         for node in path(claimed):
             node.last_use = self._clock
-            self.ledger.end_use(node)
-        if len(tail):
-            sequence.tip = self._descend(claimed, tail)
-            self._count_use(path(sequence.tip, claimed.end))
-            self.ledger.advance(sequence, sequence.tip.end)
+            self.device.end_use(node)
+        if len(private):
+            sequence.last_node = self._descend(claimed, private)
+            self._count_use(path(sequence.last_node, claimed.end))
+            self.device.advance(sequence, sequence.last_node.end)
         self._prune(sequence)
-        self.ledger.park(sequence)
+        self.device.keep_idle(sequence)
 
     def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
 
         Fewer are freed where running requests need all others. unused: only runs that no request has used, and with a copy.
         """
-        freed, take = 0, self.ledger.take_unused if unused else self.ledger.take_leaf
+        freed, take = 0, self.device.take_unused if unused else self.device.take_leaf
         while freed < needed and (leaf := take()):
-            freed, front = freed + leaf.ready, leaf.parent
+            freed, parent = freed + leaf.ready, leaf.parent
             self._leave_device(leaf)
-            self.copies.save_front(front)
+            self.copies.save_prefix(parent)
         self.num_evicted += freed
         return freed
 
     def price(self, node: Node) -> None:
-        self.ledger.touch(node)
+        self.device.touch(node)
         self.host.touch(node)
 
     def lose(self, node: Node) -> None:
@@ -227,9 +227,9 @@ class PrefixTree(PromptTree):
         nodes = list(descendants(root)) if root else []
         for sequence in {sequence for node in nodes for sequence in node.sequences}:
             assert not sequence.active
-            self.ledger.drop(sequence)
+            self.device.drop(sequence)
         for node in nodes:
-            self.ledger.count_ready(node, -node.ready)
+            self.device.count_ready(node, -node.ready)
             self.host.release(node)
         self.pinned.difference_update(nodes)
 
@@ -259,49 +259,49 @@ class PrefixTree(PromptTree):
             if run.ready and not node.in_use:
                 self._leave_device(run)
 
-    def _begin(self, tip: Node) -> Sequence:
-        """Return a new sequence for the path to `tip`, which is in use. Without an id the path goes again."""
-        while not self.ledger.num_free_ids:
+    def _begin(self, last_node: Node) -> Sequence:
+        """Return a new sequence for the path to `last_node`, which is in use. Without an id the path goes again."""
+        while not self.device.num_free_ids:
             if not self.evict():
-                for node in path(tip):
-                    self.ledger.end_use(node)
-                self._prune(Sequence(-1, tip))
+                for node in path(last_node):
+                    self.device.end_use(node)
+                self._prune(Sequence(-1, last_node))
                 raise OutOfSequences("no sequence id is free and nothing can be evicted")
-        return self.ledger.begin(tip)
+        return self.device.begin(last_node)
 
-    def _count_use(self, nodes: list[Node], continues: bool = False, guess: bool = False) -> None:
-        count_use(nodes, self.profile, continues=continues, guess=guess)
+    def _count_use(self, nodes: list[Node], continues: bool = False, is_prefetch: bool = False) -> None:
+        count_use(nodes, self.profile, continues=continues, is_prefetch=is_prefetch)
         for node in nodes:
             self.price(node)
 
     def _leave_device(self, leaf: Node, keep: bool = True) -> None:
         """Free a leaf's cells. keep: the run moves to host memory; it is forgotten if not, or if the tier refuses it."""
-        sequence = self.ledger.parked[leaf]
+        sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)
-        self.ledger.retreat(sequence, leaf)
+        self.device.retreat(sequence, leaf)
         if not saved:
             self._remove(leaf)
 
     def _split(self, lower: Node, at: int) -> Node:
         upper = super()._split(lower, at)
-        self.ledger.split(upper, lower)
+        self.device.split(upper, lower)
         return upper
 
     def _prune(self, sequence: Sequence) -> None:
         """Take away the end of a released path that was never computed: the rest of a cancelled request's prompt."""
-        while (node := sequence.tip).parent and not node.in_use and not node.children and not node.complete:
+        while (node := sequence.last_node).parent and not node.in_use and not node.children and not node.complete:
             if node.ready:
                 node.tokens = node.tokens[: node.ready]
                 self._unlink_document(node)
                 break
-            if node.blob is not None:
+            if node.copy is not None:
                 break
-            sequence.tip = node.parent
+            sequence.last_node = node.parent
             self._remove(node)
-        for node in path(sequence.tip):
+        for node in path(sequence.last_node):
             if 0 < node.ready < len(node.tokens) and not node.in_use:
                 # Restored but for its last token, before runs that are still in host memory: so is the rest of this one.
                 self._split(node, node.ready)
                 break
-        while sequence.tip.parent and sequence.tip.start >= sequence.length:
-            sequence.tip = sequence.tip.parent
+        while sequence.last_node.parent and sequence.last_node.start >= sequence.length:
+            sequence.last_node = sequence.last_node.parent

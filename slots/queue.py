@@ -32,7 +32,7 @@ class Queue:
     """Waiting requests. window: how many later requests may be admitted before a waiting one.
 
     strategy: chooses the way in which a request reuses KV, by its whole prompt.
-    may_start: whether a request could have a lane now. One that waits for a busy lane holds up no other; when the lane is
+    may_start: whether a request could have a slot now. One that waits for a busy slot holds up no other; when the slot is
     idle, it counts as overtaken by all that went before it. Blocked: the next request did not fit, and no cell has been
     freed since.
     """

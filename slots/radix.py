@@ -18,7 +18,7 @@ from .reuse import Source
 from .scope import Scope
 
 # ---- Node ---------------------------------------------------------------------------------------------------------------
-# The records of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a blob a saved copy.
+# The records of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a copy its saved KV.
 
 Section = tuple[int, int]
 """Positions [start, stop) of a prompt that are computed, beside documents that are moved to their places."""
@@ -31,7 +31,7 @@ class Node:
         tokens   |---------- run ----------|
         KV       |---- ready ----|.pending.|      ready: computed, and in exactly one cell a token
                  start                    end     pending: claimed by a running request, which will compute it
-        blob     |------- all of it -------|      the copy in host memory, if one was ever made
+        copy     |------- all of it -------|      the copy in host memory, if one was ever made
         state                              |      the recurrent state behind it, of a model that has one: see `StateTree`
 
     sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
@@ -53,7 +53,7 @@ class Node:
     priority: float = 0.0  # on the device: the lowest leaves first
     host_priority: float = 0.0  # in host memory
     pinned_until: float = 0.0  # the time at which a client's pin ends; 0: not pinned
-    blob: HostCopy | None = field(default=None, repr=False)
+    copy: HostCopy | None = field(default=None, repr=False)
     state: HostCopy | None = field(default=None, repr=False)
     documents: dict[str, Node] = field(default_factory=dict, repr=False)
     document_of: set[tuple[Node, str]] = field(default_factory=set, repr=False)
@@ -65,7 +65,7 @@ class Node:
     @property
     def is_cached(self) -> bool:
         """Whether its KV is on any tier."""
-        return self.ready > 0 or self.blob is not None
+        return self.ready > 0 or self.copy is not None
 
     @property
     def complete(self) -> bool:
@@ -90,18 +90,18 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence id, with KV at positions [0, length) of the path that ends in `tip`.
+    """One sequence id, with KV at positions [0, length) of the path that ends in `last_node`.
 
-    An active sequence belongs to a running request; its tip is the end of that request's claimed path, computed or not. A
-    parked one outlives its request, so that the next request can continue or fork it.
+    An active sequence belongs to a running request; its last node ends that request's claimed path, computed or not. An
+    idle one outlives its request, so that the next request can continue or fork it.
     """
 
     id: int
-    tip: Node
+    last_node: Node
     length: int = 0
     active: bool = True
     sections: tuple[Section, ...] = ()  # of its request's prompt
-    parked_at: int = 0  # the ledger's count of parkings: of leaves with equal priorities, the one parked first is evicted
+    idle_since: int = 0  # a count of all that became idle: of equal leaves the one idle longest is evicted
 
     def most_cached(self, upto: int, recompute_last: int) -> int:
         """Return how much of its path may come from the cache, if that has `upto` tokens of it."""
@@ -146,7 +146,7 @@ NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass(slots=True, eq=False)
 class Root(Node):
-    """The beginning of all prompts of one scope."""
+    """The prefix of all prompts of one scope."""
 
     scope: Scope = field(kw_only=True)
 
@@ -239,7 +239,7 @@ class RadixTree:
         return node
 
     def _split(self, lower: Node, at: int) -> Node:
-        """Cut a run in two and return the upper part. The lower part stays the same object: tips refer to ends of runs."""
+        """Cut a run in two and return the upper part. The lower part stays the same object, to which sequences refer."""
         assert lower.parent is not None
         upper = Node(lower.tokens[:at], lower.start, lower.parent, {int(lower.tokens[at]): lower})
         upper.ready, upper.in_use, upper.last_use = min(lower.ready, at), lower.in_use, lower.last_use

@@ -179,7 +179,7 @@ def _digest(*parts: bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
-# ---- A saved slot as a file: the records of its prompt, beginnings first, each behind its size. -------------------------
+# ---- A saved slot as a file: the records of its prompt, prefixes first, each behind its size. ---------------------------
 
 SIZE = struct.Struct("<Q")  # of a record, in front of it
 

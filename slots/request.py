@@ -31,9 +31,9 @@ class PlacedDocument:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MovedDocument:
-    """A document at positions [start, stop) of a prompt, which is read behind the prompt's front alone.
+    """A document at positions [start, stop) of a prompt, which is read behind the prompt's prefix alone.
 
-    id, key: as in `PlacedDocument`. beginning (int32): the tokens up to the prompt's first document, one array of all its
+    id, key: as in `PlacedDocument`. prefix (int32): the tokens up to the prompt's first document, one array of all its
     documents; tokens (int32): its own.
     """
 
@@ -42,23 +42,23 @@ class MovedDocument:
     start: int
     stop: int
     _: KW_ONLY
-    beginning: np.ndarray
+    prefix: np.ndarray
     tokens: np.ndarray
 
     @property
-    def front(self) -> int:
+    def num_prefix(self) -> int:
         """The number of tokens up to the prompt's first document."""
-        return len(self.beginning)
+        return len(self.prefix)
 
     @property
     def text(self) -> np.ndarray:
         """The tokens (int32) that it is read in."""
-        return np.concatenate((self.beginning, self.tokens))
+        return np.concatenate((self.prefix, self.tokens))
 
     @property
     def distance(self) -> int:
         """Positions from the place where it was read to that where it stands."""
-        return self.start - self.front
+        return self.start - self.num_prefix
 
     @property
     def moves_from(self) -> int:
@@ -82,10 +82,10 @@ class MovedDocument:
         """Return whether all of its KV is on the device or in host memory."""
         at = self.needed_from
         for node, start, stop in self.runs(tree, scope):
-            if start != at or (node.blob is None and node.start + node.ready < stop):
+            if start != at or (node.copy is None and node.start + node.ready < stop):
                 return False
             at = stop
-        return at == self.front + len(self.tokens)
+        return at == self.num_prefix + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,10 +167,10 @@ class Prompt(Protocol):
 class Request:
     """What was asked. priority: those of a higher one go first. limit: the most tokens to generate.
 
-    background: prefill while the server is idle, in small steps. guess: a background request for no client in particular;
-    its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_lane: the one that
-    it waits for; -1: any. snapshot_scope: of its snapshots, if its model cannot be cut and may keep them. draft: the source
-    of its drafts, if it has any.
+    background: prefill while the server is idle, in small steps. is_prefetch: a background request for no client in
+    particular; its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_lane:
+    the one that it waits for; -1: any. snapshot_scope: of its snapshots, if its model cannot be cut and may keep them.
+    draft: the source of its drafts, if it has any.
     """
 
     id: int
@@ -180,9 +180,9 @@ class Request:
     cache: bool = True
     priority: int = 0
     background: bool = False
-    guess: bool = False
+    is_prefetch: bool = False
     follows: int | None = None
-    wanted_lane: int = -1
+    wanted_slot: int = -1
     snapshot_scope: Scope | None = None
     draft: Lookup | None = None
 
@@ -203,7 +203,7 @@ class Request:
 class KvPart(NamedTuple):
     """A copy of a document's KV, or of a part of it: positions [start, stop) of the text that it was read in."""
 
-    blob: HostCopy
+    copy: HostCopy
     start: int
     stop: int
 
@@ -212,26 +212,26 @@ class KvPart(NamedTuple):
 class ReadDocuments:
     """The documents that a request has read or found, by their place in its layout.
 
-    pieces: their KV, which a request keeps whatever leaves the cache. front, tokens: how many tokens the request itself has
-    computed for it, of the front and of documents. reached: the position up to which reuse was counted. looked: how many of
-    the first documents were read or found cached when they were looked for last.
+    pieces: their KV, which a request keeps whatever leaves the cache. num_prefix, tokens: how many tokens the request itself
+    has computed for it, of the prefix and of documents. reached: the position up to which reuse was counted. looked: how
+    many of the first documents were read or found cached when they were looked for last.
     """
 
     pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict)
-    front: int = 0
+    num_prefix: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
     reached: int = 0
     looked: int = 0
 
-    def count(self, document: int, front: int, start: int, stop: int) -> None:
+    def count(self, document: int, num_prefix: int, start: int, stop: int) -> None:
         """Count computed tokens at positions [start, stop) of the text that a document is read in."""
-        in_front = max(min(stop, front) - start, 0)
-        self.front += in_front
+        in_front = max(min(stop, num_prefix) - start, 0)
+        self.num_prefix += in_front
         self.tokens[document] = self.tokens.get(document, 0) + stop - start - in_front
 
     def forget_unmade(self) -> None:
         """Forget copies that were decided and never made, because a step failed."""
-        made = {at: pieces for at, pieces in self.pieces.items() if all(piece.blob.data is not None for piece in pieces)}
+        made = {at: pieces for at, pieces in self.pieces.items() if all(piece.copy.data is not None for piece in pieces)}
         self.pieces = made
 
 
@@ -291,9 +291,9 @@ class Job:
     recompute_last: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
     taken: Node | None = None  # the run that its last snapshot stands behind; see there whether it is still kept
-    claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are its private tail
+    claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are private to it
     sequence: Sequence | None = None
-    lane: int = -1
+    slot: int = -1
     readings: ReadDocuments = field(default_factory=ReadDocuments)  # of documents that are read separately
     reuse: Reuse = field(default_factory=Reuse)
     num_failures: int = 0  # steps that failed while it ran, before its first token
@@ -310,7 +310,7 @@ class Job:
         stops = [*self.layout.stops, self.num_tokens]
         places, sections = self.layout.places, self.layout.sections(self.num_tokens)
         request, tokens = self.request, self.tokens[: self.num_tokens]
-        return tree.claim(request.scope, tokens, stops, places, guess=request.guess, sections=sections)
+        return tree.claim(request.scope, tokens, stops, places, is_prefetch=request.is_prefetch, sections=sections)
 
     def ids(self, start: int, stop: int) -> np.ndarray:
         """Return tokens as the model knows them."""
@@ -363,7 +363,7 @@ class Job:
     def waits_for(self, leader: Job, min_shared: int) -> bool:
         """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start.
 
-        Only tokens in the tree count: a tail is private, even where two requests generate the same one.
+        Only tokens in the tree count: generated ones are private, even where two requests generate the same one.
         """
         if leader.request.index_scope != self.request.index_scope or leader.computed != self.computed:
             return False
@@ -387,6 +387,6 @@ class Job:
         return sum(max(stop - max(start, self.computed), 0) for start, stop in self.layout.sections(self.num_tokens))
 
     @property
-    def num_tail(self) -> int:
+    def num_private(self) -> int:
         """Cells it holds outside the tree: generated tokens."""
         return max(self.computed - self.claimed, 0)

@@ -28,7 +28,7 @@ from .queue import Queue
 from .radix import NO_TOKENS, Node, descendants, path
 from .request import Job, Layout, Request, Strategy
 from .separate import SeparateDocuments
-from .slot import Lanes
+from .slot import Slots
 from .snapshots import FromSnapshots, Snapshots
 from .state_tree import StateTree
 from .strategy import PlainKV
@@ -97,7 +97,7 @@ class StepBuilder:
                 self._counters.count_draft(span.drafted)
                 self.checked.append((job, span))
             if job.sequence is not None and job.sequence.length < job.claimed:
-                self._tree.ledger.advance(job.sequence, min(span.stop, job.claimed))
+                self._tree.device.advance(job.sequence, min(span.stop, job.claimed))
                 if job.request.background:
                     self._counters.idle_tokens += len(span.tokens)
                 else:
@@ -167,7 +167,7 @@ class Scheduler:
         self,
         tree: PrefixTree,
         *,
-        num_lanes: int,
+        num_slots: int,
         batch_size: int = 512,
         prefill_budget: int = 512,
         max_stall: float = math.inf,
@@ -176,11 +176,11 @@ class Scheduler:
         snapshots: Snapshots | None = None,
         drafts: Drafts | None = None,
     ) -> None:
-        self.tree, self.lanes, self.batch_size = tree, Lanes(num_lanes), batch_size
+        self.tree, self.slots, self.batch_size = tree, Slots(num_slots), batch_size
         self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
         self.snapshots = Snapshots(tree, HostMemory()) if snapshots is None else snapshots
         self.index: PromptTree = self.snapshots if self.snapshots.host.max_bytes else tree  # what prompts are compared with
-        self.waiting = Queue(self.index, window, self.lanes.may_take, self._strategy)
+        self.waiting = Queue(self.index, window, self.slots.may_take, self._strategy)
         self.drafts = drafts or Drafts(tree.costs)
         self.running: list[Job] = []  # in order of admission
         self.cells = Cells(tree, self.index, self.running, idle_cells)
@@ -215,7 +215,7 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """Return the next step. It is empty if no request runs and none could be admitted."""
-        self.drafts.settle(self.step.checked, self.tree.ledger)
+        self.drafts.settle(self.step.checked, self.tree.device)
         self.pins.expire()
         started = self._admit()
         step = self.step = self._next_step()
@@ -233,7 +233,7 @@ class Scheduler:
     def plan_idle_work(self) -> Plan | None:
         """Return a step without spans: the tree's decisions, and one idle run's copy to host memory. None: all is done."""
         self.tree.copies.save_ahead()
-        operations = self.tree.ledger.take_operations()
+        operations = self.tree.device.take_operations()
         return Plan(operations) if operations else None
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Job, int]]:
@@ -270,7 +270,7 @@ class Scheduler:
         failed: list[Job] = []
         again: list[Job] = []
         for job in self.running:
-            self.lanes.leave(job)
+            self.slots.leave(job)
             job.sequence = None
             job.num_failures += 1
             has_begun = job.num_tokens > job.num_prompt or job.request.background
@@ -326,7 +326,7 @@ class Scheduler:
     # ---- admission and memory --------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Job]:
-        """Start waiting requests while a lane is idle and their prompts fit; return them.
+        """Start waiting requests while a slot is idle and their prompts fit; return them.
 
         One that may make steps fail runs alone, so that it takes no other one with it. The others pause until its first
         token, and what can be copied is.
@@ -339,7 +339,7 @@ class Scheduler:
                 self._preempt()
             while self.tree.copies.save_ahead():
                 pass
-        while self.lanes.any_idle and (job := self.waiting.next()):
+        while self.slots.any_idle and (job := self.waiting.next()):
             if not self.cells.fits(job, self.waiting):
                 self.waiting.block()
                 break
@@ -362,11 +362,11 @@ class Scheduler:
         return self._plain if request.snapshot_scope is None else self._from_snapshots
 
     def _start(self, job: Job) -> None:
-        """Run a request that has left the queue: give it what is known of its prompt, and a lane."""
+        """Run a request that has left the queue: give it what is known of its prompt, and a slot."""
         job.strategy.begin(job, self.waiting)
         assert job.sequence is not None
         job.due = self.counters.prompt_tokens + job.num_lacking
-        self.lanes.take(job, job.sequence.id)
+        self.slots.take(job, job.sequence.id)
         self.running.append(job)
 
     def _preempt(self) -> None:
@@ -383,10 +383,10 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _leave(self, job: Job) -> None:
-        """Take a request off its lane; its KV stays in the tree, parked."""
+        """Take a request off its slot; its KV stays in the tree, idle."""
         job.strategy.leave(job)
         self.running.remove(job)
-        self.lanes.leave(job)
+        self.slots.leave(job)
         job.sequence = None
 
 
@@ -401,21 +401,21 @@ def forget_uncached(tree: PrefixTree, job: Job, others: Iterable[Job]) -> None:
 
 
 def check_tree(tree: PrefixTree) -> None:
-    """Raise AssertionError where the tree, its sequences and its ledger disagree."""
-    ledger = tree.ledger
+    """Raise AssertionError where the tree, its sequences and its device disagree."""
+    device = tree.device
     nodes = [node for root in tree.roots.values() for node in descendants(root)]
-    sequences = {sequence for node in nodes for sequence in node.sequences} | set(ledger.parked.values())
-    assert ledger.num_ready == sum(node.ready for node in nodes)
-    assert ledger.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.in_use)
-    assert ledger.num_in_use == sum(node.ready for node in nodes if node.in_use)
-    assert 0 <= ledger.num_ready <= ledger.num_cells
+    sequences = {sequence for node in nodes for sequence in node.sequences} | set(device.idle.values())
+    assert device.num_ready == sum(node.ready for node in nodes)
+    assert device.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.in_use)
+    assert device.num_in_use == sum(node.ready for node in nodes if node.in_use)
+    assert 0 <= device.num_ready <= device.num_cells
     for node in nodes:
         assert len(node.tokens) > 0
         assert node.parent is not None and node.parent.children[int(node.tokens[0])] is node
         assert node.parent.end == node.start
         held = [min(sequence.length, node.end) - node.start for sequence in node.sequences]
         assert node.ready == max(held, default=0) and min(held, default=1) > 0
-        assert node.in_use or node.complete or (node.blob and not node.ready), "a run that nobody will compute"
+        assert node.in_use or node.complete or (node.copy and not node.ready), "a run that nobody will compute"
         assert node.ready == 0 or node.parent.complete
         for key, end in node.documents.items():
             assert (node, key) in end.document_of and node in path(end)
@@ -423,26 +423,26 @@ def check_tree(tree: PrefixTree) -> None:
             assert origin.documents[key] is node
     check_host(tree, nodes)
     ids = [sequence.id for sequence in sequences]
-    assert len(ids) == len(set(ids)) and not set(ids) & set(ledger._free_ids)
-    assert ledger.leaves.nodes == {node for node in ledger.parked if ledger.is_leaf(node)}
-    for tip, sequence in ledger.parked.items():
-        assert sequence.tip is tip and not sequence.active and tip.start < sequence.length <= tip.end
+    assert len(ids) == len(set(ids)) and not set(ids) & set(device._free_ids)
+    assert device.leaves.nodes == {node for node in device.idle if device.is_leaf(node)}
+    for last_node, sequence in device.idle.items():
+        assert sequence.last_node is last_node and not sequence.active and last_node.start < sequence.length <= last_node.end
     for sequence in sequences:
-        held = {node for node in path(sequence.tip) if node.start < sequence.length}
+        held = {node for node in path(sequence.last_node) if node.start < sequence.length}
         assert held == {node for node in nodes if sequence in node.sequences}
 
 
 def check_host(tree: PromptTree, nodes: list[Node]) -> None:
     """Raise AssertionError where a tree's copies, their budget and its pins disagree."""
     host, states = tree.host, [node for node in nodes if node.state is not None]
-    blobs = {node.blob for node in nodes if node.blob is not None}
-    assert host.num_tokens == sum(map(len, blobs)) and host.num_states == len(states)
+    copies = {node.copy for node in nodes if node.copy is not None}
+    assert host.num_tokens == sum(map(len, copies)) and host.num_states == len(states)
     size = host.num_tokens * host.sizes.run_token + sum(host.size_of(node.end) for node in states)
     assert host.num_bytes == size <= host.max_bytes
     for node in nodes:
-        assert node.blob is None or (node.blob.start <= node.start and node.end <= node.blob.stop)
+        assert node.copy is None or (node.copy.start <= node.start and node.end <= node.copy.stop)
         assert node.state is None or (node.state.start, node.state.stop) == (0, node.end)
-    assert all(blob.users == sum(node.blob is blob for node in nodes) for blob in blobs)
+    assert all(copy.users == sum(node.copy is copy for node in nodes) for copy in copies)
     assert host.candidates.nodes == {node for node in nodes if host.may_leave(node)}
     assert tree.pinned == {node for node in nodes if node.pinned_until}
 
@@ -451,26 +451,26 @@ def check_states(tree: StateTree) -> None:
     """Raise AssertionError where runs and states disagree."""
     nodes = [node for root in tree.roots.values() for node in descendants(root)]
     for node in nodes:
-        assert node.parent is not None and node.parent.end == node.start and node.blob is not None
+        assert node.parent is not None and node.parent.end == node.start and node.copy is not None
     assert all(node.state is not None and node.frequency < 2 for node in tree.unused)
     assert all(node.state is None for node in tree.aged) and tree.aged <= set(nodes)
     check_host(tree, nodes)
 
 
 def check(scheduler: Scheduler) -> None:
-    """Raise AssertionError where requests, lanes, sequences and cells disagree."""
-    tree, ledger = scheduler.tree, scheduler.tree.ledger
+    """Raise AssertionError where requests, slots, sequences and cells disagree."""
+    tree, device = scheduler.tree, scheduler.tree.device
     check_tree(tree)
     check_states(scheduler.snapshots)
-    assert scheduler.cells.num_used <= ledger.num_cells
-    assert [lane.job for lane in scheduler.lanes if lane.job] == sorted(scheduler.running, key=lambda job: job.lane)
+    assert scheduler.cells.num_used <= device.num_cells
+    assert [slot.job for slot in scheduler.slots if slot.job] == sorted(scheduler.running, key=lambda job: job.slot)
     pins: dict[object, int] = {}
     for job in scheduler.running:
         sequence = job.sequence
-        assert sequence is not None and sequence.active and sequence.tip.end == job.claimed
+        assert sequence is not None and sequence.active and sequence.last_node.end == job.claimed
         assert sequence.length == min(job.computed, job.claimed)
         assert job.computed < job.num_tokens <= len(job.tokens)
-        for node in path(sequence.tip):
+        for node in path(sequence.last_node):
             pins[node] = pins.get(node, 0) + 1
     for root in tree.roots.values():
         for node in descendants(root):
@@ -478,4 +478,4 @@ def check(scheduler: Scheduler) -> None:
     assert all(job.sequence is None for job in scheduler.waiting)
     active = len(scheduler.running)
     held = {sequence for root in tree.roots.values() for node in descendants(root) for sequence in node.sequences}
-    assert len(ledger._free_ids) + len(held | {r.sequence for r in scheduler.running}) >= active + len(ledger.parked)
+    assert len(device._free_ids) + len(held | {r.sequence for r in scheduler.running}) >= active + len(device.idle)

@@ -1,11 +1,11 @@
 """Documents are read one after the other, each behind the prompt's prefix alone, then moved to their places.
 
 A request with documents that are read separately runs in stages. In each stage but the last it is a prompt of its own, the
-front and one document, exact KV like that of any other request:
+prefix and one document, exact KV like that of any other request:
 
-    stage 1    | front | document 2 |                          computed and copied; then the request leaves its lane
-    stage 2    | front | document 3 |                          and goes on at the head of the queue
-    last       | front | document 1 | 2 | 3 | question |       1 was cached; 2 and 3 are moved to their places
+    stage 1    | prefix | document 2 |                          computed and copied; then the request leaves its slot
+    stage 2    | prefix | document 3 |                          and goes on at the head of the queue
+    last       | prefix | document 1 | 2 | 3 | question |       1 was cached; 2 and 3 are moved to their places
 
 One after the other, since the bits of a token's KV depend on its cell.
 """
@@ -39,7 +39,7 @@ class SeparateDocuments(PlainKV):
         return whole
 
     def has_room(self, job: Job, others: Iterable[Job]) -> bool:
-        return num_kept(others) <= self._tree.ledger.num_cells
+        return num_kept(others) <= self._tree.device.num_cells
 
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
         self._keep_moved(job)
@@ -63,7 +63,7 @@ class SeparateDocuments(PlainKV):
         if job.layout.reads is None:
             return False
         at, document = job.layout.reads
-        job.readings.count(at, document.front, span.start, span.stop)
+        job.readings.count(at, document.num_prefix, span.start, span.stop)
         if job.computed < job.num_tokens:
             return False
         runs = list(document.runs(self._tree, job.request.scope))
@@ -90,7 +90,7 @@ class SeparateDocuments(PlainKV):
 
         All that follow each other at once: each change of the path walks all of it.
         """
-        sequence, layout, ledger = job.sequence, job.layout, self._tree.ledger
+        sequence, layout, device = job.sequence, job.layout, self._tree.device
         assert sequence is not None
         start = reached = sequence.length
         num_cells -= start
@@ -100,28 +100,28 @@ class SeparateDocuments(PlainKV):
             for piece in job.readings.pieces[at]:
                 first, last = max(piece.start + distance, reached), piece.stop + distance
                 if first < last:
-                    ledger.perform(Restore(piece.blob, sequence.id, first, last, distance=distance))
+                    device.perform(Restore(piece.copy, sequence.id, first, last, distance=distance))
             self._count_moved(job, at, reached)
             reached = document.stop
         if reached > start:
-            ledger.advance(sequence, reached)
+            device.advance(sequence, reached)
         return reached > start
 
     def _count(self, job: Job, source: str, tokens: int) -> None:
         """KV that the request computed itself for a document does not count, nor any for the reading of one."""
         if job.is_reading:
             return
-        readings, front = job.readings, job.layout.moved[0].front
+        readings, num_prefix = job.readings, job.layout.moved[0].num_prefix
         start = max(job.reuse.cached, job.computed, readings.reached)
         readings.reached = start + tokens
-        own = readings.front if start < front else 0
-        tokens = max(min(start + tokens, front - own) - start, 0) if own else tokens
+        own = readings.num_prefix if start < num_prefix else 0
+        tokens = max(min(start + tokens, num_prefix - own) - start, 0) if own else tokens
         self._counters.count_cached(job, source, start, tokens)
 
     def _count_moved(self, job: Job, at: int, start: int) -> None:
         """Count a document, by its place among the moved ones, that came to its place from position `start` on."""
         document, readings = job.layout.moved[at], job.readings
-        num_read = readings.tokens.get(at, 0) + min(readings.front, max(document.front - start, 0))
+        num_read = readings.tokens.get(at, 0) + min(readings.num_prefix, max(document.num_prefix - start, 0))
         readings.reached = document.stop
         if job.request.cache:  # else it is from another document of the request, that begins alike
             self._counters.count_cached(job, Source.MOVED, start, max(document.stop - num_read - start, 0))
@@ -130,12 +130,12 @@ class SeparateDocuments(PlainKV):
 def num_kept(jobs: Iterable[Job]) -> int:
     """Return how many tokens requests keep copies of that are none of the host tier's, or none any more."""
     pieces = (piece for one in jobs for pieces in one.readings.pieces.values() for piece in pieces)
-    return sum(len(blob) for blob in {piece.blob for piece in pieces if not piece.blob.users})
+    return sum(len(copy) for copy in {piece.copy for piece in pieces if not piece.copy.users})
 
 
 def _piece(run: Run) -> KvPart | None:
     node, start, stop = run
-    return None if node.blob is None else KvPart(node.blob, start, stop)
+    return None if node.copy is None else KvPart(node.copy, start, stop)
 
 
 def _copied(tree: PrefixTree, run: Run) -> KvPart:
@@ -145,22 +145,22 @@ def _copied(tree: PrefixTree, run: Run) -> KvPart:
 
 
 def _copy(tree: PrefixTree, node: Node) -> HostCopy:
-    if node.blob is None and not (node.complete and tree.copies.save(node, node.longest_holder())):
-        blob = HostCopy(node.start, node.start + node.ready, users=0)
-        tree.ledger.perform(Save(node.longest_holder().id, blob))
-        return blob
-    assert node.blob is not None
-    return node.blob
+    if node.copy is None and not (node.complete and tree.copies.save(node, node.longest_holder())):
+        copy = HostCopy(node.start, node.start + node.ready, users=0)
+        tree.device.perform(Save(node.longest_holder().id, copy))
+        return copy
+    assert node.copy is not None
+    return node.copy
 
 
 def _stage(whole: Layout, at: int, document: MovedDocument) -> Layout:
-    """Return the layout of the front and one document."""
-    front, text = document.front, document.text
-    segments = tuple(segment for segment in whole.segments if segment[0] <= front)
+    """Return the layout of the prefix and one document."""
+    num_prefix, text = document.num_prefix, document.text
+    segments = tuple(segment for segment in whole.segments if segment[0] <= num_prefix)
     return Layout(
         text,
-        stops=(front,),
-        documents=(PlacedDocument(document.id, document.key, front, len(text)),),
+        stops=(num_prefix,),
+        documents=(PlacedDocument(document.id, document.key, num_prefix, len(text)),),
         segments=(*segments, (len(text), f"document {document.id}")),
         reads=(at, document),
     )

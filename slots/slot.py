@@ -18,7 +18,7 @@ from .tier import Record
 
 
 @dataclass(slots=True)
-class Lane:
+class Slot:
     """The place of one running request.
 
     last: id of the last request of a client here; -1 before the first. scope, history (int32): of that request; empty if
@@ -50,68 +50,68 @@ class Lane:
         return self.scope == job.request.index_scope and 0 < len(mine) == common_prefix(mine, prompt)
 
 
-class Lanes:
-    """A fixed number of lanes."""
+class Slots:
+    """A fixed number of slots."""
 
     def __init__(self, count: int) -> None:
-        self._lanes = tuple(Lane(id) for id in range(count))
+        self._slots = tuple(Slot(id) for id in range(count))
         self._clock = 0
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._slots)
 
-    def __iter__(self) -> Iterator[Lane]:
-        return iter(self._lanes)
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
 
-    def __getitem__(self, id: int) -> Lane:
-        return self._lanes[id]
+    def __getitem__(self, id: int) -> Slot:
+        return self._slots[id]
 
     @property
     def any_idle(self) -> bool:
-        return any(lane.job is None for lane in self._lanes)
+        return any(slot.job is None for slot in self._slots)
 
     def may_take(self, job: Job) -> bool:
-        """Return whether the lane that a request wants is idle."""
-        return job.request.wanted_lane < 0 or self._lanes[job.request.wanted_lane].job is None
+        """Return whether the slot that a request wants is idle."""
+        return job.request.wanted_slot < 0 or self._slots[job.request.wanted_slot].job is None
 
     def take(self, job: Job, sequence_id: int) -> None:
-        """Give a request its idle lane: the one it wants, else the one it continues, else the least recently used.
+        """Give a request its idle slot: the one it wants, else the one it continues, else the least recently used.
 
-        sequence_id: of the request's sequence, which may be a new one even where it continues a lane.
+        sequence_id: of the request's sequence, which may be a new one even where it continues a slot.
         """
-        idle = [lane for lane in self._lanes if lane.job is None and job.request.wanted_lane in (-1, lane.id)]
-        continued = [lane for lane in idle if lane.is_continued_by(job)]
-        lane = max(continued, key=lambda lane: lane.num_prompt, default=min(idle, key=lambda lane: lane.last_use))
-        lane.job, job.lane = job, lane.id
+        idle = [slot for slot in self._slots if slot.job is None and job.request.wanted_slot in (-1, slot.id)]
+        continued = [slot for slot in idle if slot.is_continued_by(job)]
+        slot = max(continued, key=lambda slot: slot.num_prompt, default=min(idle, key=lambda slot: slot.last_use))
+        slot.job, job.slot = job, slot.id
         if job.request.background:
             if followed := self._followed(job):
                 followed.sequence_id = sequence_id
             return
         self._clock += 1
-        lane.sequence_id, lane.last_use = sequence_id, self._clock
+        slot.sequence_id, slot.last_use = sequence_id, self._clock
 
     def leave(self, job: Job) -> None:
-        """Take a request off its lane, which remembers it if a client sent it."""
-        lane = self._lanes[job.lane]
-        lane.job = None
+        """Take a request off its slot, which remembers it if a client sent it."""
+        slot = self._slots[job.slot]
+        slot.job = None
         if job.request.background:
             if followed := self._followed(job):
                 followed.ahead = job.tokens[: job.computed]
             return
         scope = job.request.index_scope if job.request.keeps else None
         history = NO_TOKENS if scope is None else job.tokens[: job.computed]
-        lane.remember(scope, history, job.num_prompt, job.request.id)
+        slot.remember(scope, history, job.num_prompt, job.request.id)
 
-    def _followed(self, job: Job) -> Lane | None:
-        """Return the lane of the request whose next turn this one prefills, if the lane still remembers it."""
-        return next((lane for lane in self._lanes if lane.last == job.request.follows), None)
+    def _followed(self, job: Job) -> Slot | None:
+        """Return the slot of the request whose next turn this one prefills, if the slot still remembers it."""
+        return next((slot for slot in self._slots if slot.last == job.request.follows), None)
 
 
-# ---- The prompts that lanes ran last: saved as records, restored, and erased. -------------------------------------------
+# ---- The prompts that slots ran last: saved as records, restored, and erased. -------------------------------------------
 
 
 class Histories:
-    """Acts on idle lanes, between two steps.
+    """Acts on idle slots, between two steps.
 
     carry_out: performs the operations that the tree has decided, at once. If it raises, the state of memory is unknown, and
     only `Scheduler.recover` sets that right.
@@ -120,44 +120,44 @@ class Histories:
     def __init__(self, tree: PrefixTree, snapshots: Snapshots, *, carry_out: Callable[[], None]) -> None:
         self._tree, self._snapshots, self._carry_out = tree, snapshots, carry_out
 
-    def save(self, lane: Lane) -> list[Record]:
-        """Return the records of a lane's history as far as it has KV; each begins where the one before it ends.
+    def save(self, slot: Slot) -> list[Record]:
+        """Return the records of a slot's history as far as it has KV; each begins where the one before it ends.
 
         Runs without a copy get one outside the host tier: to make room in the tier could drop the runs before them. Without
         a host tier nothing can be copied, and the list is empty.
         """
         if self._snapshots.host.max_bytes:
             self._carry_out()
-            node = self._snapshots.longest(lane.scope, lane.history)
+            node = self._snapshots.longest(slot.scope, slot.history)
             runs = reversed(path(node)) if node else ()
             return list(takewhile(bool, map(self._snapshots.host.get, runs)))  # type: ignore[arg-type]
         if not self._tree.host.max_bytes:
             return []
-        runs = self._tree.cached_runs(lane.scope, lane.history)
-        blobs = [node.blob or HostCopy(node.start, stop) for node, stop in runs]
-        for (node, _), blob in zip(runs, blobs, strict=True):
-            if blob is not node.blob:
-                self._tree.ledger.perform(Save(node.longest_holder().id, blob))
+        runs = self._tree.cached_runs(slot.scope, slot.history)
+        copies = [node.copy or HostCopy(node.start, stop) for node, stop in runs]
+        for (node, _), copy in zip(runs, copies, strict=True):
+            if copy is not node.copy:
+                self._tree.device.perform(Save(node.longest_holder().id, copy))
         self._carry_out()
-        made = [self._tree.host.part(node, blob, stop) for (node, stop), blob in zip(runs, blobs, strict=True)]
+        made = [self._tree.host.part(node, copy, stop) for (node, stop), copy in zip(runs, copies, strict=True)]
         return list(takewhile(bool, made))  # type: ignore[arg-type]
 
-    def remember(self, lane: Lane, scope: Scope, tokens: np.ndarray) -> int:
-        """Make these tokens a lane's history, as far as they are cached. Return how many that are."""
+    def remember(self, slot: Slot, scope: Scope, tokens: np.ndarray) -> int:
+        """Make these tokens a slot's history, as far as they are cached. Return how many that are."""
         if self._snapshots.host.max_bytes:
             node = self._snapshots.longest(scope, tokens)
             length = node.end if node else 0
         else:
             length = self._tree.num_cached(scope, tokens)
-        lane.remember(scope, tokens[:length], length)
+        slot.remember(scope, tokens[:length], length)
         return length
 
-    def erase(self, lane: Lane) -> int:
-        """Forget KV that only a lane's history and the start of its next turn need. Return how many tokens that were."""
-        known = (lane.ahead, lane.history)
+    def erase(self, slot: Slot) -> int:
+        """Forget KV that only a slot's history and the start of its next turn need. Return how many tokens that were."""
+        known = (slot.ahead, slot.history)
         if self._snapshots.host.max_bytes:
-            return sum(self._snapshots.discard(list(self._snapshots.along(lane.scope, tokens))) for tokens in known)
-        return sum(self._discard(lane.scope, tokens) for tokens in known)
+            return sum(self._snapshots.discard(list(self._snapshots.along(slot.scope, tokens))) for tokens in known)
+        return sum(self._discard(slot.scope, tokens) for tokens in known)
 
     def _discard(self, scope: Scope | None, tokens: np.ndarray) -> int:
         runs = self._tree.cached_runs(scope, tokens)

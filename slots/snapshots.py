@@ -30,7 +30,7 @@ UNUSED = 64  # states within prompts that wait for a second prompt; as many more
 class Snapshots(StateTree):
     """Takes states of running requests and brings them back.
 
-    tree: has the ledger of the sequences. host: keeps nothing if it has no budget. spacing: the fewest tokens between two
+    tree: has the sequences. host: keeps nothing if it has no budget. spacing: the fewest tokens between two
     states of a prompt, but for its end. unused: states within prompts that may wait for a second one; more where such
     states leave and have to be taken again.
     """
@@ -65,7 +65,7 @@ class Snapshots(StateTree):
         """Bring the deepest state that a request's prompt begins with into its sequence, with the runs in front of it.
 
         Return its origin, and how many tokens it spares behind those that the sequence has. Nothing comes back behind the
-        prompt: the tail of an answer is the request's own, also where a grammar forces several tokens of it at once.
+        prompt: the tokens of an answer are the request's own, also where a grammar forces several tokens of it at once.
         """
         assert job.sequence is not None
         begin = job.sequence.length
@@ -76,9 +76,9 @@ class Snapshots(StateTree):
         assert node.state is not None
         self._count_use(node, job)
         for restore, _ in restores(node, job.sequence.id, begin):
-            self._tree.ledger.perform(restore)
-        self._tree.ledger.perform(Load(node.state, job.sequence.id))
-        self._tree.ledger.advance(job.sequence, node.end)
+            self._tree.device.perform(restore)
+        self._tree.device.perform(Load(node.state, job.sequence.id))
+        self._tree.device.advance(job.sequence, node.end)
         self.num_loaded += 1
         return node.state.source, node.end - begin
 
@@ -97,18 +97,18 @@ class Snapshots(StateTree):
         for document in documents:
             nodes[document.start - begin].place(document.key, nodes[document.stop - begin])
         node = nodes[len(tokens) - begin]
-        new = [run for run in path(node, origin.end) if run.blob is None]
+        new = [run for run in path(node, origin.end) if run.copy is None]
         for run in reversed(new):
-            self.host.keep(run, blob := HostCopy(run.start, run.end))
-            self._tree.ledger.perform(Save(job.sequence.id, blob))
+            self.host.keep(run, copy := HostCopy(run.start, run.end))
+            self._tree.device.perform(Save(job.sequence.id, copy))
         if not any(document.start < node.end < document.stop for document in layout.documents):
             job.taken = node
         if node.state is None:
             self._most_unused += UNUSED * (node in self.aged)
             self.host.keep(node, state=(state := HostCopy(0, node.end, source=Source.SNAPSHOT)))
             self.num_taken += 1
-            self._tree.ledger.perform(Snap(job.sequence.id, state))
-            node.frequency += not job.request.guess
+            self._tree.device.perform(Snap(job.sequence.id, state))
+            node.frequency += not job.request.is_prefetch
             self._thin_out(node, job)
         self.make_room(node)
 
@@ -118,12 +118,12 @@ class Snapshots(StateTree):
         A search that begins there does not pass all segments of a prompt at each of its steps.
         """
         node = job.taken
-        return node if node is not None and node.blob is not None and node.end <= length else None
+        return node if node is not None and node.copy is not None and node.end <= length else None
 
     def _count_use(self, node: Node, job: Job) -> None:
         """Count a request that begins with a state. The next turn of a conversation does not count again."""
         self._clock += 1
-        node.frequency += bool(node.children) and not job.request.guess
+        node.frequency += bool(node.children) and not job.request.is_prefetch
         if node.frequency > 1:
             self.unused.pop(node, None)
         self.price(node)
@@ -157,7 +157,7 @@ def _is_passed_by(job: Job, waiting: Iterable[Job]) -> bool:
 
 
 def _repeats_an_answer(job: Job) -> bool:
-    """Return whether a prompt computes the answer before its last question again: a template leaves out thoughts, say."""
+    """Return whether a prompt computes the answer before its last question again: a template leaves out reasoning, say."""
     stops, documents = job.layout.stops, {document.stop for document in job.layout.documents}
     behind = [stop for stop in stops if job.computed < stop < job.num_prompt]
     return job.computed in stops and not documents.issuperset(behind[:-1])

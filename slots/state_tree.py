@@ -79,7 +79,7 @@ class StateTree(PromptTree):
         self.host.release_state(node)
         self.unused.pop(node, None)
         num_tokens = 0
-        while node.parent and node.blob and not node.children and node.state is None:
+        while node.parent and node.copy and not node.children and node.state is None:
             parent = node.parent
             num_tokens += len(node.tokens)
             self.aged.discard(node)

@@ -31,14 +31,14 @@ class PlainKV:
         claim = job.claim(self._tree)
         job.sequence, job.claimed, job.recompute_last = claim.sequence, job.num_tokens, self._tree.recompute_last
         self._count(job, claim.source, claim.cached)
-        if not job.request.guess:
-            self._cells.spill_idle(job)
+        if not job.request.is_prefetch:
+            self._cells.offload_idle(job)
         self._fetch(job)
         job.computed = job.started_at = claim.sequence.length
 
     def catch_up(self, job: Job, num_cells: int) -> None:
         assert job.sequence is not None
-        if gained := self._tree.ledger.catch_up(job.sequence):
+        if gained := self._tree.device.catch_up(job.sequence):
             self._count(job, Source.FORK, gained)
             job.computed += gained
 

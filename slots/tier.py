@@ -1,6 +1,6 @@
 """A tier below host memory: its records, its protocol, its folder, whose KV it holds.
 
-    device        cells of the pool      PrefixTree and its ledger
+    device        cells of the pool      PrefixTree and its device
      |   ^        Save and Restore, operations of a step
     host memory   copies of runs         HostMemory, of the prefix tree, or of states (models whose memory cannot be cut)
      |   ^        written behind by `WriteBehind`, brought back at start by `load_records`

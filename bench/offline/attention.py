@@ -41,17 +41,17 @@ WORST = 5  # turns to list
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question as tokens (int32). front: up to the first document. tail: behind the last one. answer: a human's."""
+    """A question as tokens (int32). prefix: up to the first document. tail: behind the last one. answer: a human's."""
 
     name: str
-    front: np.ndarray
+    prefix: np.ndarray
     documents: tuple[np.ndarray, ...]
     tail: np.ndarray
     answer: np.ndarray
 
     @property
     def num_tokens(self) -> int:
-        return sum(map(len, (self.front, *self.documents, self.tail, self.answer)))
+        return sum(map(len, (self.prefix, *self.documents, self.tail, self.answer)))
 
 
 class Recorder(Sampler):
@@ -128,7 +128,7 @@ class Reader:
 
     def look_at(self, turn: Turn, shuffles: int) -> dict[str, tuple[list[float], list[int]]]:
         """Return the likelihoods and the choices of a turn, by way."""
-        self._compute(FRONT, 0, turn.front)
+        self._compute(FRONT, 0, turn.prefix)
         ranks = list(range(len(turn.documents)))
         found = {"joint": self._jointly(turn, ranks), "no documents": self._jointly(turn, [])}
         for number in range(shuffles):
@@ -140,24 +140,24 @@ class Reader:
         return found
 
     def _jointly(self, turn: Turn, order: Sequence[int]) -> tuple[list[float], list[int]]:
-        self._apply(Share(FRONT, MAIN, 0, len(turn.front)))
+        self._apply(Share(FRONT, MAIN, 0, len(turn.prefix)))
         text = np.concatenate([*(turn.documents[at] for at in order), turn.tail])
-        return self._answered(turn, len(turn.front), text)
+        return self._answered(turn, len(turn.prefix), text)
 
     def _separately(self, turn: Turn, copies: Sequence[HostCopy]) -> tuple[list[float], list[int]]:
-        front = at = len(turn.front)
-        self._apply(Share(FRONT, MAIN, 0, front))
+        prefix = at = len(turn.prefix)
+        self._apply(Share(FRONT, MAIN, 0, prefix))
         for document, copy in zip(turn.documents, copies, strict=True):
-            self._apply(Restore(copy, MAIN, at, at + len(document), distance=at - front))
+            self._apply(Restore(copy, MAIN, at, at + len(document), distance=at - prefix))
             at += len(document)
         return self._answered(turn, at, turn.tail)
 
     def _read(self, turn: Turn, document: np.ndarray) -> HostCopy:
-        """Return a copy of a document's KV behind the front."""
-        front = len(turn.front)
-        copy = HostCopy(front, front + len(document))
-        self._apply(Share(FRONT, ALONE, 0, front))
-        self._compute(ALONE, front, document)
+        """Return a copy of a document's KV behind the prefix."""
+        prefix = len(turn.prefix)
+        copy = HostCopy(prefix, prefix + len(document))
+        self._apply(Share(FRONT, ALONE, 0, prefix))
+        self._compute(ALONE, prefix, document)
         self._apply(Save(ALONE, copy), Drop(ALONE))
         return copy
 
@@ -211,7 +211,7 @@ def _turn(model: Model, pieces: Sequence[TextPiece], query: Query, answer: str) 
     texts = (document_text(Document(name, text)) for name, text in query.documents)
     return Turn(
         name=f"{query.session}-{query.turn}",
-        front=np.concatenate([model.tokenizer.begin, *tokens[:asked]]).astype(np.int32),
+        prefix=np.concatenate([model.tokenizer.begin, *tokens[:asked]]).astype(np.int32),
         documents=tuple(model.tokenize(text) for text in texts),
         tail=np.concatenate(tokens[asked:]),
         answer=model.tokenize(answer),

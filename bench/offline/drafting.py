@@ -21,7 +21,7 @@ from ...slots.request import Job, Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 
-LANES = 4
+SLOTS = 4
 Source = Callable[[], Lookup | None]
 """Makes the source of a request's drafts."""
 
@@ -105,7 +105,7 @@ class Streams:
         tree = PrefixTree(context.num_cells, context.scratch, HostMemory(), costs=context.costs)
         rows, ends = min(context.max_rows, context.batch), context.model.ends
         drafts = (Fixed if fixed else Drafts)(context.costs, max_rows=rows, max_stall=max_stall, ends=() if fixed else ends)
-        self.scheduler = Scheduler(tree, num_lanes=LANES, batch_size=context.batch, max_stall=max_stall, drafts=drafts)
+        self.scheduler = Scheduler(tree, num_slots=SLOTS, batch_size=context.batch, max_stall=max_stall, drafts=drafts)
         self._runner, self._is_end, self._number = runner, context.model.is_end, 0
         runner.clear()
 

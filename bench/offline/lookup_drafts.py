@@ -20,7 +20,7 @@ from ..journal import note
 from ..report import Bar, BenchError, Cell, Report, Table, median
 from ..servers import DATA_VARIABLE, bench_model
 from ..trace import prose
-from .drafting import LANES, Always, Answer, Source, Streams
+from .drafting import SLOTS, Always, Answer, Source, Streams
 
 CELLS = 8192
 MOST_PROMPT, MOST_ANSWER = 1000, 150  # tokens of a conversation's documents, and of a reference
@@ -148,7 +148,7 @@ class Bench:
         """Return the longest step of four streams that quote, over what it may take."""
         streams = Streams(self._context, self._runner, max_stall=self._args.max_stall / 1000)
         text = self._tokens(prose("gaps", 200))
-        prompts = [np.concatenate((text[place:], text[:place])) for place in range(LANES)]
+        prompts = [np.concatenate((text[place:], text[:place])) for place in range(SLOTS)]
         forced = [prompt[: self._args.max_tokens] for prompt in prompts]
         plain = streams.answer(prompts, 0, lambda: None, forced)
         drafted = streams.answer(prompts, 0, Lookup, forced)

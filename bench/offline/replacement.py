@@ -186,9 +186,9 @@ def hit_rate(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> flo
         tree.copies.restore(sequence)
         hits += sequence.length
         total += len(blocks)
-        tree.ledger.advance(sequence, len(blocks))
+        tree.device.advance(sequence, len(blocks))
         tree.release(sequence)
-        tree.ledger.take_operations()
+        tree.device.take_operations()
     return hits / total
 
 

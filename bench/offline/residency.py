@@ -39,7 +39,7 @@ class Pool:
         self.runner = Runner(context)
         self._samplers = dict.fromkeys(range(IDLE), Sampler(context.model, Sampling(temperature=0)))
         self.num_idle = 0
-        self._idle_blob: HostCopy | None = None
+        self._idle_copy: HostCopy | None = None
         self._tokens = np.random.default_rng(0).integers(0, min(4000, context.model.num_vocab), 1 << 16, np.int32)
 
     def warm_up(self) -> None:
@@ -69,15 +69,15 @@ class Pool:
 
     def save(self, sequence: int, length: int) -> tuple[float, HostCopy]:
         """Copy a sequence's first tokens to host memory, as the server does. Return the seconds and the copy."""
-        blob = HostCopy(0, length)
+        copy = HostCopy(0, length)
         began = perf_counter()
-        self.runner.apply(Save(sequence, blob))
-        return perf_counter() - began, blob
+        self.runner.apply(Save(sequence, copy))
+        return perf_counter() - began, copy
 
-    def restore(self, blob: HostCopy, sequence: int) -> float:
-        """Restore `blob` into new cells of an empty sequence."""
+    def restore(self, copy: HostCopy, sequence: int) -> float:
+        """Restore `copy` into new cells of an empty sequence."""
         began = perf_counter()
-        self.runner.apply(Restore(blob, sequence, blob.start, blob.stop))
+        self.runner.apply(Restore(copy, sequence, copy.start, copy.stop))
         return perf_counter() - began
 
     def share(self, source: int, targets: Sequence[int], length: int) -> None:
@@ -96,12 +96,12 @@ class Pool:
 
     def keep_idle(self, num_cells: int) -> None:
         """Fill the pool up to `num_cells` idle cells, with copies of one run: the content does not change the cost."""
-        if self._idle_blob is None and num_cells:
+        if self._idle_copy is None and num_cells:
             self.prefill(RUNNING, IDLE_RUN)
-            _, self._idle_blob = self.save(RUNNING, IDLE_RUN)
+            _, self._idle_copy = self.save(RUNNING, IDLE_RUN)
             self.drop(RUNNING)
-        while self._idle_blob and self.num_idle < num_cells:
-            self.restore(self._idle_blob, IDLE + self.num_idle // IDLE_RUN)
+        while self._idle_copy and self.num_idle < num_cells:
+            self.restore(self._idle_copy, IDLE + self.num_idle // IDLE_RUN)
             self.num_idle += IDLE_RUN
 
     @property
@@ -168,10 +168,10 @@ def _move(pool: Pool, length: int, repeats: int) -> Figures:
     computed, saved, restored, size = [], [], [], 0
     for _ in range(repeats):
         computed.append(pool.prefill(RUNNING, length))
-        seconds, blob = pool.save(RUNNING, length)
+        seconds, copy = pool.save(RUNNING, length)
         saved.append(seconds)
-        size = 0 if blob.data is None else blob.data.nbytes
-        restored.append(pool.restore(blob, MOVED))
+        size = 0 if copy.data is None else copy.data.nbytes
+        restored.append(pool.restore(copy, MOVED))
         pool.drop(RUNNING, MOVED)
     first = {"first_save": saved[0], "first_restore": restored[0]}
     found: Figures = {

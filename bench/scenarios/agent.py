@@ -20,12 +20,12 @@ import aiohttp
 
 from ..client import Result, Run
 from ..comparison import Outcome, compare, pace, problems, table
-from ..dialect import Body, ChatDialect, History
 from ..report import Bar, BenchError, Report, Skip, Summary, Table
+from ..server_api import Body, ChatApi, History
 from ..servers import DATA_VARIABLE, Arm, add_clients, add_options, arms_for, sampling
 from ..trace import Query, prose
 
-# ---- Dialect ------------------------------------------------------------------------------------------------------------
+# ---- The API ------------------------------------------------------------------------------------------------------------
 # An agent's side of `/v1/chat/completions`: the user's questions, calls of a tool, and the files as its results.
 
 INSTRUCTIONS = "You are a careful assistant. Read files with the function read_file, and answer from what they say."
@@ -74,7 +74,7 @@ TEMPLATE = """\
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDialect(ChatDialect):
+class AgentApi(ChatApi):
     """The chat of an agent whose queries with documents bring the files that its last answer called for.
 
     Calls and answers of the history are recorded ones, not the server's: every server gets the same messages. The answers
@@ -273,9 +273,9 @@ def agent_arms(args: argparse.Namespace, flag: str) -> list[Arm]:
     shown = argparse.Namespace(**vars(args) | {"slotcache_args": own, "llama_args": theirs})
     rewritten, as_sent, *others = arms_for(shown, ("auto", "retrieval"))
     return [
-        replace(rewritten, name=REWRITTEN, dialect=AgentDialect(extra=CACHED | {"tool_documents": "auto"})),
-        replace(as_sent, name=AS_SENT, dialect=AgentDialect(extra=CACHED)),
-        *(replace(arm, dialect=AgentDialect(extra=ASKED)) for arm in others),
+        replace(rewritten, name=REWRITTEN, api=AgentApi(extra=CACHED | {"tool_documents": "auto"})),
+        replace(as_sent, name=AS_SENT, api=AgentApi(extra=CACHED)),
+        *(replace(arm, api=AgentApi(extra=ASKED)) for arm in others),
     ]
 
 
@@ -334,7 +334,7 @@ async def _prompts(arm: Arm, asked: Sequence[Query], args: argparse.Namespace) -
         async with aiohttp.ClientSession(url, raise_for_status=True) as http:
             for query in asked:
                 before = history.setdefault(query.session, [])
-                _, body = await arm.dialect.prepare(http, query, before, sampling(args))
+                _, body = await arm.api.prepare(http, query, before, sampling(args))
                 before.append((query, ""))
                 prompts.append(await _prompt(http, {name: body[name] for name in ("messages", "tools")}))
     return prompts

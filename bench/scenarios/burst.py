@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> Report:
         raise BenchError(error) from error
     if args.documents_attention == "separate":
         return _separate(queries, args)
-    # With one client, llama-server runs with its own defaults; under load with one slot for each lane of slotcache.
+    # With one client, llama-server runs with its own defaults; under load with one slot for each of slotcache's.
     arms = arms_for(args, ("auto", "retrieval"), args.parallel if args.concurrency > 1 else None)
     outcomes = compare(arms, queries, args)
     own, notes = outcomes[0], problems(outcomes)

@@ -1,4 +1,4 @@
-"""Conversations in turn on fewer lanes than conversations: is each one still cached when its user comes back?"""
+"""Conversations in turn on fewer slots than conversations: is each one still cached when its user comes back?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..client import Run
 from ..comparison import Outcome, compare, pace, problems, table
 from ..report import Bar, Report, Summary, Table, mean
-from ..servers import add_clients, add_options, arms_for, llama_lanes
+from ..servers import add_clients, add_options, arms_for, llama_slots
 from ..trace import conversations
 
 SLACK = 1
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Send all first turns, then all second turns, and so on, with one system prompt and the real answers as history."""
     queries = conversations(args.count, turns=args.turns, words=args.words, seed=args.seed, opening=args.opening)
-    outcomes = compare(arms_for(args, llama_lanes=llama_lanes(args)), queries, args)
-    title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} lanes, {pace(args)}"
+    outcomes = compare(arms_for(args, llama_slots=llama_slots(args)), queries, args)
+    title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} slots, {pace(args)}"
     own = outcomes[0]
     cold = [turn for run in own.runs for turn in continuations(run) if not turn.is_warm]
     notes = [f"{turn.session} turn {turn.turn}: {turn.computed} computed, {turn.new} new" for turn in cold]

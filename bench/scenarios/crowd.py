@@ -143,7 +143,7 @@ async def _ask_on(http: aiohttp.ClientSession, outcome: Outcome) -> None:
 
 
 async def _ask(http: aiohttp.ClientSession, outcome: Outcome) -> None:
-    """Ask on a connection of its own. The lanes may be taken by streams that nobody reads, so it asks for no tokens."""
+    """Ask on a connection of its own. The slots may be taken by streams that nobody reads, so it asks for no tokens."""
     began = monotonic()
     try:
         async with http.post("/tokenize", json=QUESTION) as answer:

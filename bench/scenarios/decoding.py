@@ -23,7 +23,7 @@ REQUIRED = 0.90
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench decode`."""
-    add_options(parser, lanes=16, max_tokens=128)
+    add_options(parser, slots=16, max_tokens=128)
     add = parser.add_argument
     add("--streams", type=_numbers, default=(1, 4, 8, 16), help="streams at a time (default: 1,4,8,16)")
     add("--prompt-tokens", type=int, default=256, help="prompt of each stream (default: %(default)s)")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Measure while all streams run: from the last stream's first token to the first stream's last token."""
     speeds: dict[str, list[dict[int, float]]] = {}
-    arms = arms_for(args, llama_lanes=max(args.streams))
+    arms = arms_for(args, llama_slots=max(args.streams))
     binary = _batched_bench(args)
     for number, arm in in_rounds(arms, args.rounds):
         # The engine's own figure is measured in every round, between the servers.

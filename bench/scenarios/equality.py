@@ -38,7 +38,7 @@ class Answer:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench equality`."""
-    add_options(parser, context=4096, lanes=1, max_tokens=64)
+    add_options(parser, context=4096, slots=1, max_tokens=64)
     parser.set_defaults(flash_attn="off")
     add = parser.add_argument
     add("--prompts", type=int, default=20, help="of 200 to 400 tokens (default: %(default)s)")
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Report:
     prompts = _passages(args.data, lengths) if args.data else [prose(f"equality {words}", words) for words in lengths]
     answers: dict[str, list[Answer]] = {}
     args.llama_args = f"{ONE_BATCH} {args.llama_args}"
-    arms = arms_for(args, llama_lanes=1)
+    arms = arms_for(args, llama_slots=1)
     if len(arms) < 2:
         raise BenchError("--llama-server PATH: equality is measured beside it")
     for arm in arms:

@@ -15,7 +15,7 @@ from ..client import Client, EncodedRequest, Result
 from ..report import Bar, BenchError, Progress, Report, Table, f1, mean
 from ..servers import Arm, add_options
 from ..trace import Query
-from .agent import AS_SENT, REWRITTEN, TOOLS, AgentDialect, Task, add_data, agent_arms, tasks_of, template_flag
+from .agent import AS_SENT, REWRITTEN, TOOLS, AgentApi, Task, add_data, agent_arms, tasks_of, template_flag
 
 WAYS = {AS_SENT: "off", REWRITTEN: "auto"}
 FACT = re.compile(r"^[ -]*([A-Z][A-Za-z0-9 /()'-]{3,50}): (\S.{0,60})$", re.MULTILINE)
@@ -92,7 +92,7 @@ def _chosen(questions: Sequence[Question], args: argparse.Namespace) -> list[Que
 
 async def _measure(arm: Arm, url: str, asked: Sequence[Question], max_tokens: int) -> dict[str, list[Result]]:
     answers: dict[str, list[Result]] = {way: [] for way in WAYS}
-    async with Client(url, arm.dialect, name=arm.name) as client:
+    async with Client(url, arm.api, name=arm.name) as client:
         with Progress("both ways in turn", len(asked) * len(WAYS)) as progress:
             for question in asked:
                 for way, results in answers.items():
@@ -108,7 +108,7 @@ def _request(question: Question, tool_documents: str, max_tokens: int) -> Encode
     asked = Query(newest.session, newest.turn + 1, question.text)
     begun = {"role": "assistant", "content": f"{question.name}:"}  # a small model answers in other words otherwise
     body = {
-        "messages": [*AgentDialect(given=True).messages(asked, question.history), begun],
+        "messages": [*AgentApi(given=True).messages(asked, question.history), begun],
         "tools": TOOLS,
         "tool_documents": tool_documents,
         "cache_prompt": True,

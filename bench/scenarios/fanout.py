@@ -28,7 +28,7 @@ class Burst:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench fanout`."""
-    add_options(parser, context=32768, lanes=8, max_tokens=8)
+    add_options(parser, context=32768, slots=8, max_tokens=8)
     add = parser.add_argument
     add("--requests", type=int, default=8, help="at once (default: %(default)s)")
     add("--prompt-tokens", type=int, default=2600, help="length of the prompt (default: %(default)s)")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Send a new text in every round, so that no server has it cached."""
-    arms = arms_for(args, llama_lanes=args.parallel)
+    arms = arms_for(args, llama_slots=args.parallel)
     bursts: dict[str, list[Burst]] = {}
     for number, arm in in_rounds(arms, args.rounds):
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> Report:
         (name, of[0].prompt, *(median([getattr(one, field) for one in of]) for field in ("once", "computed", "seconds")))
         for name, of in bursts.items()
     ]
-    title = f"fanout: {args.requests} requests with one prompt, {args.parallel} lanes"
+    title = f"fanout: {args.requests} requests with one prompt, {args.parallel} slots"
     table = Table(title, ("arm", "prompt tokens", "computed by one", "computed in all", "seconds"), rows)
     bars = [Bar(4, "tokens computed over one prompt", median([one.computed / one.once for one in own]), 1.02)]
     if theirs:

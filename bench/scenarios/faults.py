@@ -25,8 +25,8 @@ from ..report import Bar, BenchError, Report, Table
 from ..rude import PATH, Ending, Health, ask, health, live, prompts
 from ..servers import Server, ServerOptions, free_port
 
-LANES = 2
-BYSTANDERS = 4  # more than lanes: some of them always wait
+SLOTS = 2
+BYSTANDERS = 4  # more than slots: some of them always wait
 QUEUE = 8
 SHOTS = 3
 CONVERSATIONS = 20  # that are idle at a fault
@@ -119,7 +119,7 @@ async def disk(stage: Stage) -> None:
     """Trigger a full or slow disk, and save slots to it."""
     stage.shoot()
     for number in range(SHOTS):
-        async with stage.http.post(f"/slots/{number % LANES}?action=save", json={"filename": f"s{number}"}) as answer:
+        async with stage.http.post(f"/slots/{number % SLOTS}?action=save", json={"filename": f"s{number}"}) as answer:
             body = await answer.json()
             stage.notes.append(f"a slot save was answered {answer.status}: {body.get('error', body)}")
             if answer.status != 200 and "error" not in body:
@@ -128,10 +128,10 @@ async def disk(stage: Stage) -> None:
 
 
 async def stall(stage: Stage) -> None:
-    """Open more streams than lanes and queue places without reading them. Return when their output is computed."""
+    """Open more streams than slots and queue places without reading them. Return when their output is computed."""
     before = await _generated(stage)
-    stage.held += await rude.stall(stage.server.url, LANES + QUEUE + BYSTANDERS, stage.args.unread)
-    unread, end = (LANES + QUEUE) * stage.args.unread, perf_counter() + TIMEOUT
+    stage.held += await rude.stall(stage.server.url, SLOTS + QUEUE + BYSTANDERS, stage.args.unread)
+    unread, end = (SLOTS + QUEUE) * stage.args.unread, perf_counter() + TIMEOUT
     while await _generated(stage) < before + unread and perf_counter() < end:
         await asyncio.sleep(BETWEEN)
 
@@ -153,8 +153,8 @@ async def dawdling(stage: Stage) -> None:
 
 
 TRIALS = {
-    "decode": Trial("decode", faults, may_fail=SHOTS * LANES),
-    "allocation": Trial("allocation", faults, may_fail=SHOTS * LANES),
+    "decode": Trial("decode", faults, may_fail=SHOTS * SLOTS),
+    "allocation": Trial("allocation", faults, may_fail=SHOTS * SLOTS),
     "idle": Trial("decode", nothing, opening=idle_conversations, flags=("--cache-ram", "256")),
     "full-disk": Trial("full-disk", disk),
     "slow-disk": Trial("slow-disk", disk),
@@ -218,7 +218,7 @@ def run(args: argparse.Namespace) -> Report:
     notes = [f"{name}: {what}" for name, (_, of) in found.items() for what in dict.fromkeys(of)]
     notes += [f"{name}: {what}" for name, (outcome, _) in found.items() for what in dict.fromkeys(outcome.stage.notes)]
     data = {name: [_described(one) for one in outcome.beside] for name, (outcome, _) in found.items()}
-    title = f"faults: {BYSTANDERS} bystanders, {LANES} lanes"
+    title = f"faults: {BYSTANDERS} bystanders, {SLOTS} slots"
     return Report(
         "faults", [Table(title, columns, rows)], bars=bars, notes=notes, data=data, has_failed=bool(num_complaints)
     )
@@ -270,7 +270,7 @@ def _measure(scenario: Trial, args: argparse.Namespace) -> TrialResult:
 def _command(scenario: Trial, folder: Path, port: int, args: argparse.Namespace) -> list[str]:
     extra = ("--max-queue", str(QUEUE), "--cache-ram", "16", "--slot-save-path", str(folder / "slots"))
     extra += ("--cache-dir", str(folder / "cache"), *scenario.flags, *shlex.split(args.slotcache_args))
-    options = ServerOptions(MODEL, context=4096, lanes=LANES, threads=1, flash_attention="off", extra=extra)
+    options = ServerOptions(MODEL, context=4096, slots=SLOTS, threads=1, flash_attention="off", extra=extra)
     return [sys.executable, "-m", "slotcache.bench.faulty", scenario.fault, "serve", *options.flags(port)]
 
 

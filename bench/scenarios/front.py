@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..comparison import Outcome, compare, pace, problems, table
-from ..dialect import ChatDialect
 from ..report import Bar, BenchError, Report, mean
+from ..server_api import ChatApi
 from ..servers import (
     HOST,
     Arm,
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> Report:
     def engine(port: int) -> list[str]:
         return llama_server_command(binary, options, port)
 
-    plain, fields = ChatDialect(), ChatDialect(documents_field=True)
+    plain, fields = ChatApi(), ChatApi(documents_field=True)
     pairs = [[Arm(DIRECT, plain, engine), Fronted(ORDERED, fields, engine)]]
     if args.nginx:
         two = [(TWO_AS_FOUND, "retrieval"), (TWO, "auto")]

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Three servers take turns. Before each measured request, one request per lane leaves its KV idle."""
+    """Three servers take turns. Before each measured request, one request per slot leaves its KV idle."""
     speeds = asyncio.run(_in_turn(_arms(args), args))
     middle = {name: [median([getattr(one, figure) for one in of]) for figure in FIGURES] for name, of in speeds.items()}
     _, *empty = middle[EMPTY]
@@ -97,7 +97,7 @@ async def _in_turn(arms: Sequence[Arm], args: argparse.Namespace) -> dict[str, l
 
 
 async def _leave_idle(client: Client, sizer: PromptSizer, args: argparse.Namespace) -> None:
-    """Run one request per lane, all at the same time: a later request would move the idle KV of an earlier one."""
+    """Run one request per slot, all at the same time: a later request would move the idle KV of an earlier one."""
     length = args.idle // args.parallel - OVERLAP + round(sizer.fixed)  # the fixed part is shared and counts once
     queries = [sizer.query(f"idle {number}", length) for number in range(args.parallel)]
     some = replace(client.sampling, max_tokens=OVERLAP)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..comparison import Outcome, compare, pace, problems, table
-from ..dialect import ChatDialect
 from ..report import Bar, BenchError, Report, Skip
+from ..server_api import ChatApi
 from ..servers import DATA_VARIABLE, Arm, add_clients, add_options, arms_for
 from ..trace import mtrag
 
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> Report:
         )
     except (OSError, ValueError) as error:
         raise BenchError(f"--data {args.data}: {error}") from error
-    lanes = args.parallel if args.concurrency > 1 else None
-    arms = arms_for(args, ("auto", "retrieval"), lanes)
+    slots = args.parallel if args.concurrency > 1 else None
+    arms = arms_for(args, ("auto", "retrieval"), slots)
     if args.parts:
         arms = _parts(args) + [arm for arm in arms if arm.name == "llama-server"]
     outcomes = compare(arms, queries, args)
@@ -87,7 +87,7 @@ def _parts(args: argparse.Namespace) -> list[Arm]:
         replace(
             arms_for(args, slotcache_flags=part.flags)[0],
             name=part.name,
-            dialect=ChatDialect(documents_field=True, extra=part.fields | hint, own_scope=part.own_scope),
+            api=ChatApi(documents_field=True, extra=part.fields | hint, own_scope=part.own_scope),
         )
         for part in PARTS
     ]

@@ -16,8 +16,8 @@ from typing import Any
 
 from ..client import Client, Result, Run, drive
 from ..comparison import Outcome, problems, table
-from ..dialect import ChatDialect
 from ..report import Bar, BenchError, Progress, Report, Table, mean
+from ..server_api import ChatApi
 from ..servers import HOST, Arm, bench_model, sampling
 from ..trace import Query, burst
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--burst", type=int, default=10, help="queries on one region in a row (default: %(default)s)")
     add("--concurrency", type=int, default=4, help="clients at a time (default: %(default)s)")
     add("-c", "--ctx-size", type=int, default=16384, help="cells of each replica (default: %(default)s)")
-    add("-np", "--parallel", type=int, default=4, help="lanes of each replica (default: %(default)s)")
+    add("-np", "--parallel", type=int, default=4, help="slots of each replica (default: %(default)s)")
     add("--max-tokens", type=int, default=16, help="output of each request (default: %(default)s)")
     add("--seeds", type=int, default=5, help="traces, each driven in all arms (default: %(default)s)")
     add("--routers", default=",".join(ROUTERS), help="some of the arms (default: %(default)s)")
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> Report:
         raise BenchError(f"--routers {unknown[0]}: expected some of {', '.join(ROUTERS)}")
     traces = [burst(args.queries, args.regions, burst=args.burst, seed=seed) for seed in range(args.seeds)]
     with tempfile.TemporaryDirectory(prefix="slotcache-ray-") as folder:
-        names, dialect = args.routers.split(","), ChatDialect(documents_field=True)
-        arms = [Arm(name, dialect, partial(_command, args, name, Path(folder))) for name in names]
+        names, api = args.routers.split(","), ChatApi(documents_field=True)
+        arms = [Arm(name, api, partial(_command, args, name, Path(folder))) for name in names]
         outcomes = [Outcome(arm, arm.measure(sampling(args), partial(_drive, traces, args, arm.name))) for arm in arms]
         data = {"arms": [outcome.data() for outcome in outcomes]}
     title = f"{args.replicas} replicas, {args.concurrency} clients, {args.queries} queries, {args.burst} in a row on one of "

@@ -10,8 +10,8 @@ from time import perf_counter
 
 from ...ordering.policy import read_along
 from ..client import Client, Result
-from ..dialect import Body
 from ..report import Bar, BenchError, Report, Summary, Table, median
+from ..server_api import Body
 from ..servers import add_options, arms_for, sampling
 from ..trace import Query, prose, question
 from . import typing_ahead
@@ -98,7 +98,7 @@ async def _turn(client: Client, args: argparse.Namespace, way: str, turn: Staged
 
 
 async def _search(client: Client, args: argparse.Namespace, way: str, turn: StagedQuestion) -> None:
-    _, body = await client.dialect.prepare(client.http, turn.query, (), client.sampling)
+    _, body = await client.api.prepare(client.http, turn.query, (), client.sampling)
     right = body.pop("documents")
     wrong = [{"id": name, "text": text} for name, text in turn.wrong]
     first = {"reading along": 0, "late": args.stages - 2, "wrong": args.stages - 1}[way]
@@ -122,7 +122,7 @@ async def _paced(stages: Sequence[list], seconds: float) -> AsyncIterator[list]:
 
 
 async def _under_load(client: Client, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the tokens per second of one stream per lane, with and without a client that speculates all the time."""
+    """Return the tokens per second of one stream per slot, with and without a client that speculates all the time."""
     speeds: dict[str, list[float]] = {"alone": [], "speculating": []}
     for number in range(3):
         for name in list(speeds)[:: 1 if number % 2 else -1]:

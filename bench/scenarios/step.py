@@ -23,13 +23,13 @@ STREAMED = 3.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench step`."""
-    add_options(parser, context=20000, lanes=8)
+    add_options(parser, context=20000, slots=8)
     add = parser.add_argument
     add("--contexts", default="4000,16000", help="tokens of each stream's prompt (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Read the figures while all lanes generate after one prompt, which they share."""
+    """Read the figures while all slots generate after one prompt, which they share."""
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
     lengths = [int(length) for length in args.contexts.split(",")]
 

@@ -1,4 +1,4 @@
-"""More clients than lanes, and more prompts than the pool holds: does every request finish, does memory stay constant?"""
+"""More clients than slots, and more prompts than the pool holds: does every request finish, does memory stay constant?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import aiohttp
 from ..client import Client, PromptSizer, Result
 from ..journal import note
 from ..report import Bar, BenchError, Report, Summary, Table
-from ..servers import Arm, Server, add_options, arms_for, free_port, llama_lanes, sampling
+from ..servers import Arm, Server, add_options, arms_for, free_port, llama_slots, sampling
 from ..trace import Query
 
 SHARED = 6  # long texts with which prompts of several clients begin
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> Report:
     """
     budget = ("--cache-ram", str(args.cache_ram))
     args.llama_args = " ".join([*budget, args.llama_args])
-    arms = arms_for(args, llama_lanes=llama_lanes(args), slotcache_flags=budget)
+    arms = arms_for(args, llama_slots=llama_slots(args), slotcache_flags=budget)
     tallies = {arm.name: _stress(arm, args) for arm in arms}
     own = next(iter(tallies.values()))
     rows = [
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> Report:
     columns = ("arm", "seconds", "finished", "left", "failed", "finished %", "requests/s", "preemptions")
     columns += tuple(f"MiB at {at:.0%}" for at in OFFSETS)
     title = (
-        f"stress: {args.clients} clients, {args.parallel} lanes, {args.ctx_size:,} cells, prompts to {args.longest:,} tokens"
+        f"stress: {args.clients} clients, {args.parallel} slots, {args.ctx_size:,} cells, prompts to {args.longest:,} tokens"
     )
     growth = own.memory[-1] / _memory(own.memory)[1] if own.memory else float("nan")
     bars = [

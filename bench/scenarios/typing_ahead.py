@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 import aiohttp
 
 from ..client import Client, EncodedRequest, Result
-from ..dialect import ChatDialect
 from ..report import Bar, BenchError, Progress, Report, Summary, Table, median
+from ..server_api import ChatApi
 from ..servers import Arm, arms_for, ranker_model, sampling
 from ..trace import prose, question
 
@@ -96,7 +96,7 @@ def _arm(args: argparse.Namespace, folder: Path, name: str, flags: Sequence[str]
     embedding = ("--embedding-model", str(args.embedding_model)) if args.embedding_model else ()
     docs = ("--docs", str(folder / "docs"), "--docs-db", str(folder / name), "--docs-top-k", str(args.k))
     chosen = arms_for(args, slotcache_flags=(*docs, "--docs-watch", "off", *embedding, *flags))
-    return replace(next(arm for arm in chosen if arm.name != "llama-server"), name=name, dialect=ChatDialect())
+    return replace(next(arm for arm in chosen if arm.name != "llama-server"), name=name, api=ChatApi())
 
 
 # ---- typing ----------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def _ask_all(args: argparse.Namespace, folder: Path) -> dict[str, list[Result]]:
         urls = {arm.name: servers.enter_context(arm.up()) for arm in (ahead, cold)}
 
         async def work(warm: Client) -> None:
-            async with Client(urls["cold"], cold.dialect, sampling(args), name=cold.name) as other:
+            async with Client(urls["cold"], cold.api, sampling(args), name=cold.name) as other:
                 await asyncio.gather(_until_read(warm), _until_ready(other))
                 await _ask(other, _question(next(fresh), 0), "warm-up")
                 with Progress("reading ahead", len(ORIGINS) * args.turns) as progress:

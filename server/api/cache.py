@@ -28,8 +28,8 @@ async def warm(request: Request, asked: WarmRequest) -> Response:
     if not (service.model.can_trim or service.view.keeps_snapshots):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()
-    submission = await accept(request, asked)
-    (generation,) = service.submit(replace(submission, turn=None))  # warming a prompt is not a turn of a conversation
+    prepared = await accept(request, asked)
+    (generation,) = service.submit(replace(prepared, turn=None))  # warming a prompt is not a turn of a conversation
     (answer,) = await while_connected(request, collect(service, [generation]))
     report = answer.end.report
     warmed: Fields = {"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()}
@@ -38,10 +38,10 @@ async def warm(request: Request, asked: WarmRequest) -> Response:
     return JsonReply(warmed)
 
 
-async def holdings(request: Request) -> Response:
+async def contents(request: Request) -> Response:
     """List the cached runs of a scope (`?scope=`, by default the common one)."""
     service, scope = service_of(request), scope_of(request)
-    held = await service.view.holdings(scope)
+    held = await service.view.contents(scope)
     return JsonReply(
         {"object": "cache", "scope": scope, "tokens": held.tokens, "runs": held.runs, "snapshots": held.snapshots}
     )
@@ -143,7 +143,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
 # server
 # prefills the prompt of the newest stage; a later stage replaces an earlier one, and their common prefix stays cached.
 # The
-# chat completion with the final documents reuses the part that was right. A wrong guess delays no request.
+# chat completion with the final documents reuses the part that was right. A wrong prefetch delays no request.
 
 
 async def speculate(request: Request, asked: SpeculateRequest) -> Response:
@@ -154,8 +154,8 @@ async def speculate(request: Request, asked: SpeculateRequest) -> Response:
     asked = asked.prefill_only()
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents") or asked.retrieves)
-    submission = await accept(request, asked, is_open)
-    started = await start_ahead(service, ("speculation", asked.id), submission)
+    prepared = await accept(request, asked, is_open)
+    started = await start_ahead(service, ("speculation", asked.id), prepared)
     return _answer(asked, "started" if started else "skipped")
 
 
@@ -165,7 +165,7 @@ async def forget_speculation(request: Request) -> Response:
     scope, name = scope_of(request), query.get("id", "default")
     if len(name) > MAX_NAME:
         raise RequestError(f"id has {len(name):,} characters: expected at most {MAX_NAME}", param="id")
-    dropped = await asyncio.wrap_future(service.door.drop_background((scope, ("speculation", name))))
+    dropped = await asyncio.wrap_future(service.engine.drop_background((scope, ("speculation", name))))
     service.idle.resume()
     return JsonReply({"object": "speculation", "id": name, "state": "dropped" if dropped else "done"})
 

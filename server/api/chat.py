@@ -35,7 +35,7 @@ class ChatReply:
         return [sse_event(self._head | {"choices": [_choice(index, {})]} | self.envelope.progress(progress))]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
-        if delta.chances:
+        if delta.logprobs:
             self._unsent[index] += self._probabilities[index].entries(delta)
         return self._chunks(index, self._readers[index].push(delta.text), self.envelope.times(index, delta))
 

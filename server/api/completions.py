@@ -37,7 +37,7 @@ from .reply import (
 
 
 class NativeReply:
-    """The dialect of `/completion` and `/infill`."""
+    """The replies of `/completion` and `/infill`."""
 
     def __init__(self, envelope: ResponseMeta) -> None:
         self.envelope, self._fields = envelope, envelope.options.response_fields
@@ -95,7 +95,7 @@ class NativeReply:
             "content": delta.text,
             "tokens": delta.tokens,
             "stop": False,
-            "id_slot": job.lane,
+            "id_slot": job.slot,
             "tokens_predicted": delta.num_generated,
             "tokens_evaluated": job.num_prompt,
         }
@@ -114,7 +114,7 @@ def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line:
         "index": index,
         "content": answer.text,
         "tokens": answer.tokens if envelope.options.return_tokens else (),
-        "id_slot": report.lane,
+        "id_slot": report.slot,
         "stop": True,
         "model": envelope.model,
         "tokens_predicted": report.num_generated,
@@ -175,7 +175,7 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 
 
 class TextReply:
-    """The dialect of `/v1/completions`."""
+    """The replies of `/v1/completions`."""
 
     def __init__(self, envelope: ResponseMeta) -> None:
         self.envelope = envelope
@@ -189,7 +189,7 @@ class TextReply:
         return [sse_event(self._body([_choice(index, "")]) | self.envelope.progress(progress))]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
-        if not delta.text and not delta.chances:
+        if not delta.text and not delta.logprobs:
             return []
         choice = _choice(index, delta.text) | self._logprobs(index, delta)
         return [sse_event(self._body([choice]) | self.envelope.times(index, delta))]
@@ -220,7 +220,7 @@ class TextReply:
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
 
     def _logprobs(self, index: int, delta: Delta) -> Fields:
-        return {"logprobs": self._probabilities[index].of_text(delta)} if delta.chances else {}
+        return {"logprobs": self._probabilities[index].of_text(delta)} if delta.logprobs else {}
 
     def _body(self, choices: list[Fields]) -> Fields:
         return self.envelope.head("text_completion") | {"choices": choices}
@@ -267,7 +267,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     vectors = vectors_of(request)
-    request.app.state.host.rouse()
+    request.app.state.app.wake()
     tokens = await while_connected(request, vectors.threads.run(request.state.num_bytes, _tokens, vectors, asked))
     return JsonReply(await asyncio.to_thread(_encode_tokens, tokens, vectors.model.spelling if asked.with_pieces else None))
 

@@ -86,53 +86,51 @@ MAX_NUMBERS = 1 << 23  # of an answer without pooling, which has a vector for ea
 async def openai(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in OpenAI's shape; in llama-server's where the field is `content`, as llama-server does."""
     vectors = vectors_of(request)
-    computer = vectors.embedder()
+    worker = vectors.embedder()
     if asked.input is UNSET and asked.content is not UNSET:
         return await native(request, asked)
-    if computer.embedder.pooling == "none":
+    if worker.embedder.pooling == "none":
         message = "this model has a vector for each token: start the server with --pooling mean, or send it to /embeddings"
         raise RequestError(message, param="input")
-    computed, num_tokens = await while_connected(request, _compute(vectors, computer, asked, request.state.num_bytes))
+    computed, num_tokens = await while_connected(request, _compute(vectors, worker, asked, request.state.num_bytes))
     entries = await asyncio.to_thread(_encode, computed, asked.encoding_format == "base64")
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return JsonReply(
-        b'{"object":"list","model":%b,"usage":%b,"data":[%b]}' % (encode(computer.name), encode(usage), entries)
-    )
+    return JsonReply(b'{"object":"list","model":%b,"usage":%b,"data":[%b]}' % (encode(worker.name), encode(usage), entries))
 
 
 async def native(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in llama-server's shape: a list of vectors for each text, one of them where they are pooled."""
     vectors = vectors_of(request)
-    computer = vectors.embedder()
+    worker = vectors.embedder()
     if asked.encoding_format == "base64":
         raise RequestError("base64 is a format of /v1/embeddings only: expected float", param="encoding_format")
-    computed, _ = await while_connected(request, _compute(vectors, computer, asked, request.state.num_bytes))
+    computed, _ = await while_connected(request, _compute(vectors, worker, asked, request.state.num_bytes))
     return JsonReply(await asyncio.to_thread(_encode_native, computed))
 
 
 async def _compute(
-    vectors: Vectors, computer: EmbeddingWorker, asked: EmbeddingRequest, num_bytes: int
+    vectors: Vectors, worker: EmbeddingWorker, asked: EmbeddingRequest, num_bytes: int
 ) -> tuple[list[np.ndarray], int]:
     """Return the vectors as the request wants them, and the number of tokens that they took."""
-    width = computer.embedder.width
+    width = worker.embedder.width
     if asked.dimensions is not None and asked.dimensions > width:
         message = f"dimensions is {asked.dimensions}: this model's vectors have {width} numbers"
         raise RequestError(message, param="dimensions")
-    texts = await vectors.threads.run(num_bytes, _tokens, computer, asked)
-    computed = await computer.compute(texts)
+    texts = await vectors.threads.run(num_bytes, _tokens, worker, asked)
+    computed = await worker.compute(texts)
     norm = asked.embd_normalize
     if norm is None:
-        norm = -1 if computer.embedder.pooling == "none" else vectors.settings.embd_normalize
-    kept = [computer.normalised(vector[..., : asked.dimensions], norm) for vector in computed]
+        norm = -1 if worker.embedder.pooling == "none" else vectors.settings.embd_normalize
+    kept = [worker.normalised(vector[..., : asked.dimensions], norm) for vector in computed]
     return kept, sum(map(len, texts))
 
 
-def _tokens(computer: EmbeddingWorker, asked: EmbeddingRequest) -> list[np.ndarray]:
+def _tokens(worker: EmbeddingWorker, asked: EmbeddingRequest) -> list[np.ndarray]:
     """Tokenise the texts of a request. Raises RequestError."""
     name, given = asked.given()
-    texts = computer.tokens(given, name, cut=asked.cut)
-    if computer.embedder.pooling == "none":
-        numbers = sum(map(len, texts)) * computer.embedder.width
+    texts = worker.tokens(given, name, cut=asked.cut)
+    if worker.embedder.pooling == "none":
+        numbers = sum(map(len, texts)) * worker.embedder.width
         if numbers > MAX_NUMBERS:
             raise RequestError(f"the answer would have {numbers:,} numbers: expected at most {MAX_NUMBERS:,}", param=name)
     return texts
@@ -165,10 +163,10 @@ def _encode_native(computed: list[np.ndarray]) -> bytes:
 async def rerank(request: Request, asked: RerankRequest) -> Response:
     """Return the scores of the documents, the best first; a bare list where they are named `texts`, as TEI does."""
     vectors = vectors_of(request)
-    computer = vectors.ranker()
+    worker = vectors.ranker()
     passages = asked.passages()
     scores, num_tokens = await while_connected(
-        request, _score(vectors, computer, asked, passages, num_bytes=request.state.num_bytes)
+        request, _score(vectors, worker, asked, passages, num_bytes=request.state.num_bytes)
     )
     best = sorted(range(len(scores)), key=lambda at: -scores[at])[: asked.top_n]
     if asked.texts is not None:
@@ -176,7 +174,7 @@ async def rerank(request: Request, asked: RerankRequest) -> Response:
         return JsonReply([{"index": at, "score": scores[at]} | ({"text": passages[at]} if shown else {}) for at in best])
     results = [_result(asked, at, scores[at], passages[at]) for at in best]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return JsonReply({"object": "list", "model": computer.name, "usage": usage, "results": results})
+    return JsonReply({"object": "list", "model": worker.name, "usage": usage, "results": results})
 
 
 def _result(asked: RerankRequest, at: int, score: float, passage: str) -> Fields:
@@ -185,9 +183,9 @@ def _result(asked: RerankRequest, at: int, score: float, passage: str) -> Fields
 
 
 async def _score(
-    vectors: Vectors, computer: EmbeddingWorker, asked: RerankRequest, passages: list[str], *, num_bytes: int
+    vectors: Vectors, worker: EmbeddingWorker, asked: RerankRequest, passages: list[str], *, num_bytes: int
 ) -> tuple[list[float], int]:
     """Return a score for each document, and the number of tokens that they took."""
     name = "documents" if asked.texts is None else "texts"
-    made = await vectors.threads.run(num_bytes, computer.pairs, asked.query, passages, name=name)
-    return [float(scores[0]) for scores in await computer.compute(made)], sum(map(len, made))
+    made = await vectors.threads.run(num_bytes, worker.pairs, asked.query, passages, name=name)
+    return [float(scores[0]) for scores in await worker.compute(made)], sum(map(len, made))

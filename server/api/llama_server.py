@@ -19,16 +19,16 @@ from ..chat.decode import decode
 from ..config.settings import listed
 from ..engine.generation import Generation
 from ..engine.usage import Fields
-from ..engine.view import LaneState
+from ..engine.view import SlotState
 from ..http.api_errors import RequestError
-from ..service.intake import with_scales
 from ..service.service import Service
+from ..service.submitter import with_scales
 from .reply import JsonReply, read_body, service_of, vectors_of
 
 
 async def adapters(request: Request) -> Response:
     """List the LoRA adapters, with the scales of requests that set none."""
-    adapters = service_of(request).intake.adapters
+    adapters = service_of(request).submitter.adapters
     return JsonReply(
         [
             {"id": number, "path": str(path), "scale": adapters.usual[number], "task_name": "", "prompt_prefix": ""}
@@ -39,10 +39,10 @@ async def adapters(request: Request) -> Response:
 
 async def set_adapters(request: Request) -> Response:
     """Change these scales. Requests that are open keep theirs."""
-    service, body = service_of(request), await request.app.state.host.bodies.read(request)
+    service, body = service_of(request), await request.app.state.app.bodies.read(request)
     given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
     asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large
-    with_scales(asked.adapters, "adapters", service.intake.adapters.set_usual)
+    with_scales(asked.adapters, "adapters", service.submitter.adapters.set_usual)
     return JsonReply({"success": True})
 
 
@@ -51,17 +51,17 @@ async def set_adapters(request: Request) -> Response:
 
 async def props(request: Request) -> Response:
     """Show llama-server's properties and every setting; of an encoder, those that it has."""
-    vectors, service = vectors_of(request), request.app.state.host.service
+    vectors, service = vectors_of(request), request.app.state.app.service
     shown = (_properties(service) if service else {}) | vectors.properties()
-    shown |= {"ui_settings": {"sources": request.app.state.host.library is not None}}
-    return JsonReply(shown | {"is_sleeping": request.app.state.host.is_asleep})
+    shown |= {"ui_settings": {"sources": request.app.state.app.folder_index is not None}}
+    return JsonReply(shown | {"is_sleeping": request.app.state.app.is_asleep})
 
 
 def _properties(service: Service) -> Fields:
     settings, model = service.settings, service.model
-    params = service.intake.defaults.sampling.shown() | {"n_predict": service.intake.defaults.limit}
+    params = service.submitter.defaults.sampling.shown() | {"n_predict": service.submitter.defaults.limit}
     return {
-        "default_generation_settings": {"params": params, "n_ctx": service.intake.limit},
+        "default_generation_settings": {"params": params, "n_ctx": service.submitter.limit},
         "total_slots": settings.parallel,
         "model_ftype": model.file_type,
         "modalities": {"vision": False, "video": False, "audio": False},
@@ -83,10 +83,13 @@ def _properties(service: Service) -> Fields:
     }
 
 
+COSTS = {"recompute_last": "rest"}  # `/props` has older names
+
+
 def _device(service: Service) -> Fields:
     """Return the device that computes, its times if it was timed, and its costs: null for a threshold never reached."""
     context, device = service.context, service.model.device
-    costs = {name: value if isfinite(value) else None for name, value in asdict(context.costs).items()}
+    costs = {COSTS.get(name, name): value if isfinite(value) else None for name, value in asdict(context.costs).items()}
     return {
         "name": device.name if device else "CPU",
         "description": device.description if device else "",
@@ -97,7 +100,7 @@ def _device(service: Service) -> Fields:
 
 def _drafts(service: Service) -> Fields:
     """Return the mode of requests that leave `draft` out, and why it is off although --draft asks for more."""
-    why = service.intake.why_no_drafts
+    why = service.submitter.why_no_drafts
     return {"mode": "off", "why": why} if why and service.settings.draft != "off" else {"mode": service.settings.draft}
 
 
@@ -126,16 +129,16 @@ async def model(request: Request) -> Response:
 
 def _models(request: Request) -> list[Fields]:
     """Return OpenAI's object for each model. Of the served one, `n_ctx` is what a request may have."""
-    vectors, host = vectors_of(request), request.app.state.host
+    vectors, state = vectors_of(request), request.app.state.app
     return [
         {
             "id": name,
-            "aliases": host.settings.names(vectors.model.path) if name == vectors.name else (name,),
-            "tags": sorted(listed(host.settings.tags)) if name == vectors.name else [],
+            "aliases": state.settings.names(vectors.model.path) if name == vectors.name else (name,),
+            "tags": sorted(listed(state.settings.tags)) if name == vectors.name else [],
             "object": "model",
-            "created": host.started,
+            "created": state.started,
             "owned_by": "slotcache",
-            "meta": about | ({"n_ctx": host.service.intake.limit} if host.service and name == vectors.name else {}),
+            "meta": about | ({"n_ctx": state.service.submitter.limit} if state.service and name == vectors.name else {}),
         }
         for name, about in vectors.models().items()
     ]
@@ -143,7 +146,7 @@ def _models(request: Request) -> list[Fields]:
 
 def _as_ollama(name: str, request: Request) -> Fields:
     """Return a model in the words of Ollama, of which clients read the name and the capabilities."""
-    vectors, service = vectors_of(request), request.app.state.host.service
+    vectors, service = vectors_of(request), request.app.state.app.service
     able = {
         "completion": service is not None and name == vectors.name,
         "embedding": vectors.embedding is not None and name == vectors.embedding.name,
@@ -166,7 +169,7 @@ def _as_ollama(name: str, request: Request) -> Fields:
 
 
 # ---- Slots --------------------------------------------------------------------------------------------------------------
-# llama-server's `POST /slots/{id}?action=save|restore|erase`: the history of a lane to a file, from a file, and erased.
+# llama-server's `POST /slots/{id}?action=save|restore|erase`: the history of a slot to a file, from a file, and erased.
 
 ACTIONS = ("save", "restore", "erase")
 MAX_NAME = 200  # bytes of a file's name: of 255, since a suffix is added while the file is written
@@ -185,10 +188,10 @@ async def act(request: Request) -> Response:
     action = request.query_params.get("action")
     if action not in ACTIONS:
         raise RequestError(f"action is {reprlib.repr(action)}: expected one of {', '.join(ACTIONS)}", param="action")
-    service.idle.abort()  # idle prefill may be on this lane
+    service.idle.abort()  # idle prefill may be on this slot
     try:
         if action == "erase":
-            return JsonReply({"id_slot": number, "n_erased": await service.view.lane_store.erase(number)})
+            return JsonReply({"id_slot": number, "n_erased": await service.view.slot_store.erase(number)})
         path = _path(service, (await read_body(request, FileName)).filename)
         began = perf_counter()
         about = await _move(service, action, number, path)
@@ -198,8 +201,8 @@ async def act(request: Request) -> Response:
 
 
 async def _move(service: Service, action: str, number: int, path: Path) -> Fields:
-    """Save or restore a lane; return the answer's fields."""
-    store = service.view.lane_store
+    """Save or restore a slot; return the answer's fields."""
+    store = service.view.slot_store
     about: Fields = {"id_slot": number, "filename": path.name}
     if action == "save":
         saved, written = await store.save(number, path)
@@ -209,7 +212,7 @@ async def _move(service: Service, action: str, number: int, path: Path) -> Field
 
 
 def _number(service: Service, text: str) -> int:
-    """Return the lane in the address. Raises RequestError."""
+    """Return the slot in the address. Raises RequestError."""
     known = {str(number): number for number in range(service.settings.parallel)}
     if text not in known:
         raise RequestError(f"there is no slot {text[:80]!r}: expected 0 to {len(known) - 1}", param="id")
@@ -227,41 +230,41 @@ def _path(service: Service, name: str) -> Path:
     return Path(service.settings.slot_save_path).expanduser() / name
 
 
-# ---- The routes that show the server's state: health, lanes, metrics. ---------------------------------------------------
+# ---- The routes that show the server's state: health, slots, metrics. ---------------------------------------------------
 
 TEXTS = ("dry_sequence_breakers", "logit_bias")  # parameters that are texts, or tokens of texts
 
 
 async def health(request: Request) -> Response:
     vectors_of(request)
-    if seconds := request.app.state.host.hanging:
+    if seconds := request.app.state.app.hanging:
         raise RequestError(f"a step hangs: it has taken {seconds:.0f} s so far", status=503, code="step_hangs")
     return JsonReply({"status": "ok"})
 
 
 async def slots(request: Request) -> Response:
-    """List the lanes, without any text. `?fail_on_no_slot=1`: an error if all are busy."""
+    """List the slots, without any text. `?fail_on_no_slot=1`: an error if all are busy."""
     service = service_of(request)
     _check_shown(service.settings.slots, "--slots")
-    lanes = await service.view.lanes()
-    if request.query_params.get("fail_on_no_slot") and all(lane.task for lane in lanes):
-        raise RequestError("no slot available: all lanes are busy", status=503, retry_after=1)
+    slots = await service.view.slots()
+    if request.query_params.get("fail_on_no_slot") and all(slot.task for slot in slots):
+        raise RequestError("no slot available: all of them are busy", status=503, retry_after=1)
     running = {generation.request.id: generation for generation in service.open}
-    return JsonReply([_slot(service, lane, running) for lane in lanes])
+    return JsonReply([_slot(service, slot, running) for slot in slots])
 
 
-def _slot(service: Service, lane: LaneState, running: Mapping[int, Generation]) -> Fields:
-    """Return a lane with llama-server's fields, and with ours. Of its last request an idle lane keeps little."""
-    task = lane.task
-    slot: Fields = {
-        "id": lane.id,
-        "n_ctx": service.intake.limit,
-        "speculative": service.intake.defaults.drafts and not service.intake.why_no_drafts,
+def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) -> Fields:
+    """Return a slot with llama-server's fields, and with ours. Of its last request an idle slot keeps little."""
+    task = slot.task
+    fields: Fields = {
+        "id": slot.id,
+        "n_ctx": service.submitter.limit,
+        "speculative": service.submitter.defaults.drafts and not service.submitter.why_no_drafts,
         "is_processing": task is not None,
     }
     if task is None:
-        told = {"id_task": lane.last, "n_prompt_tokens": lane.tokens, "next_token": [_next_token(0, -1)]}
-        return slot | (told if lane.last >= 0 else {}) | {"sequence": lane.sequence}
+        told = {"id_task": slot.last, "n_prompt_tokens": slot.tokens, "next_token": [_next_token(0, -1)]}
+        return fields | (told if slot.last >= 0 else {}) | {"sequence": slot.sequence}
     generation = running.get(task.id_task)
     left = task.limit - task.generated_tokens
     told = {
@@ -270,7 +273,7 @@ def _slot(service: Service, lane: LaneState, running: Mapping[int, Generation]) 
         "n_prompt_tokens_cache": task.cached_tokens,
         "next_token": [_next_token(task.generated_tokens, left)],
     }
-    return slot | told | asdict(task) | ({"params": _params(generation)} if generation else {})
+    return fields | told | asdict(task) | ({"params": _params(generation)} if generation else {})
 
 
 def _params(generation: Generation) -> Fields:
@@ -283,10 +286,10 @@ def _next_token(decoded: int, left: int) -> Fields:
 
 
 async def metrics(request: Request) -> Response:
-    host = request.app.state.host
-    _check_shown(host.settings.metrics, "--metrics")
-    headers = {"Process-Start-Time-Unix": str(host.started)}
-    return Response(await host.metrics(), media_type="text/plain; version=0.0.4", headers=headers)
+    state = request.app.state.app
+    _check_shown(state.settings.metrics, "--metrics")
+    headers = {"Process-Start-Time-Unix": str(state.started)}
+    return Response(await state.metrics(), media_type="text/plain; version=0.0.4", headers=headers)
 
 
 def _check_shown(shown: bool, flag: str) -> None:

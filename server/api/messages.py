@@ -188,14 +188,14 @@ def _is_marked(block: JsonValue) -> bool:
 def _answer(blocks: Sequence[ContentBlock], where: str) -> dict[str, JsonValue]:
     """Return the message of the model. What another server has redacted is left out: nobody here can read it."""
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     calls: list[dict[str, JsonValue]] = []
     for at, block in enumerate(blocks):
         match block:
             case TextBlock():
                 texts.append(block.text)
             case ThinkingBlock():
-                thoughts.append(block.thinking or unseal(block.signature, f"{where}.content[{at}].signature"))
+                reasoning.append(block.thinking or unseal(block.signature, f"{where}.content[{at}].signature"))
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
                 calls.append({"id": block.id, "type": "function", "function": function})
@@ -204,8 +204,8 @@ def _answer(blocks: Sequence[ContentBlock], where: str) -> dict[str, JsonValue]:
             case _:
                 raise _misplaced(block, f"{where}.content[{at}]", "the user")
     message: dict[str, JsonValue] = {"role": "assistant", "content": _parts(texts) if any(texts) or not calls else None}
-    if any(thoughts):
-        message["reasoning_content"] = "\n\n".join(filter(None, thoughts))
+    if any(reasoning):
+        message["reasoning_content"] = "\n\n".join(filter(None, reasoning))
     return message | ({"tool_calls": calls} if calls else {})
 
 
@@ -296,7 +296,7 @@ TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class ThinkingConfig(Struct, frozen=True):
-    """Whether the model reasons before it answers. display: omitted leaves the text of its thoughts out."""
+    """Whether the model reasons before it answers. display: omitted leaves the text of its reasoning out."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Count | None = None
@@ -363,7 +363,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
             (self.mcp_servers, "mcp_servers", "mcp_servers are not supported: run the tools in the client"),
             (self.container, "container", "containers are not supported: leave it out"),
             (
-                any(not _is_about_thoughts(edit) for edit in edits),
+                any(not _is_about_reasoning(edit) for edit in edits),
                 "context_management",
                 "context_management: only edits of thoughts are supported, which stay as the chat template wants them",
             ),
@@ -406,7 +406,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
-    def shows_thoughts(self) -> bool:
+    def shows_reasoning(self) -> bool:
         return self.thinking is None or self.thinking.display != "omitted"
 
     @property
@@ -428,7 +428,7 @@ class MessagesRequest(MessagesCountRequest, frozen=True, kw_only=True):
             raise RequestError("max_tokens: expected a number of tokens, 1 or more", param="max_tokens")
 
 
-def _is_about_thoughts(edit: JsonValue) -> bool:
+def _is_about_reasoning(edit: JsonValue) -> bool:
     return isinstance(edit, dict) and str(edit.get("type", "")).startswith("clear_thinking")
 
 
@@ -477,14 +477,14 @@ class _OpenBlock:
 
 
 class MessagesReply:
-    """The dialect of `/v1/messages`. lengths: the prompt's tokens, and the cached ones of these.
+    """The replies of `/v1/messages`. lengths: the prompt's tokens, and the cached ones of these.
 
-    shows_thoughts: false leaves their text out; sealed in the signature, it comes back with the history.
+    shows_reasoning: false leaves their text out; sealed in the signature, it comes back with the history.
     """
 
-    def __init__(self, envelope: ResponseMeta, lengths: Callable[[], tuple[int, int]], shows_thoughts: bool) -> None:
+    def __init__(self, envelope: ResponseMeta, lengths: Callable[[], tuple[int, int]], shows_reasoning: bool) -> None:
         self.envelope, self._reader = envelope, envelope.reader()
-        self._lengths, self._shows_thoughts = lengths, shows_thoughts
+        self._lengths, self._shows_reasoning = lengths, shows_reasoning
         self._blocks: list[_OpenBlock] = []
         self._is_open = False  # the last block
 
@@ -536,7 +536,7 @@ class MessagesReply:
 
     def _write(self, type: str, text: str) -> Iterator[Fields]:
         if not self._is_open or self._blocks[-1].type != type:
-            yield from self._begin(_OpenBlock(type, sealed=type == "thinking" and not self._shows_thoughts))
+            yield from self._begin(_OpenBlock(type, sealed=type == "thinking" and not self._shows_reasoning))
         block = self._blocks[-1]
         block.texts.append(text)
         if not block.sealed:
@@ -616,4 +616,4 @@ async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:
     chat = await beside_others(request, asked.chat)
     envelope = submit(request, await accept(request, chat, kind="msg_"))
     (answered, *_) = envelope.generations
-    return MessagesReply(envelope, lambda: (answered.job.num_prompt, answered.job.reuse.cached), asked.shows_thoughts)
+    return MessagesReply(envelope, lambda: (answered.job.num_prompt, answered.job.reuse.cached), asked.shows_reasoning)

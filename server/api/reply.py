@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from ...models.sampling import Chances
+from ...models.sampling import Logprobs
 from ...retrieval.ranking import Hit
 from ..chat.body import ChatRequest, Options, check_scope
 from ..chat.decode import LARGE, R, decode_request
@@ -30,10 +30,10 @@ from ..engine.usage import Fields, Report
 from ..engine.view import Prediction
 from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
-from ..search.retrieve import Ahead, SearchReport, fitting, index_state, query_of, with_documents
+from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
 from ..search.vectors import Vectors
-from ..service.intake import Prepared
 from ..service.service import Service
+from ..service.submitter import Prepared
 
 # ---- The tokens of an answer with their probabilities, as OpenAI and llama-server write them. ---------------------------
 
@@ -61,20 +61,20 @@ class Probabilities:
 
     def _told(self, delta: Delta) -> list[tuple[str, Raw]]:
         """Return the next tokens, each with the part of the text that it brings."""
-        last = len(delta.chances) - 1 if delta.is_last else -1
+        last = len(delta.logprobs) - 1 if delta.is_last else -1
         return [
-            self._entry(chances, final=at == last, kept=delta.kept if at == last else None)
-            for at, chances in enumerate(delta.chances)
+            self._entry(logprobs, final=at == last, kept=delta.kept if at == last else None)
+            for at, logprobs in enumerate(delta.logprobs)
         ]
 
-    def _entry(self, chances: Chances, final: bool, kept: int | None) -> tuple[str, Raw]:
-        piece = self._piece(chances.token)
+    def _entry(self, logprobs: Logprobs, final: bool, kept: int | None) -> tuple[str, Raw]:
+        piece = self._piece(logprobs.token)
         if kept is not None:
             piece = self._beginning(piece, kept)
         text = self._decoder.decode(piece, final)[:kept]
-        best = zip(chances.tokens.tolist(), chances.logprobs.tolist(), strict=True)
+        best = zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)
         top = [self._token(token, spelt(self._piece(token)), self._piece(token), logprob) for token, logprob in best]
-        told = self._token(chances.token, text, piece, chances.logprob)
+        told = self._token(logprobs.token, text, piece, logprobs.logprob)
         return text, Raw(encode(told | {"top_probs" if self._after else "top_logprobs": top}))
 
     def _beginning(self, piece: bytes, length: int) -> bytes:
@@ -94,7 +94,7 @@ class Probabilities:
 
     def of_text(self, delta: Delta) -> Fields:
         """Return the next tokens as OpenAI's object for text completions, with llama-server's `content` in it."""
-        told, chances = self._told(delta), delta.chances
+        told, logprobs = self._told(delta), delta.logprobs
         texts = [text for text, _ in told]
         offsets: list[int] = []
         for text in texts:
@@ -102,15 +102,15 @@ class Probabilities:
             self._offset += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [each.logprob for each in chances],
-            "top_logprobs": [self._top(each) for each in chances],
+            "token_logprobs": [each.logprob for each in logprobs],
+            "top_logprobs": [self._top(each) for each in logprobs],
             "text_offset": offsets,
             "content": [entry for _, entry in told],
         }
 
-    def _top(self, chances: Chances) -> Fields:
+    def _top(self, logprobs: Logprobs) -> Fields:
         """Return the most probable tokens by their texts; of two with the same text, the more probable one."""
-        best = reversed(list(zip(chances.tokens.tolist(), chances.logprobs.tolist(), strict=True)))
+        best = reversed(list(zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)))
         return {spelt(self._piece(token)): logprob for token, logprob in best}
 
 
@@ -212,12 +212,12 @@ class WholeAnswer:
         return tuple(chain.from_iterable(delta.tokens for delta in self.deltas))
 
     @property
-    def chances(self) -> tuple[Chances, ...]:
-        return tuple(chain.from_iterable(delta.chances for delta in self.deltas))
+    def logprobs(self) -> tuple[Logprobs, ...]:
+        return tuple(chain.from_iterable(delta.logprobs for delta in self.deltas))
 
     def whole(self) -> Delta:
         """Return it as one piece."""
-        return Delta(self.text, self.tokens, self.chances, is_last=True, kept=self.end.kept)
+        return Delta(self.text, self.tokens, self.logprobs, is_last=True, kept=self.end.kept)
 
 
 class ReplyFormat(Protocol):
@@ -250,30 +250,30 @@ class ReplyFormat(Protocol):
         ...
 
 
-async def stream(dialect: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
+async def stream(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
     """Yield the server-sent events of an answer. events: with the index of their choice, up to each choice's end."""
     ends: dict[int, End] = {}
     begun = False
     async for index, event in events:
         sent: list[bytes] = []
         if not begun and isinstance(event, Delta | End):
-            begun, sent = True, dialect.begin()
+            begun, sent = True, reply.begin()
         match event:
             case PromptProgress():
-                sent += dialect.progress(index, event)
+                sent += reply.progress(index, event)
             case Delta():
-                sent += dialect.delta(index, event)
+                sent += reply.delta(index, event)
             case End(text, tokens=tokens):
                 if text or tokens:
-                    sent += dialect.delta(index, event.delta())
-                sent += dialect.end(index, event)
+                    sent += reply.delta(index, event.delta())
+                sent += reply.end(index, event)
                 ends[index] = event
             case Failure(error):
-                sent += dialect.fail(error)
+                sent += reply.fail(error)
         yield b"".join(sent)
         if isinstance(event, Failure):
             return
-    yield b"".join(dialect.close([ends[index] for index in sorted(ends)]))
+    yield b"".join(reply.close([ends[index] for index in sorted(ends)]))
 
 
 def accounts(report: Report) -> Fields:
@@ -305,10 +305,10 @@ async def read_body(request: Request, kind: type[R]) -> R:
 
     `request.state` keeps its length as `num_bytes`, and a warning for each unknown field as `warnings`.
     """
-    host = request.app.state.host
-    body = await host.bodies.read(request)
+    state = request.app.state.app
+    body = await state.bodies.read(request)
     request.state.num_bytes = len(body)
-    arguments = (body, kind, host.settings.strict)
+    arguments = (body, kind, state.settings.strict)
     decoded, warnings = (
         decode_request(*arguments) if len(body) < LARGE else await asyncio.to_thread(decode_request, *arguments)
     )
@@ -333,12 +333,12 @@ def scope_of(request: Request) -> str:
 
 def vectors_of(request: Request) -> Vectors:
     """Return the models for vectors, which are there for every model. Raises RequestError 503 while the model loads."""
-    return request.app.state.host.loaded()
+    return request.app.state.app.loaded()
 
 
 def service_of(request: Request) -> Service:
     """Return the service. Raises RequestError: 503 while the model loads, 501 for an encoder."""
-    return request.app.state.host.ready()
+    return request.app.state.app.ready()
 
 
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
@@ -360,8 +360,8 @@ async def accept(request: Request, asked: ChatRequest, open_turn: bool = False, 
 
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
     """Return the prompt that a chat would have now, and its reuse. A hint after its documents depends on their order."""
-    service, submission = service_of(request), await accept(request, asked)
-    return await service.view.predict(submission.prompt, service.intake.scope(asked))
+    service, prepared = service_of(request), await accept(request, asked)
+    return await service.view.predict(prepared.prompt, service.submitter.scope(asked))
 
 
 async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
@@ -369,19 +369,21 @@ async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
     return {"input_tokens": len((await predict(request, asked)).layout.tokens)}
 
 
-async def read_ahead(service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool) -> bool:
+async def prefetch_documents(
+    service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool
+) -> bool:
     """Compute the prompt of a chat in idle time. False: the server is not idle. Raises RequestError.
 
     key, num_bytes, open_turn: as in `Service.submit_background` and `Service.accept_chat`.
     """
     if service.open:
         return False
-    submission = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn)
-    return await start_ahead(service, key, submission)
+    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn)
+    return await start_ahead(service, key, prepared)
 
 
-async def start_ahead(service: Service, key: Hashable, submission: Prepared) -> bool:
-    started = await asyncio.wrap_future(service.submit_background(key, submission))
+async def start_ahead(service: Service, key: Hashable, prepared: Prepared) -> bool:
+    started = await asyncio.wrap_future(service.submit_background(key, prepared))
     if not started:
         service.idle.resume()
     return started
@@ -392,32 +394,32 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
 
     While a later stage of the search runs, the documents that lead so far are computed ahead.
     """
-    service, library = service_of(request), request.app.state.host.library
-    if library is None:
+    service, folder_index = service_of(request), request.app.state.app.folder_index
+    if folder_index is None:
         raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
     asked.check()
-    library.check_scope(asked.cache_scope, "cache_scope")
+    folder_index.check_scope(asked.cache_scope, "cache_scope")
     key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
 
     async def prefill(hits: Sequence[Hit]) -> None:
-        await read_ahead(service, key, with_documents(asked, hits), num_bytes, open_turn=True)
+        await prefetch_documents(service, key, with_documents(asked, hits), num_bytes, open_turn=True)
 
-    query, index = query_of(asked, library), index_state(library)
+    query, index = query_of(asked, folder_index), index_state(folder_index)
     if query is None:
         return with_documents(asked, ()), SearchReport((), index)
-    ahead, hits = Ahead(prefill, delay=STAGE), ()
+    ahead, hits = StagePrefetch(prefill, delay=STAGE), ()
     try:
-        async for stage in library.search().stages(query):
+        async for stage in folder_index.search().stages(query):
             hits = stage.hits
             if not stage.is_last:
                 ahead.show(hits)
     except BaseException:
-        service.door.drop_background((asked.cache_scope, key))
+        service.engine.drop_background((asked.cache_scope, key))
         raise
     finally:
         ahead.stop()
     builder = service.builder
-    fit = partial(fitting, hits, library.room, partial(builder.length, asked.cache_scope))
+    fit = partial(fitting, hits, folder_index.room, partial(builder.length, asked.cache_scope))
     found = SearchReport(await builder.threads.run(0, fit), index)
     return with_documents(asked, found.hits), found
 
@@ -477,19 +479,19 @@ def _look_at(ping: asyncio.Future[None]) -> None:
 T = TypeVar("T")
 
 
-def submit(request: Request, submission: Prepared) -> ResponseMeta:
+def submit(request: Request, prepared: Prepared) -> ResponseMeta:
     """Submit a request; return the common fields of its answer. Raises RequestError: too long, no room."""
-    service, options = service_of(request), submission.options.without_texts()
+    service, options = service_of(request), prepared.options.without_texts()
     return ResponseMeta(
-        id=submission.id,
+        id=prepared.id,
         model=service.name,
         options=options,
-        num_prompts=len(submission.prompts),
-        echoes=submission.echoes,
+        num_prompts=len(prepared.prompts),
+        echoes=prepared.echoes,
         fingerprint=service.fingerprint,
-        generations=service.submit(submission),
-        reader=submission.turn.chat.shown_reader if submission.turn else Plain,
-        caches=service.intake.caches(options),
+        generations=service.submit(prepared),
+        reader=prepared.turn.chat.shown_reader if prepared.turn else Plain,
+        caches=service.submitter.caches(options),
         verbose=service.settings.verbose if options.verbose is None else options.verbose,
         warnings=request.state.warnings,
         piece=service.model.piece,
@@ -515,17 +517,17 @@ def endpoint(handler: Handler, body: type[Struct]) -> Handler:
     return answer
 
 
-async def respond(request: Request, dialect: ReplyFormat) -> Response:
+async def respond(request: Request, reply: ReplyFormat) -> Response:
     """Return the answer of a request that was submitted, streamed or whole."""
-    service, generations = service_of(request), dialect.envelope.generations
+    service, generations = service_of(request), reply.envelope.generations
     request.state.account = partial(account, generations)
-    if dialect.envelope.options.stream:
-        return EventStream(service, dialect)
-    spell = _speller(service, dialect)
+    if reply.envelope.options.stream:
+        return EventStream(service, reply)
+    spell = _speller(service, reply)
     answers = await while_connected(request, collect(service, generations, spell))
-    if any(answer.chances for answer in answers):  # much larger than its text
-        return JsonReply(await asyncio.to_thread(lambda: encode(dialect.whole(answers))))
-    return JsonReply(dialect.whole(answers))
+    if any(answer.logprobs for answer in answers):  # much larger than its text
+        return JsonReply(await asyncio.to_thread(lambda: encode(reply.whole(answers))))
+    return JsonReply(reply.whole(answers))
 
 
 class EventStream(StreamingResponse):
@@ -533,19 +535,19 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, service: Service, dialect: ReplyFormat) -> None:
-        self._service, self._generations = service, dialect.envelope.generations
-        events = _events(self._generations, _speller(service, dialect))
-        super().__init__(stream(dialect, events), headers={"Cache-Control": "no-store"})
-        asked = dialect.envelope.options.sse_ping_interval
+    def __init__(self, service: Service, reply: ReplyFormat) -> None:
+        self._service, self._generations = service, reply.envelope.generations
+        events = _events(self._generations, _speller(service, reply))
+        super().__init__(stream(reply, events), headers={"Cache-Control": "no-store"})
+        asked = reply.envelope.options.sse_ping_interval
         self._ping_interval = service.settings.sse_ping_interval if asked is None else asked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pulse = SsePing(send, self._ping_interval)
+        ping = SsePing(send, self._ping_interval)
         try:
-            await super().__call__(scope, receive, pulse.send)
+            await super().__call__(scope, receive, ping.send)
         finally:
-            pulse.stop()
+            ping.stop()
             for generation in self._generations:
                 self._service.abandon(generation)
 
@@ -554,14 +556,14 @@ Spell = Callable[[Generation], Awaitable[str]]
 """Returns the text of a prompt that was computed."""
 
 
-def _speller(service: Service, dialect: ReplyFormat) -> Spell | None:
+def _speller(service: Service, reply: ReplyFormat) -> Spell | None:
     """Return what spells the prompts, for an answer that shows them."""
 
     async def spell(generation: Generation) -> str:
         layout = generation.job.layout
         return await asyncio.to_thread(service.model.detokenize, layout.ids, special=True)
 
-    return spell if dialect.envelope.verbose else None
+    return spell if reply.envelope.verbose else None
 
 
 async def _events(generations: Sequence[Generation], spell: Spell | None) -> AsyncIterator[tuple[int, Event]]:

@@ -187,8 +187,8 @@ def _items(message: Item) -> list[dict[str, JsonValue]]:
     if role != "assistant":
         return [{"type": "message", "role": role, "content": [{"type": "input_text", "text": text} for text in texts]}]
     items: list[dict[str, JsonValue]] = []
-    if thought := message.get("reasoning_content"):
-        items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought}]})
+    if reasoning := message.get("reasoning_content"):
+        items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": reasoning}]})
     if texts:
         shown = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
         items.append({"type": "message", "role": "assistant", "content": shown})
@@ -212,7 +212,7 @@ INCLUDABLE = {
 
 
 class ReasoningConfig(Struct, frozen=True):
-    """effort: for the chat template. summary: send the thought as a summary; without it, as `reasoning_text`."""
+    """effort: for the chat template. summary: send the reasoning as a summary; without it, as `reasoning_text`."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -262,12 +262,12 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def summarises(self) -> bool:
-        """Whether thoughts are sent as summaries."""
+        """Whether reasoning is sent as summaries."""
         return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
 
     @property
     def seals(self) -> bool:
-        """Whether thoughts are sent as `encrypted_content`, too."""
+        """Whether reasoning is sent as `encrypted_content`, too."""
         return "reasoning.encrypted_content" in (self.include or ())
 
     def chat(self) -> ResponseChat:
@@ -462,12 +462,12 @@ class _Item:
 
 
 class Output:
-    """The items of one response. suffix: of their ids. summarises: thoughts are summaries. seals: as in `_Item`."""
+    """The items of one response. suffix: of their ids. summarises: reasoning comes as summaries. seals: as in `_Item`."""
 
     def __init__(self, suffix: str, *, summarises: bool, seals: bool) -> None:
         self.items: list[Fields] = []
         self._suffix, self._seals = suffix, seals
-        self._thought = SUMMARY if summarises else THOUGHT
+        self._reasoning = SUMMARY if summarises else THOUGHT
         self._open: _Item | None = None
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:
@@ -476,7 +476,7 @@ class Output:
             case ContentText(text):
                 yield from self._write(MESSAGE, text)
             case ReasoningText(text):
-                yield from self._write(self._thought, text)
+                yield from self._write(self._reasoning, text)
             case CallStart(_, id, name):
                 yield from self._begin(CALL, {"call_id": id, "name": name})
             case CallArguments(_, text):
@@ -519,12 +519,12 @@ Keep = Callable[[bytes], None]
 
 
 class ResponsesReply:
-    """The dialect of `/v1/responses`. echo: fields of the request that a response repeats."""
+    """The replies of `/v1/responses`. echo: fields of the request that a response repeats."""
 
     def __init__(self, envelope: ResponseMeta, echo: Mapping[str, Raw], output: Output, keep: Keep) -> None:
         self.envelope, self._reader, self._echo = envelope, envelope.reader(), echo
         self._output, self._keep = output, keep
-        self._num_events = self._length = self._thought = 0  # events so far; characters so far, and those of reasoning
+        self._num_events = self._length = self._reasoning = 0  # events so far; characters so far, and those of reasoning
 
     def begin(self) -> list[bytes]:
         if self._num_events:
@@ -567,7 +567,7 @@ class ResponsesReply:
         return response
 
     def _read(self, fragments: Sequence[Fragment]) -> list[Fields]:
-        self._thought += sum(len(fragment.text) for fragment in fragments if isinstance(fragment, ReasoningText))
+        self._reasoning += sum(len(fragment.text) for fragment in fragments if isinstance(fragment, ReasoningText))
         return [event for fragment in fragments for event in self._output.push(fragment)]
 
     def _finished(self, end: End) -> Fields:
@@ -580,7 +580,7 @@ class ResponsesReply:
             },
             "output_tokens": report.num_generated,
             # By its share of the text: which token wrote which part is not known.
-            "output_tokens_details": {"reasoning_tokens": report.num_generated * self._thought // max(self._length, 1)},
+            "output_tokens_details": {"reasoning_tokens": report.num_generated * self._reasoning // max(self._length, 1)},
             "total_tokens": report.num_prompt + report.num_generated,
         }
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None

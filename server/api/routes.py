@@ -153,7 +153,7 @@ ROUTES = (
     ApiRoute("POST", "/v1/embeddings", embeddings.openai, EmbeddingRequest),
     ApiRoute("POST", "/embedding /embeddings", embeddings.native, EmbeddingRequest),
     ApiRoute("POST", "/v1/rerank /v1/reranking /rerank /reranking", embeddings.rerank, RerankRequest),
-    ApiRoute("GET", "/v1/cache", cache.holdings, query=SCOPE),
+    ApiRoute("GET", "/v1/cache", cache.contents, query=SCOPE),
     ApiRoute("DELETE", "/v1/cache", cache.drop, query=SCOPE),
     ApiRoute("POST", "/v1/cache/warm", cache.warm, WarmRequest),
     ApiRoute("POST", "/v1/documents/order", cache.order, DocumentsOrderRequest),

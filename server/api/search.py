@@ -16,9 +16,9 @@ from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search import retrieve
 from ..search.folder import FolderIndex
-from ..search.retrieve import Ahead, ChatToCome, SearchRequest, index_state, query_of_search, results, with_documents
+from ..search.retrieve import ChatToCome, SearchRequest, StagePrefetch, index_state, query_of_search, results, with_documents
 from ..service.service import Service
-from .reply import DONE, JsonReply, read_ahead, scope_of, service_of, sse_event, while_connected
+from .reply import DONE, JsonReply, prefetch_documents, scope_of, service_of, sse_event, while_connected
 
 # ---- The routes over the server's documents: their files, one document, a new look at the folders. ----------------------
 
@@ -33,45 +33,45 @@ class RefreshRequest(msgspec.Struct, frozen=True):
 
 async def list_sources(request: Request) -> Response:
     """List the folders and their files (`?scope=`, `?after=`, `?limit=`)."""
-    library = library_of(request, scope_of(request), "scope")
+    folder_index = folder_index_of(request, scope_of(request), "scope")
     limit = request.query_params.get("limit", str(MOST_FILES))
     if not (limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= MOST_FILES):
         raise RequestError(f"limit is {limit[:80]!r}: expected 1 to {MOST_FILES}", param="limit")
     after = request.query_params.get("after", "")
-    return JsonReply(await asyncio.to_thread(retrieve.collections, library, after, int(limit)))
+    return JsonReply(await asyncio.to_thread(retrieve.collections, folder_index, after, int(limit)))
 
 
 async def document(request: Request) -> Response:
     """Show a document with its neighbours in the file (`?scope=`)."""
-    library = library_of(request, scope_of(request), "scope")
-    return JsonReply(await asyncio.to_thread(retrieve.document, library, request.path_params["id"]))
+    folder_index = folder_index_of(request, scope_of(request), "scope")
+    return JsonReply(await asyncio.to_thread(retrieve.document, folder_index, request.path_params["id"]))
 
 
 async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:
     """Look for changes below the folders. The answer does not wait for them."""
     check_scope(asked.cache_scope, "cache_scope")
-    library_of(request, asked.cache_scope, "cache_scope").keeper.refresh()
+    folder_index_of(request, asked.cache_scope, "cache_scope").watcher.refresh()
     return JsonReply({"object": "sources.refresh", "state": "started"})
 
 
-def library_of(request: Request, scope: str, where: str) -> FolderIndex:
+def folder_index_of(request: Request, scope: str, where: str) -> FolderIndex:
     """Return the documents for a request of a scope. where: the scope's field.
 
     Raises RequestError: 503 while the model loads, 501 without --docs, 403 for another scope.
     """
-    host = request.app.state.host
-    host.loaded()
-    if host.library is None:
+    state = request.app.state.app
+    state.loaded()
+    if state.folder_index is None:
         raise RequestError("this server was started without documents: start it with --docs PATH", status=501)
-    host.library.check_scope(scope, where)
-    return host.library
+    state.folder_index.check_scope(scope, where)
+    return state.folder_index
 
 
 async def search(request: Request, asked: SearchRequest) -> Response:
     """Search the server's documents."""
     asked.check()
-    library = library_of(request, asked.cache_scope, "cache_scope")
-    stages, index = _stages(request, asked, library), index_state(library)
+    folder_index = folder_index_of(request, asked.cache_scope, "cache_scope")
+    stages, index = _stages(request, asked, folder_index), index_state(folder_index)
     if asked.stream:
         return StreamingResponse(
             _events(stages, index), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
@@ -79,12 +79,12 @@ async def search(request: Request, asked: SearchRequest) -> Response:
     return JsonReply({"object": "search"} | _shown(await while_connected(request, _last(stages)), index))
 
 
-async def _stages(request: Request, asked: SearchRequest, library: FolderIndex) -> AsyncIterator[Stage]:
+async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> AsyncIterator[Stage]:
     """Yield the stages of a search. The documents that lead are computed ahead, if the request names a turn for it."""
-    query = query_of_search(asked, library)
+    query = query_of_search(asked, folder_index)
     ahead = _ahead(request, asked)
     try:
-        async for stage in library.search().stages(query):
+        async for stage in folder_index.search().stages(query):
             yield stage
             if ahead:
                 ahead.show(stage.hits)
@@ -95,7 +95,7 @@ async def _stages(request: Request, asked: SearchRequest, library: FolderIndex) 
             ahead.stop()
 
 
-def _ahead(request: Request, asked: SearchRequest) -> Ahead | None:
+def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
     name = asked.speculate
     if name is None:
         return None
@@ -103,9 +103,9 @@ def _ahead(request: Request, asked: SearchRequest) -> Ahead | None:
     turn = _turn_to_come(service, asked, name)
 
     async def prefill(hits: Sequence[Hit]) -> None:
-        await read_ahead(service, ("speculation", name), with_documents(turn, hits), num_bytes, open_turn=True)
+        await prefetch_documents(service, ("speculation", name), with_documents(turn, hits), num_bytes, open_turn=True)
 
-    return Ahead(prefill)
+    return StagePrefetch(prefill)
 
 
 def _turn_to_come(service: Service, asked: SearchRequest, name: str) -> ChatRequest:

@@ -58,7 +58,7 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
         """Whether the answer has to fit anything."""
         return bool(self._given())
 
-    def wanted(self) -> GrammarSpec | None:
+    def grammar_spec(self) -> GrammarSpec | None:
         """Return the grammar that the answer must fit. It may write a large schema as text. Raises RequestError."""
         given = self._given()
         if not given:
@@ -127,7 +127,7 @@ class Retrieval(Struct, frozen=True, kw_only=True):
 HistoryKind = Literal["auto", "whole", "new"]
 Effort = Annotated[str, Meta(max_length=32)]
 Count = Annotated[int, Meta(ge=0)]
-MAX_MESSAGE = 4096  # characters of a text that ends a thought
+MAX_MESSAGE = 4096  # characters of a text that ends reasoning
 Choices = Annotated[int, Meta(ge=1, le=128)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 
@@ -291,7 +291,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         return self.reasoning_effort or (self.reasoning and self.reasoning.effort) or None
 
     @property
-    def shows_begun(self) -> bool:
+    def shows_prefilled(self) -> bool:
         """Whether the answer has the text of the message that it continues: as in llama-server, unless `echo` says."""
         return not (self.stream and self.continue_final_message) if self.echo is None else self.echo
 

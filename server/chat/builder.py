@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ...models.detokenizer import ThoughtLimit
+from ...models.detokenizer import ReasoningLimit
 from ...models.jinja import TemplateError
 from ...models.json_schema import GrammarError, GrammarSource
 from ...models.marks import TextPiece
@@ -92,7 +92,7 @@ class Answers:
         self._ids = {spelling: int(model.tokenize(spelling, special=True)[0]) for spelling in self.spelt}
 
     def of(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> AnswerFormat:
-        """Return the form of a request's answers. pieces: the prompt's; its end may open a thought. Raises RequestError."""
+        """Return the form of a request's answers. pieces: the prompt's; its end may open reasoning. Raises RequestError."""
         reader = partial(
             self.format.reader,
             use.types(),
@@ -101,22 +101,22 @@ class Answers:
             opened=_opening(pieces),
             controls=self.spelt,
         )
-        return AnswerFormat(reader, self.spelt, self._wanted(request, use, pieces), self._limit(request, use, pieces))
+        return AnswerFormat(reader, self.spelt, self._grammar_spec(request, use, pieces), self._limit(request, use, pieces))
 
-    def _wanted(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> GrammarSpec | None:
-        """Return the grammar of an answer, if it must fit one: behind a thought, its calls or the form of its content.
+    def _grammar_spec(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> GrammarSpec | None:
+        """Return the grammar of an answer, if it must fit one: behind reasoning, its calls or the form of its content.
 
         Raises RequestError.
         """
-        given, may_call = request.wanted(), use.mode != "none"
+        given, may_call = request.grammar_spec(), use.mode != "none"
         if given is not None and given.source.kind != "json_schema":
             if may_call:
                 raise RequestError(f"{given.field} and tools: send one of them, or tool_choice: none", param=given.field)
             return given
         if given is None and use.mode != "required":
             return None
-        thought = self.format.thought(_opening(pieces))
-        if given is not None and not (may_call or thought or any(self.format.around)):
+        reasoning = self.format.reasoning(_opening(pieces))
+        if given is not None and not (may_call or reasoning or any(self.format.around)):
             return given
         writer, choices = GrammarWriter(self._ids), []
         if may_call:
@@ -130,31 +130,31 @@ class Answers:
             before, after = self.format.around
             choices.append(f"{writer.text(before)} @answer {writer.text(after)}")
         body = f"({' | '.join(choices)})"
-        if thought:
-            start, end, is_open = thought
-            body = f"{writer.thought('', end)} {body}" if is_open else f"{writer.thought(start, end)}? {body}"
+        if reasoning:
+            start, end, is_open = reasoning
+            body = f"{writer.reasoning('', end)} {body}" if is_open else f"{writer.reasoning(start, end)}? {body}"
         source = GrammarSource("lark", writer.lark(body), tuple(writer.schemas.items()), may_name_tokens=True)
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the end of a thought that the prompt opens, where the answer may have none.
+        """Return the end of reasoning that the prompt opens, where the answer may have none.
 
-        It has no token for one, or its thought would have to fit a client's own grammar.
+        It has no token for one, or its reasoning would have to fit a client's own grammar.
         """
-        thought, (most, message) = self.format.thought(_opening(pieces)), self._budget(request)
-        if not thought or not thought[2] or (most and not self._has_own_grammar(request)):
+        reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
+        if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):
             return []
-        return [*([TextPiece(message, None, is_plain=True)] if message else []), TextPiece(f"{thought[1]}\n\n", None)]
+        return [*([TextPiece(message, None, is_plain=True)] if message else []), TextPiece(f"{reasoning[1]}\n\n", None)]
 
-    def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ThoughtLimit | None:
-        """Return the limit of an answer's thoughts. A client's own grammar leaves no place for them. Raises RequestError."""
-        thought, (most, message) = self.format.thought(_opening(pieces)), self._budget(request)
-        if most < 0 or not thought or self._has_own_grammar(request):
+    def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ReasoningLimit | None:
+        """Return the limit of an answer's reasoning. A client's own grammar leaves no place for it. Raises RequestError."""
+        reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
+        if most < 0 or not reasoning or self._has_own_grammar(request):
             return None
-        start, end, is_open = thought
+        start, end, is_open = reasoning
         if end in message:
             raise RequestError(f"it must not have the tag {end}, which follows it", param="reasoning_budget_message")
-        return ThoughtLimit(
+        return ReasoningLimit(
             most=most,
             start=start.encode(),
             end=end.encode(),
@@ -167,11 +167,11 @@ class Answers:
 
     def _has_own_grammar(self, request: ChatRequest) -> bool:
         """Whether the client sent a grammar that is no schema: the whole answer must fit it."""
-        given = request.wanted() if request.is_constrained else None
+        given = request.grammar_spec() if request.is_constrained else None
         return given is not None and given.source.kind != "json_schema"
 
     def _budget(self, request: ChatRequest) -> tuple[int, str]:
-        """Return the most tokens of a thought, -1 for no limit, and the text in front of its end."""
+        """Return the most tokens of reasoning, -1 for no limit, and the text in front of its end."""
         asked, message = (request.reasoning_budget_tokens, request.thinking_budget_tokens), request.reasoning_budget_message
         most = next((tokens for tokens in asked if tokens is not None and tokens >= 0), self._settings.reasoning_budget)
         return most, self._settings.reasoning_budget_message if message is None else message
@@ -242,14 +242,14 @@ class PromptBuilder:
         self._check_size(texts_of(prompt, where))
         return ChatPrompt([Fixed(self.texts.tokens(prompt, where), "the prompt")])
 
-    def chat(self, request: ChatRequest, origin: ConversationRef | None = None, open_turn: bool = False) -> ChatHistory:
+    def chat(self, request: ChatRequest, ref: ConversationRef | None = None, open_turn: bool = False) -> ChatHistory:
         """Build the prompt of a chat with documents. Raises RequestError.
 
-        origin: the point of a conversation that it continues. open_turn: more documents of the last message, a user's,
+        ref: the point of a conversation that it continues. open_turn: more documents of the last message, a user's,
         are still to come, so the prompt ends with its documents.
         """
         check_attention(request, separates=self.separates(request))
-        remembered, kind = (origin.entries, origin.kind) if origin else ((), "whole")
+        remembered, kind = (ref.entries, ref.kind) if ref else ((), "whole")
         given = parse_documents_of(request, auto=self._takes_tool_documents(request))
         history = continue_history(request.messages, given, remembered, kind)
         try:
@@ -315,10 +315,12 @@ class PromptBuilder:
             raise RequestError(
                 f"the chat template leaves out messages[{at}], which has documents", param=f"messages[{at}].documents"
             )
-        begun = Prefilled.of(messages[-1], shown_pieces[-1].piece, parts[-1], request.shows_begun) if continues else None
+        prefilled = (
+            Prefilled.of(messages[-1], shown_pieces[-1].piece, parts[-1], request.shows_prefilled) if continues else None
+        )
         opening = pieces[:-1] if continues and pieces[-1].message is not None else pieces
         form = self._forms.of(request, use, opening)
-        return ChatHistory(self._fitting(parts, request), tuple(entries), len(history.kept), form=form, begun=begun)
+        return ChatHistory(self._fitting(parts, request), tuple(entries), len(history.kept), form=form, prefilled=prefilled)
 
     def separates(self, request: ChatRequest) -> bool:
         """Whether the documents of a chat are read separately."""
@@ -346,7 +348,7 @@ class PromptBuilder:
         return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
 
     def _with_answers(self, pieces: Sequence[TextPiece], messages: Sequence[Message], scope: str) -> list[Shown]:
-        """Find answers of the model that are more than their content: thoughts, calls."""
+        """Find answers of the model that are more than their content: reasoning, calls."""
         known: dict[int, Sampled] = {}
         for at, message in enumerate(messages):
             if message["role"] == "assistant" and (tokens := self._answers.recall(scope, answer_key(message))) is not None:

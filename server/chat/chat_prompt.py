@@ -200,7 +200,7 @@ class CachedPrompt:
                 self._settle(index, origin)
 
     def _settle(self, index: int, origin: Node) -> None:
-        """Choose the order of a set behind `origin`, now that all sets behind it are settled."""
+        """Choose the order of a set behind `ref`, now that all sets behind it are settled."""
         part = self._set(index)
         found = self._found[index, origin] = self._arrange(index, origin, ())
         worth = found.reused_tokens
@@ -228,7 +228,7 @@ class CachedPrompt:
         )
 
     def _placed(self, index: int, origin: Node) -> Iterator[CachedPlace]:
-        """Yield the end of every cached path behind `origin` that holds the whole set at `index`."""
+        """Yield the end of every cached path behind `ref` that holds the whole set at `index`."""
         part = self._set(index)
         cached, ranks = CachedDocuments(self, index, origin), {key: rank for rank, key in enumerate(part.keys)}
         stack = [(CachedPlace(origin), 0)]
@@ -275,7 +275,7 @@ class CachedDocuments:
         tokens, gap = position.gap + end.end - position.node.end, 0
         if not self._prompt.tree.may_continue(end):
             tokens, gap = 0, tokens
-        in_host_memory_only = end.blob is not None and not end.ready
+        in_host_memory_only = end.copy is not None and not end.ready
         saved = tokens * (1 - self._prompt.restore_share) if in_host_memory_only else float(tokens)
         return Step(CachedPlace(end, self._ranks[key], position, gap), tokens, saved, ahead=inf if end.children else 0.0)
 
@@ -391,7 +391,7 @@ class _LayoutBuilder:
         self._segments: list[tuple[int, str]] = []
         self._repeated: list[str] = []
         self._length = 0
-        self._front: np.ndarray | None = None  # in front of documents that are read separately
+        self._prefix: np.ndarray | None = None  # in front of documents that are read separately
         self._moved: list[MovedDocument] = []
 
     def add(self, tokens: np.ndarray, label: str, ends: bool) -> None:
@@ -410,15 +410,15 @@ class _LayoutBuilder:
 
     def add_separate(self, document: Document, tokens: np.ndarray) -> None:
         """Add a document that is read separately."""
-        if self._front is None:
-            self._front = np.concatenate([NO_TOKENS, *self._tokens])
+        if self._prefix is None:
+            self._prefix = np.concatenate([NO_TOKENS, *self._tokens])
             self._stops.append(self._length)
         start = self._length
         self.add(mark(tokens), f"document {document.id}", ends=True)
         self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
         if len(tokens):
             place = (document.id, document.key, start, self._length)
-            self._moved.append(MovedDocument(*place, beginning=self._front, tokens=tokens))
+            self._moved.append(MovedDocument(*place, prefix=self._prefix, tokens=tokens))
 
     def repeat(self, ids: Sequence[str]) -> None:
         self._repeated += ids

@@ -276,7 +276,7 @@ logger = logging.getLogger("slotcache.conversations")
 class ConversationFiles:
     """The folder and the thread that writes to it.
 
-    Raises FolderError if the folder cannot be used, and BlockingIOError if another shelf has it: entries are numbered by the
+    Raises FolderError if the folder cannot be used, and BlockingIOError if other files have it: entries are numbered by the
     one that has them in memory. A change that waits is replaced by the next one of the same file, so no more waits than the
     conversations hold.
     """
@@ -406,14 +406,14 @@ class ConversationFiles:
             raise
 
 
-def free_shelf(folder: Path) -> ConversationFiles:
-    """Return the shelf of a folder, or of the first one beside it that no other server has. Raises FolderError."""
+def free_conversation_files(folder: Path) -> ConversationFiles:
+    """Return the files of a folder, or of the first one beside it that no other server has. Raises FolderError."""
     for number in range(MOST_SERVERS):
         with contextlib.suppress(BlockingIOError):
-            shelf = ConversationFiles(folder.with_name(f"{folder.name}-{number}") if number else folder)
+            files = ConversationFiles(folder.with_name(f"{folder.name}-{number}") if number else folder)
             if number:
-                logger.warning("another server has the conversations in %s: ours are in %s", folder, shelf.folder)
-            return shelf
+                logger.warning("another server has the conversations in %s: ours are in %s", folder, files.folder)
+            return files
     raise FolderError(f"{folder}: {MOST_SERVERS} servers have conversations here: expected another --cache-dir")
 
 

@@ -203,7 +203,7 @@ def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | N
 
 @dataclass(frozen=True, slots=True)
 class PendingTurn:
-    """A request for an answer. id: the answer's. origin: of its conversation; None if it belongs to none.
+    """A request for an answer. id: the answer's. ref: of its conversation; None if it belongs to none.
 
     options: the request as JSON, without its messages and documents, which are in `chat`.
     """
@@ -211,12 +211,12 @@ class PendingTurn:
     id: str
     options: bytes
     chat: ChatHistory
-    origin: ConversationRef | None
+    ref: ConversationRef | None
 
     @classmethod
-    def of(cls, id: str, asked: ChatRequest, chat: ChatHistory, origin: ConversationRef | None) -> Self:
+    def of(cls, id: str, asked: ChatRequest, chat: ChatHistory, ref: ConversationRef | None) -> Self:
         """Make the turn of a request whose messages and documents are in `chat`."""
-        return cls(id, msgspec.json.encode(asked.for_next_turn()), chat, origin)
+        return cls(id, msgspec.json.encode(asked.for_next_turn()), chat, ref)
 
     def read(self, text: str) -> tuple[Message, str, bool]:
         """Return the whole message of an answer, the key of its ids, and whether it is content alone. text: the model's.
@@ -225,7 +225,7 @@ class PendingTurn:
         """
         reader = self.chat.whole_reader()
         answer = message([*reader.push(text), *reader.finish()])
-        whole = self.chat.begun.content + text if self.chat.begun else text
+        whole = self.chat.prefilled.content + text if self.chat.prefilled else text
         is_content = answer == {"role": "assistant", "content": whole} and not any(
             tag in text for tag in self.chat.form.spelt
         )
@@ -233,7 +233,7 @@ class PendingTurn:
 
     def ids(self, sampled: np.ndarray) -> np.ndarray:
         """Return the ids (int32) of the whole answer, as far as they are known. sampled: those of the model's text."""
-        return self.chat.begun.join(sampled) if self.chat.begun else sampled
+        return self.chat.prefilled.join(sampled) if self.chat.prefilled else sampled
 
     def entries(self, layout: Layout, answer: Message, sampled: np.ndarray | None) -> tuple[HistoryMessage, ...]:
         """Return the conversation with its answer. sampled: the ids (int32) of its content, if it is nothing more."""
@@ -241,11 +241,11 @@ class PendingTurn:
 
     def report(self, remembered: bool) -> dict[str, object] | None:
         """Return the answer's `conversation` field. messages: in the prompt; messages_kept: of these, from the store."""
-        if self.origin is None:
+        if self.ref is None:
             return None
         return {
-            "id": self.origin.id,
-            "previous": self.origin.answer or None,
+            "id": self.ref.id,
+            "previous": self.ref.answer or None,
             "turns": sum(entry.role == "user" for entry in self.chat.entries),
             "messages": len(self.chat.entries),
             "messages_kept": self.chat.num_kept,
@@ -259,7 +259,7 @@ logger = logging.getLogger("slotcache.conversations")
 class Conversations:
     """The store. Not thread-safe: the event loop's. max_age: seconds since the last use; 0: no limit. clock: in seconds.
 
-    shelf: the answers' files; None: they are held in memory only. turns: returns those that the engine has not ended yet.
+    files: the answers' files; None: they are held in memory only. turns: returns those that the engine has not ended yet.
     """
 
     def __init__(
@@ -269,13 +269,13 @@ class Conversations:
         max_age: float,
         clock: Callable[[], float] = time.monotonic,
         *,
-        shelf: ConversationFiles | None = None,
+        files: ConversationFiles | None = None,
         turns: Callable[[], Iterable[PendingTurn | None]] = tuple,
     ) -> None:
         self.num_bytes = 0
         self._turns, self._entering = turns, list[ConversationRef]()
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
-        self._shelf = shelf
+        self._files = files
         # `held` are stored, the least recently used first. `known` are also those that only unfinished requests refer to.
         self._held: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Conversation] = WeakValueDictionary()
@@ -298,25 +298,25 @@ class Conversations:
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
-    def origin(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
+    def ref(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
         """Return the point that a chat continues; None for a chat outside of conversations.
 
         caches: whether the request may be cached; if not, the answer of a chat is not stored either. A response is stored
         unless its request says otherwise. Raises RequestError, with 404 for an answer that is not stored.
         """
         if not isinstance(asked, ResponseChat):
-            return self._origin(asked, caches and asked.store is not False)
-        origin = self._origin(asked, asked.store is not False) or self._new_origin(asked.cache_scope, stores=False)
-        return replace(origin, kind="new", entries=with_instructions(origin.entries, asked.instructions))
+            return self._ref(asked, caches and asked.store is not False)
+        ref = self._ref(asked, asked.store is not False) or self._new_ref(asked.cache_scope, stores=False)
+        return replace(ref, kind="new", entries=with_instructions(ref.entries, asked.instructions))
 
-    def _origin(self, asked: ChatRequest, stores: bool) -> ConversationRef | None:
+    def _ref(self, asked: ChatRequest, stores: bool) -> ConversationRef | None:
         scope = asked.cache_scope
         if asked.previous_response_id is not None:
             if asked.conversation is not None:
                 raise RequestError("conversation and previous_response_id: give one of them", param="previous_response_id")
             return self._after_answer(scope, asked.previous_response_id, stores)
         if asked.conversation is None:
-            return self._new_origin(scope, stores=True) if asked.store and stores else None
+            return self._new_ref(scope, stores=True) if asked.store and stores else None
         name, kind = _read_reference(asked)
         conversation = self.find(scope, name)
         if conversation is None:
@@ -327,11 +327,11 @@ class Conversations:
         return ConversationRef(conversation=conversation, kind=kind, answer=head, entries=entries, stores=stores)
 
     def restore(self, vocabulary: HistoryVocabulary) -> None:
-        """Take back the conversations of the shelf. Called once, before any other method."""
-        if self._shelf is None:
+        """Take back the conversations of the files. Called once, before any other method."""
+        if self._files is None:
             return
         groups: dict[tuple[str, str], list[tuple[StoredAnswer, float]]] = {}
-        for stored, written in self._shelf.load(vocabulary, self._max_bytes):
+        for stored, written in self._files.load(vocabulary, self._max_bytes):
             groups.setdefault((stored.scope, stored.conversation), []).append((stored, written))
         for key, found in sorted(groups.items(), key=lambda group: max(written for _, written in group[1])):
             conversation = self._known[key] = self._held[key] = Conversation(*key)
@@ -348,32 +348,32 @@ class Conversations:
 
     def close(self) -> None:
         """Write what waits for it."""
-        if self._shelf is not None:
-            self._shelf.close()
+        if self._files is not None:
+            self._files.close()
 
     def settle(self) -> None:
         """Wait until the files are as the store is. From any thread but the event loop's."""
-        if self._shelf is not None:
-            self._shelf.settle()
+        if self._files is not None:
+            self._files.settle()
 
-    def remember(self, origin: ConversationRef, answer: str, entries: tuple[HistoryMessage, ...]) -> bool:
+    def remember(self, ref: ConversationRef, answer: str, entries: tuple[HistoryMessage, ...]) -> bool:
         """Store a complete answer; whether it is stored now.
 
         An answer to a request that named the conversation becomes its head: of several, the last to end. An answer to a
         request that named an answer becomes the head only if that answer was the head; else it is a branch, found by its id.
         """
-        conversation = origin.conversation
-        if not origin.stores or conversation.forgotten:
+        conversation = ref.conversation
+        if not ref.stores or conversation.forgotten:
             return False
         key = (conversation.scope, conversation.id)
         before = conversation.num_bytes if key in self._held else 0
-        is_head = not origin.branches or conversation.head == origin.answer
-        conversation.add(answer, entries, is_head, parent=origin.answer)
+        is_head = not ref.branches or conversation.head == ref.answer
+        conversation.add(answer, entries, is_head, parent=ref.answer)
         self._held[key] = conversation
         self.num_bytes += conversation.num_bytes - before
         self._by_answer[conversation.scope, answer] = conversation
         self._use(conversation)
-        follows, size = origin.answer or "nothing", f"{len(entries)} messages, {conversation.num_bytes} bytes"
+        follows, size = ref.answer or "nothing", f"{len(entries)} messages, {conversation.num_bytes} bytes"
         logger.debug("conversation %r: %s, %s", conversation.id, f"{answer} continues {follows}", size)
         self._write(conversation, [answer])
         self._expire()
@@ -410,9 +410,9 @@ class Conversations:
         return True
 
     @contextmanager
-    def entering(self, origin: ConversationRef | None) -> Iterator[None]:
+    def entering(self, ref: ConversationRef | None) -> Iterator[None]:
         """Count a request as unfinished while its prompt is made."""
-        entering = [] if origin is None else [origin]
+        entering = [] if ref is None else [ref]
         self._entering += entering
         try:
             yield
@@ -426,15 +426,15 @@ class Conversations:
         conversation = self._known.pop((scope, id), None)
         if conversation is None:
             return False
-        origins = (*self._entering, *(turn.origin for turn in self._turns() if turn is not None and turn.origin is not None))
-        is_begun = any(origin.conversation is conversation and origin.stores for origin in origins)
+        refs = (*self._entering, *(turn.ref for turn in self._turns() if turn is not None and turn.ref is not None))
+        is_begun = any(ref.conversation is conversation and ref.stores for ref in refs)
         is_held = (scope, id) in self._held
         conversation.forgotten = True
         if is_held:
             self._leave(conversation, "it was deleted")
         return is_held or is_begun
 
-    def _new_origin(self, scope: str, stores: bool) -> ConversationRef:
+    def _new_ref(self, scope: str, stores: bool) -> ConversationRef:
         return ConversationRef(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
 
     def _begin(self, scope: str, id: str) -> Conversation:
@@ -476,13 +476,13 @@ class Conversations:
             self._leave(next(iter(self._held.values())), "there is no room")
 
     def _write(self, conversation: Conversation, answers: Iterable[str]) -> None:
-        if self._shelf is not None:
+        if self._files is not None:
             for answer in answers:
-                self._shelf.put(conversation.stored(answer))
+                self._files.put(conversation.stored(answer))
 
     def _unwrite(self, scope: str, answers: Iterable[str]) -> None:
-        if self._shelf is not None:
-            self._shelf.drop(file_name(scope, answer) for answer in answers)
+        if self._files is not None:
+            self._files.drop(file_name(scope, answer) for answer in answers)
 
     def _leave(self, conversation: Conversation, why: str) -> None:
         del self._held[conversation.scope, conversation.id]

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ...models.marks import TextPiece
-from ...models.template import Message, begun_content
+from ...models.template import Message, prefilled_content
 from ...ordering.document import Document
 from ...slots.request import Layout, PlacedDocument
 from ..formats.answer import PLAIN, AnswerFormat, AnswerReader, ContentText, Fragment, ReasoningText
@@ -20,7 +20,7 @@ from ..http.api_errors import RequestError
 from .body import ChatRequest, HistoryKind
 from .chat_prompt import ChatPrompt, DocumentSet, Part
 
-# ---- Begun --------------------------------------------------------------------------------------------------------------
+# ---- Prefilled answers --------------------------------------------------------------------------------------------------
 # An answer that goes on with the last message: whether it does, what it begins with, and the reader of the whole.
 
 
@@ -39,37 +39,37 @@ class Prefilled:
     @classmethod
     def of(cls, message: Message, piece: TextPiece, part: Part, is_shown: bool) -> Self:
         """Make the beginning of a message. piece: the last of the prompt. part: the same as tokens."""
-        content, reasoning = begun_content(message, "the last message's content"), message.get("reasoning_content")
+        content, reasoning = prefilled_content(message, "the last message's content"), message.get("reasoning_content")
         is_whole = piece.message is not None and piece.part == "content" and piece.text == content
         tokens = part.tokens if is_whole and isinstance(part.tokens, np.ndarray) else None
         return cls(str(reasoning or ""), content, tokens, is_shown)
 
     @property
     def fragments(self) -> list[Fragment]:
-        thought: list[Fragment] = [ReasoningText(self.reasoning)] if self.reasoning else []
-        return [*thought, ContentText(self.content)] if self.content else thought
+        reasoning: list[Fragment] = [ReasoningText(self.reasoning)] if self.reasoning else []
+        return [*reasoning, ContentText(self.content)] if self.content else reasoning
 
     def read_whole(self, rest: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
         """Return a maker of readers of the whole answer. rest: makes readers of the text that the model adds."""
-        return lambda: _Begun(self.fragments, rest())
+        return lambda: _PrefilledReader(self.fragments, rest())
 
     def join(self, sampled: np.ndarray) -> np.ndarray:
         """Return the ids (int32) of the beginning, as far as they are known, and of what the model added."""
         return sampled if self.tokens is None else np.concatenate([self.tokens, sampled])
 
 
-class _Begun:
+class _PrefilledReader:
     """Reads an answer from its beginning."""
 
-    def __init__(self, begun: Sequence[Fragment], rest: AnswerReader) -> None:
-        self._begun, self._rest = list(begun), rest
+    def __init__(self, prefilled: Sequence[Fragment], rest: AnswerReader) -> None:
+        self._prefilled, self._rest = list(prefilled), rest
 
     def push(self, text: str) -> list[Fragment]:
-        begun, self._begun = self._begun, []
-        return [*begun, *self._rest.push(text)]
+        prefilled, self._prefilled = self._prefilled, []
+        return [*prefilled, *self._rest.push(text)]
 
     def finish(self) -> list[Fragment]:
-        return [*self._begun, *self._rest.finish()]
+        return [*self._prefilled, *self._rest.finish()]
 
 
 def continues_answer(request: ChatRequest, messages: Sequence[Message], *, prefills: bool) -> bool:
@@ -162,28 +162,28 @@ class History:
 class ChatHistory:
     """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
 
-    form: of the text that the model writes. begun: the beginning of the answer, which is the last of the entries.
+    form: of the text that the model writes. prefilled: the beginning of the answer, which is the last of the entries.
     """
 
     prompt: ChatPrompt
     entries: tuple[HistoryMessage, ...]
     num_kept: int = 0
     form: AnswerFormat = PLAIN
-    begun: Prefilled | None = None
+    prefilled: Prefilled | None = None
 
     @property
     def shown_reader(self) -> Callable[[], AnswerReader]:
         """Makes a reader of the part of its answer that the client gets."""
-        return self.whole_reader if self.begun is None or self.begun.is_shown else self.form.reader
+        return self.whole_reader if self.prefilled is None or self.prefilled.is_shown else self.form.reader
 
     @property
     def whole_reader(self) -> Callable[[], AnswerReader]:
-        return self.form.reader if self.begun is None else self.begun.read_whole(self.form.reader)
+        return self.form.reader if self.prefilled is None else self.prefilled.read_whole(self.form.reader)
 
     def place_entries(self, layout: Layout) -> tuple[HistoryMessage, ...]:
         """Return the entries before the answer, with the order of documents that the layout chose; later turns keep it."""
         placed = iter(layout.documents)
-        entries = self.entries[:-1] if self.begun else self.entries
+        entries = self.entries[:-1] if self.prefilled else self.entries
         return tuple(_place_documents(entry, placed) for entry in entries)
 
 

@@ -101,7 +101,7 @@ class SamplingOptions(Struct, frozen=True):
         return defaults.changed(given)
 
     def _num_probs(self) -> int | None:
-        """Return how many most probable tokens are listed for each token; None: chances are not asked for."""
+        """Return how many most probable tokens are listed for each token; None: logprobs are not asked for."""
         if self.n_probs:
             return self.n_probs
         if self.logprobs is None or self.logprobs is False:

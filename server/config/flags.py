@@ -83,7 +83,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
         ("-to --timeout", 1, "TIMEOUT"),
         ("--reuse-port", 0, "REUSE_PORT"),
     ),
-    "lanes share one pool of cells, and all requests of a step are one batch": (
+    "slots share one pool of cells, and all requests of a step are one batch": (
         ("-nocb --no-cont-batching", 0, ""),
         ("--no-cache-idle-slots", 0, ""),
         ("--no-warmup", 0, ""),

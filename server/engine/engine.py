@@ -18,9 +18,8 @@ from time import perf_counter
 from typing import TypeVar
 
 from ...models.errors import Interrupted, NoRoom
-from ...models.model import Model
 from ...models.runner import NO_SAMPLERS, Runner
-from ...models.sampling import Chances, Sampler
+from ...models.sampling import Logprobs, Sampler
 from ...models.sampling_params import GREEDY
 from ...slots.host import WriteBehind
 from ...slots.plan import Plan
@@ -172,7 +171,7 @@ class Generations:
         self._open: dict[int, Generation] = {}
 
     def enter(self, generation: Generation, sampler: Sampler) -> None:
-        """Queue a generation. Once the roster is closed it only gets its Failure."""
+        """Queue a generation. Once the generations are closed it only gets its Failure."""
         if self.is_closed:
             sampler.close()
             self._outbox.put(generation, Failure(RequestError(self._why, status=503)))
@@ -201,13 +200,13 @@ class Generations:
         try:
             if sampler.error:
                 raise RequestError(sampler.error, code="invalid_grammar")
-            self._push(generation, token, sampler.take_chances())
-            for further, chances in sampler.take_further():
+            self._push(generation, token, sampler.take_logprobs())
+            for further, logprobs in sampler.take_further():
                 if generation.done:
                     break
                 job.accept(further)
                 self._scheduler.counters.count_accepted()
-                self._push(generation, further, chances)
+                self._push(generation, further, logprobs)
             for forced in sampler.take_forced():
                 if generation.done:
                     break
@@ -217,8 +216,8 @@ class Generations:
         except Exception as error:
             self._fail_alone(generation, error)
 
-    def _push(self, generation: Generation, token: int, chances: Chances | None = None) -> None:
-        event = generation.push(token, self._is_end(token), chances)
+    def _push(self, generation: Generation, token: int, logprobs: Logprobs | None = None) -> None:
+        event = generation.push(token, self._is_end(token), logprobs)
         if isinstance(event, End):
             self.end(generation)
         if event is not None:
@@ -301,7 +300,7 @@ sleep_logger = logging.getLogger("slotcache")
 
 
 class Sleep:
-    """Belongs to the engine's thread, but for `rouse` and `is_asleep`. A load has a thread of its own: acts run meanwhile.
+    """Belongs to the engine's thread, but for `wake` and `is_asleep`. A load has a thread of its own: acts run meanwhile.
 
     seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread behind a load; with its error, if
     it failed. is_awake: whether steps can be computed. last_use: when one ended, or the model was asked for.
@@ -321,11 +320,11 @@ class Sleep:
         """Whether the model has left memory and no request wants it back."""
         return not (self.is_awake or self._is_wanted)
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Load the model, if it is asleep, for a request that will want it; keep it for another `seconds`."""
         if self._seconds < inf:
             self._is_wanted = True
-            self._inbox.put(self.wake)
+            self._inbox.put(self.load)
 
     # ---- in the engine's thread ------------------------------------------------------------------------------------
 
@@ -337,11 +336,11 @@ class Sleep:
     def begin(self) -> None:
         """Free the memory of the device, where nothing is left to save."""
         self._is_wanted = False
-        self._runner.rest()
+        self._runner.unload()
         self.is_awake = False  # last: who sees a server asleep finds its memory free
         sleep_logger.info("asleep after %g s without a request", self._seconds)
 
-    def wake(self) -> None:
+    def load(self) -> None:
         """Begin to load the model, unless it is awake or on its way."""
         self.last_use = perf_counter()
         self._is_wanted = not self.is_awake
@@ -381,7 +380,8 @@ LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
 
 
 class Engine:
-    """Runs generations. Other threads use `start`, `stop` and the inbox, most of them through `Door` and `View`.
+    """Runs generations. Acts of other threads run after its current step; some end a background step early. Most that only
+    look use a `View`.
 
     is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. sleep_after: as in `Sleep`.
     hang_after: as in `Watchdog`. failure: why the thread has ended for good.
@@ -400,8 +400,8 @@ class Engine:
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
         self.inbox, self.outbox = Inbox(), Outbox()
-        self.roster = Generations(scheduler, self.outbox, is_end)
-        self.background = Background(scheduler, self.roster.end)
+        self.generations = Generations(scheduler, self.outbox, is_end)
+        self.background = Background(scheduler, self.generations.end)
         self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep)
         self.watchdog = Watchdog(hang_after)
         self.failure: str | None = None
@@ -427,6 +427,42 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Queue generations, all of them or none. Raises RequestError once the engine is stopped.
+
+        The samplers are made here: bad parameters must fail in the caller's thread, not in the engine's.
+        """
+        samplers: list[Sampler] = []
+        try:
+            for generation in generations:
+                samplers.append(Sampler(self.runner.context.model, generation.sampling))
+            if not self.inbox.put(lambda: self._enter(generations, samplers)):
+                raise self.inbox.refusal()
+        except Exception:
+            for sampler in samplers:
+                sampler.close()
+            raise
+        self.runner.interrupt.set()
+
+    def cancel(self, generation: Generation) -> Future[None]:
+        """End a generation whose client has gone, before the next step. The future is done when the engine has ended it."""
+        self.inbox.put(lambda: self.generations.end(generation))  # an error in it is a failed step, not the asker's
+        return self.inbox.ask(lambda: None)
+
+    def submit_background(self, key: Hashable, generation: Generation) -> Future[bool]:
+        """Compute a generation's prompt in idle time. False: requests are open, or too many of these wait.
+
+        It replaces an earlier one of the same key, and ends, part computed, when a generation is submitted. Its token is
+        not used.
+        """
+        return self.inbox.ask(lambda: self._enter_background(key, generation))
+
+    def drop_background(self, key: Hashable) -> Future[bool]:
+        """End the background generation of `key`. True: it was not done yet. Its computed tokens stay in the cache."""
+        dropped = self.inbox.ask(lambda: self.background.drop(key))
+        self.runner.interrupt.set()
+        return dropped
+
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
@@ -434,7 +470,7 @@ class Engine:
         if not self.sleep.is_awake:
             return  # none touches KV: all of it has left the device
         try:
-            self._run(Plan(self.scheduler.tree.ledger.take_operations()))
+            self._run(Plan(self.scheduler.tree.device.take_operations()))
         except Exception:
             self._recover()  # the tree counts operations as done that were not
             raise
@@ -461,7 +497,7 @@ class Engine:
         try:
             self._read_inbox()
             if not self.scheduler.idle:
-                self._step() if self.sleep.is_awake else self.sleep.wake()
+                self._step() if self.sleep.is_awake else self.sleep.load()
         except Exception:
             self._recover()
         self.outbox.send()
@@ -481,11 +517,11 @@ class Engine:
     def _step(self) -> None:
         began = perf_counter()
         plan = self.scheduler.plan()
-        self.roster.fail_rejected()
-        self.roster.admit(plan.admitted)
+        self.generations.fail_rejected()
+        self.generations.admit(plan.admitted)
         planned = perf_counter()
         try:
-            sampled = self._run(plan, self.roster.samplers)
+            sampled = self._run(plan, self.generations.samplers)
         except NoRoom:
             if not self.scheduler.refuse():
                 raise
@@ -496,8 +532,8 @@ class Engine:
         self._behind.write()
         self.scheduler.observe(plan, ran - planned)
         for job, token in self.scheduler.commit(plan, sampled):
-            self.roster.push(job, token)
-        self.roster.report_progress()
+            self.generations.push(job, token)
+        self.generations.report_progress()
         self._failed_idle = False
         self.sleep.last_use = perf_counter()
         self.step_seconds = self.sleep.last_use - began
@@ -540,8 +576,8 @@ class Engine:
         for scope in [scope for scope in {*tree.roots, *snapshots.roots} if not scope.is_lasting]:
             tree.drop(scope)
             snapshots.drop(scope)
-        tree.evict(tree.ledger.num_ready)
-        self._run(Plan(tree.ledger.take_operations()))
+        tree.evict(tree.device.num_ready)
+        self._run(Plan(tree.device.take_operations()))
         self._behind.write()
         self.sleep.begin()
 
@@ -550,7 +586,7 @@ class Engine:
         if error is None:
             self._warm_up()
         else:
-            self.roster.fail(list(self.scheduler.waiting), not_loaded(error))
+            self.generations.fail(list(self.scheduler.waiting), not_loaded(error))
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 
@@ -570,14 +606,14 @@ class Engine:
             self.scheduler.index.host.num_tokens,
         )
         self.runner.clear()
-        self.roster.fail(failed, RequestError("the engine failed while computing this", status=500))
-        self.roster.restart(again)
-        self.roster.fail_rejected()
+        self.generations.fail(failed, RequestError("the engine failed while computing this", status=500))
+        self.generations.restart(again)
+        self.generations.fail_rejected()
 
     def _stop(self) -> None:
         """Fail all open generations and leave the loop; the inbox's last act."""
         self._stopping = True
-        self.roster.close("the server is shutting down")
+        self.generations.close("the server is shutting down")
 
     def _end_for_good(self, error: BaseException) -> None:
         """Fail every open generation, once: the last resort of a thread that cannot continue."""
@@ -585,69 +621,20 @@ class Engine:
         logger.critical("%s", self.failure, exc_info=error)
         self.inbox.close(lambda: None, self.failure)
         self._stopping = True
-        self.roster.give_up(self.failure)
+        self.generations.give_up(self.failure)
         while (act := self.inbox.take()) is not None:  # callers wait for their futures
             with contextlib.suppress(Exception):
                 act()
         self.outbox.send()
         self.outbox.call(self._on_failure)
 
-
-# ---- The way into the engine for generations, and the way out before their end. -----------------------------------------
-
-
-class Door:
-    """For the event loop's thread. Acts run after the engine's current step; two of them end a background step early."""
-
-    def __init__(self, engine: Engine, model: Model) -> None:
-        self._inbox, self._roster, self._background = engine.inbox, engine.roster, engine.background
-        self._interrupt, self._model = engine.runner.interrupt, model
-
-    def submit(self, generations: Sequence[Generation]) -> None:
-        """Queue generations, all of them or none. Raises RequestError once the engine is stopped.
-
-        The samplers are made here: bad parameters must fail in the caller's thread, not in the engine's.
-        """
-        samplers: list[Sampler] = []
-        try:
-            for generation in generations:
-                samplers.append(Sampler(self._model, generation.sampling))
-            if not self._inbox.put(lambda: self._enter(generations, samplers)):
-                raise self._inbox.refusal()
-        except Exception:
-            for sampler in samplers:
-                sampler.close()
-            raise
-        self._interrupt.set()
-
-    def cancel(self, generation: Generation) -> Future[None]:
-        """End a generation whose client has gone, before the next step. The future is done when the engine has ended it."""
-        self._inbox.put(lambda: self._roster.end(generation))  # an error in it is a failed step, not the asker's
-        return self._inbox.ask(lambda: None)
-
-    def submit_background(self, key: Hashable, generation: Generation) -> Future[bool]:
-        """Compute a generation's prompt in idle time. False: requests are open, or too many of these wait.
-
-        It replaces an earlier one of the same key, and ends, part computed, when a generation is submitted. Its token is
-        not used.
-        """
-        return self._inbox.ask(lambda: self._enter_background(key, generation))
-
-    def drop_background(self, key: Hashable) -> Future[bool]:
-        """End the background generation of `key`. True: it was not done yet. Its computed tokens stay in the cache."""
-        dropped = self._inbox.ask(lambda: self._background.drop(key))
-        self._interrupt.set()
-        return dropped
-
-    # ---- in the engine's thread ------------------------------------------------------------------------------------
-
     def _enter(self, generations: Sequence[Generation], samplers: Sequence[Sampler]) -> None:
-        self._background.drop_all()
+        self.background.drop_all()
         for generation, sampler in zip(generations, samplers, strict=True):
-            self._roster.enter(generation, sampler)
+            self.generations.enter(generation, sampler)
 
     def _enter_background(self, key: Hashable, generation: Generation) -> bool:
-        if self._roster.is_closed or not self._background.put(key, generation):
+        if self.generations.is_closed or not self.background.put(key, generation):
             return False
-        self._roster.enter(generation, Sampler(self._model, GREEDY))
+        self.generations.enter(generation, Sampler(self.runner.context.model, GREEDY))
         return True

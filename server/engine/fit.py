@@ -28,7 +28,7 @@ class MemoryPlacement:
     """
 
     cells: int
-    lanes: int
+    slots: int
     gpu_layers: int = 0
     gpu_experts: int = 0
 
@@ -217,7 +217,7 @@ class Decision:
 
     def described(self, placement: MemoryPlacement) -> str:
         """Describe a placement in words."""
-        parts = [f"{placement.cells:,} cells (-c)", f"{placement.lanes} lanes (-np)"]
+        parts = [f"{placement.cells:,} cells (-c)", f"{placement.slots} lanes (-np)"]
         if self.num_layers:
             parts.append(f"{placement.gpu_layers} of {self.num_layers} layers on the GPU (-ngl)")
             if self.has_experts and placement.gpu_experts < self.num_layers - 1:
@@ -266,7 +266,7 @@ def open_model(
         settings.gpu_layers,
         progress,
         repack=settings.repack == "on",
-        may_rest=settings.sleep_after > 0 and not is_simulated,
+        may_unload=settings.sleep_after > 0 and not is_simulated,
         overrides=(*parse_overrides(settings.override_tensor), *every, *experts_on_host(settings.n_cpu_moe)),
         is_simulated=is_simulated,
     )
@@ -354,7 +354,7 @@ class Fitting:
         on_gpu = self.num_layers + 1 if settings.gpu_layers < 0 else min(settings.gpu_layers, self.num_layers + 1)
         self.wanted = MemoryPlacement(
             cells=num_cells(settings, model),
-            lanes=settings.parallel,
+            slots=settings.parallel,
             gpu_layers=on_gpu,
             gpu_experts=max(self.num_layers - settings.n_cpu_moe, 0),
         )
@@ -388,7 +388,7 @@ class Fitting:
         given, unset = self.settings, DEFAULTS
         is_given = {
             "cells": given.ctx_size != unset.ctx_size,
-            "lanes": given.parallel != unset.parallel,
+            "slots": given.parallel != unset.parallel,
             "gpu_experts": bool(given.n_cpu_moe or given.cpu_moe or given.override_tensor),
             "gpu_layers": given.gpu_layers != unset.gpu_layers,
         }
@@ -397,7 +397,7 @@ class Fitting:
     def _possible(self, least_cells: int) -> Iterator[Concession]:
         """Yield all that could be lowered on this machine."""
         yield Concession("cells", least_cells, CELLS)
-        yield Concession("lanes", 1)
+        yield Concession("slots", 1)
         if self.has_gpu and self.has_experts:
             yield Concession("gpu_experts", 0)
         if self.has_gpu:
@@ -405,7 +405,7 @@ class Fitting:
 
     def placed(self, placement: MemoryPlacement) -> Settings:
         """Return the settings for a placement. Flags that it does not change stay as they are."""
-        changed: dict[str, int] = {"ctx_size": placement.cells, "parallel": placement.lanes}
+        changed: dict[str, int] = {"ctx_size": placement.cells, "parallel": placement.slots}
         if placement.gpu_layers != self.wanted.gpu_layers:
             changed["gpu_layers"] = placement.gpu_layers
         if placement.gpu_experts != self.wanted.gpu_experts:
@@ -463,7 +463,7 @@ class Fitting:
             return f"{CELLS} cells and a lane do not fit either: {remedies}"
         flags = {
             "-c": (would.cells, self.wanted.cells),
-            "-np": (would.lanes, self.wanted.lanes),
+            "-np": (would.slots, self.wanted.slots),
             "-ngl": (would.gpu_layers, self.wanted.gpu_layers),
             "-ncmoe": (self.num_layers - would.gpu_experts, self.num_layers - self.wanted.gpu_experts),
         }

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from ...models.detokenizer import TextStream
-from ...models.sampling import Chances
+from ...models.sampling import Logprobs
 from ...models.sampling_params import Sampling
 from ...slots.request import Job, Layout, Request
 from ..http.api_errors import RequestError
@@ -33,13 +33,13 @@ MAX_PIECES = 8  # unread pieces of text that are sent one by one
 class Delta:
     """More text of the answer, and the tokens that it became known with.
 
-    chances: of each of these tokens, where they were asked for. num_generated: tokens so far, these counted. is_last: the
+    logprobs: of each of these tokens, where they were asked for. num_generated: tokens so far, these counted. is_last: the
     answer ends with it. kept: how many characters of the last of these tokens are in the answer; None: all.
     """
 
     text: str
     tokens: tuple[int, ...] = ()
-    chances: tuple[Chances, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
     num_generated: int = 0
     is_last: bool = False
     kept: int | None = None
@@ -70,9 +70,9 @@ class PromptProgress:
 class End:
     """The last piece of a whole answer, with its tokens. reason: stop or length.
 
-    chances, kept: as in `Delta`, but none of tokens that only belong to a stop string. sampled: the ids (int32) of the whole
-    answer, where they spell its text exactly and may be kept. prompt: its text, for answers that show it; whoever reads the
-    event adds it.
+    logprobs, kept: as in `Delta`, but none of tokens that only belong to a stop string. sampled: the ids (int32) of the
+    whole answer, where they spell its text exactly and may be kept. prompt: its text, for answers that show it; whoever
+    reads the event adds it.
     """
 
     text: str
@@ -80,14 +80,14 @@ class End:
     report: Report
     sampled: np.ndarray | None = None
     tokens: tuple[int, ...] = ()
-    chances: tuple[Chances, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
     kept: int | None = None
     prompt: str = ""
 
     def delta(self) -> Delta:
         """Return the piece as if the answer went on."""
         num_generated = self.report.num_generated
-        return Delta(self.text, self.tokens, self.chances, num_generated=num_generated, is_last=True, kept=self.kept)
+        return Delta(self.text, self.tokens, self.logprobs, num_generated=num_generated, is_last=True, kept=self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ class Unread:
 def _join(deltas: Sequence[Delta]) -> Delta:
     """Return several pieces as one."""
     tokens = tuple(chain.from_iterable(delta.tokens for delta in deltas))
-    chances = tuple(chain.from_iterable(delta.chances for delta in deltas))
-    return Delta("".join(delta.text for delta in deltas), tokens, chances, deltas[-1].num_generated)
+    logprobs = tuple(chain.from_iterable(delta.logprobs for delta in deltas))
+    return Delta("".join(delta.text for delta in deltas), tokens, logprobs, deltas[-1].num_generated)
 
 
 # ---- The end of an answer that is not sent yet: text, and the tokens that it belongs to. --------------------------------
@@ -173,22 +173,22 @@ def _join(deltas: Sequence[Delta]) -> Delta:
 class Pending:
     """Tokens, and text of them that is known.
 
-    tells: the answer tells the chances of its tokens. Then text leaves with whole tokens only, so that the texts of the
-    tokens that are told are the text that is sent; without, all of it leaves with all tokens. chances: of each token. ends:
+    tells: the answer tells the logprobs of its tokens. Then text leaves with whole tokens only, so that the texts of the
+    tokens that are told are the text that is sent; without, all of it leaves with all tokens. logprobs: of each token. ends:
     where the text of each token ends, in characters of `text`. A part of the last ones may be held back.
     """
 
     tells: bool
     tokens: list[int] = field(default_factory=list)
-    chances: list[Chances] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     text: str = ""
 
-    def push(self, token: int, chances: Chances | None) -> None:
-        """Add a token; one that no sampler chose has no chances."""
+    def push(self, token: int, logprobs: Logprobs | None) -> None:
+        """Add a token; one that no sampler chose has no logprobs."""
         self.tokens.append(token)
         if self.tells:
-            self.chances.append(chances or Chances.certain(token))
+            self.logprobs.append(logprobs or Logprobs.certain(token))
 
     def settle(self, text: str, num_held: int) -> None:
         """Add the text that became known with the last token. num_held: characters behind it that are held back."""
@@ -196,27 +196,27 @@ class Pending:
         if self.tells:
             self.ends.append(len(self.text) + num_held)
 
-    def take(self) -> tuple[str, tuple[int, ...], tuple[Chances, ...]]:
-        """Return text with its tokens and their chances; without text, the tokens wait for some."""
+    def take(self) -> tuple[str, tuple[int, ...], tuple[Logprobs, ...]]:
+        """Return text with its tokens and their logprobs; without text, the tokens wait for some."""
         text, number = self.text, len(self.tokens)
         if self.tells:
             number = sum(end <= len(text) for end in self.ends)
             text = text[: self.ends[number - 1]] if number else ""
         if not text:
             return "", (), ()
-        taken = text, tuple(self.tokens[:number]), tuple(self.chances[:number])
-        self.text, self.tokens, self.chances = self.text[len(text) :], self.tokens[number:], self.chances[number:]
+        taken = text, tuple(self.tokens[:number]), tuple(self.logprobs[:number])
+        self.text, self.tokens, self.logprobs = self.text[len(text) :], self.tokens[number:], self.logprobs[number:]
         self.ends = [end - len(text) for end in self.ends[number:]]
         return taken
 
     def cut(self) -> int | None:
-        """Leave out the chances of tokens that begin behind the text. Return how much of the last one's text is in it.
+        """Leave out the logprobs of tokens that begin behind the text. Return how much of the last one's text is in it.
 
         None: none has a part of the text, or none is told.
         """
-        begins = [0, *self.ends][: len(self.chances)]
+        begins = [0, *self.ends][: len(self.logprobs)]
         number = sum(begin < len(self.text) for begin in begins)
-        del self.chances[number:]
+        del self.logprobs[number:]
         return len(self.text) - begins[number - 1] if number else None
 
 
@@ -281,16 +281,16 @@ class Generation:
     def num_generated(self) -> int:
         return self.job.num_tokens - self.job.num_prompt
 
-    def push(self, token: int, is_end: bool, chances: Chances | None = None) -> Event | None:
+    def push(self, token: int, is_end: bool, logprobs: Logprobs | None = None) -> Event | None:
         """Take the next token (already appended to the request); return its event. An End ends the generation.
 
-        chances: its own; a token that no sampler chose has none.
+        logprobs: its own; a token that no sampler chose has none.
         """
         if not self.first_token:
             self.first_token = perf_counter()
         if self.limit == 0:
             return self._end("", "length", is_end)
-        self.pending.push(token, chances)
+        self.pending.push(token, logprobs)
         if is_end:
             return self._end(self.text.finish(), "stop", is_end)
         text = self.text.push(token)
@@ -340,9 +340,9 @@ class Generation:
         pending = self.pending
         pending.text += text
         kept = pending.cut() if self.text.stopped is not None else None
-        told, sampled = tuple(pending.chances), self._sampled(is_end)
+        told, sampled = tuple(pending.logprobs), self._sampled(is_end)
         return End(
-            pending.text, reason, self._report(), sampled=sampled, tokens=tuple(pending.tokens), chances=told, kept=kept
+            pending.text, reason, self._report(), sampled=sampled, tokens=tuple(pending.tokens), logprobs=told, kept=kept
         )
 
     def _sampled(self, is_end: bool) -> np.ndarray | None:
@@ -360,7 +360,7 @@ class Generation:
         job, reuse, now = self.job, self.job.reuse, perf_counter()
         layout = job.layout
         return Report(
-            lane=job.lane,
+            slot=job.slot,
             source=reuse.source,
             num_prompt=job.num_prompt,
             num_cached=reuse.cached,

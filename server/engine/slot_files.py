@@ -14,7 +14,7 @@ from time import perf_counter
 from ...slots import record
 from ...slots.host import load_records
 from ...slots.record import CorruptFile, ForeignFile
-from ...slots.slot import Histories, Lane
+from ...slots.slot import Histories, Slot
 from ...slots.tier import LowerTier, Provenance, Record
 from ..http.api_errors import RequestError
 from .engine import Engine
@@ -71,10 +71,10 @@ class Arrivals:
             self._is_warm = True
 
 
-# ---- The history of a lane in a file: saved, restored, and erased. ------------------------------------------------------
+# ---- The history of a slot in a file: saved, restored, and erased. ------------------------------------------------------
 
 
-class LaneStore:
+class SlotStore:
     """Safe from any thread. made_by: provenance of this server's KV; None without --slot-save-path."""
 
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
@@ -84,7 +84,7 @@ class LaneStore:
         self._arrivals, self._made_by = Arrivals(engine), made_by
 
     async def save(self, number: int, path: Path) -> tuple[int, int]:
-        """Write a lane's history; return its tokens, and the file's bytes. Raises RequestError."""
+        """Write a slot's history; return its tokens, and the file's bytes. Raises RequestError."""
         records = await asyncio.wrap_future(self._inbox.ask(lambda: self._records(number)))
         try:
             written = await asyncio.to_thread(record.write, path, records, self._provenance)
@@ -93,7 +93,7 @@ class LaneStore:
         return len(records[-1].tokens) if records else 0, written
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
-        """Make a file a lane's history; return the tokens that came back, and the file's bytes. Raises RequestError."""
+        """Make a file a slot's history; return the tokens that came back, and the file's bytes. Raises RequestError."""
         last, size = await asyncio.to_thread(self._adopt_all, path)
         if last is None:
             return 0, size
@@ -103,8 +103,8 @@ class LaneStore:
         return restored, size
 
     async def erase(self, number: int) -> int:
-        """Forget the KV that only a lane's history holds; return its tokens. Raises RequestError."""
-        return await asyncio.wrap_future(self._inbox.ask(lambda: self._histories.erase(self._lane(number))))
+        """Forget the KV that only a slot's history holds; return its tokens. Raises RequestError."""
+        return await asyncio.wrap_future(self._inbox.ask(lambda: self._histories.erase(self._slot(number))))
 
     @property
     def _provenance(self) -> Provenance:
@@ -130,26 +130,26 @@ class LaneStore:
 
     # ---- in the engine's thread ------------------------------------------------------------------------------------
 
-    def _lane(self, number: int) -> Lane:
-        lane = self._scheduler.lanes[number]
-        if lane.job is not None and lane.job.request.background:
+    def _slot(self, number: int) -> Slot:
+        slot = self._scheduler.slots[number]
+        if slot.job is not None and slot.job.request.background:
             self._background.drop_all()  # no client waits for it
-        if lane.job is not None:
+        if slot.job is not None:
             raise RequestError(f"slot {number} is running a request: try again when it has ended", status=503, retry_after=1)
-        return lane
+        return slot
 
     def _records(self, number: int) -> list[Record]:
-        """Return a lane's history as far as it has KV, from its beginning."""
-        lane = self._lane(number)
-        if lane.scope is not None and not lane.scope.is_lasting:
+        """Return a slot's history as far as it has KV, from its beginning."""
+        slot = self._slot(number)
+        if slot.scope is not None and not slot.scope.is_lasting:
             raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
-        if len(lane.history) and not self._scheduler.index.host.max_bytes:
+        if len(slot.history) and not self._scheduler.index.host.max_bytes:
             raise RequestError("KV cannot be saved here: that takes --cache-ram, and a model without a sliding window")
-        return self._histories.save(lane)
+        return self._histories.save(slot)
 
     def _remember(self, number: int, record: Record) -> int:
-        """Make a record a lane's history, as far as it is cached; return its tokens."""
-        return self._histories.remember(self._lane(number), record.scope, record.tokens)
+        """Make a record a slot's history, as far as it is cached; return its tokens."""
+        return self._histories.remember(self._slot(number), record.scope, record.tokens)
 
 
 @contextmanager

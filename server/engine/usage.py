@@ -16,13 +16,13 @@ from ...slots.reuse import ReusedSpan
 ID_BYTES = 8
 
 
-def beginning(adapters: str) -> blake2b:
+def empty_prefix(adapters: str) -> blake2b:
     """Return the hash of no tokens, of KV that these LoRA adapters compute. `followed_by` goes on, and `id_of` names it."""
     return blake2b(adapters.encode(), digest_size=ID_BYTES)
 
 
 def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
-    """Return the hash of a beginning and the tokens (int32) behind it."""
+    """Return the hash of a prefix and the tokens (int32) behind it."""
     hash = before.copy()
     hash.update(np.ascontiguousarray(tokens).data)
     return hash
@@ -33,8 +33,8 @@ def id_of(hash: blake2b) -> str:
 
 
 def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list[str]:
-    """Return the ids of a prompt's beginnings that end at ascending positions. adapters: as in `Scope`."""
-    hash, start, ids = beginning(adapters), 0, []
+    """Return the ids of a prompt's prefixes that end at ascending positions. adapters: as in `Scope`."""
+    hash, start, ids = empty_prefix(adapters), 0, []
     for stop in stops:
         hash, start = followed_by(hash, tokens[start:stop]), stop
         ids.append(id_of(hash))
@@ -83,7 +83,7 @@ class Report:
     and for one whose documents were found.
     """
 
-    lane: int
+    slot: int
     source: str
     num_prompt: int
     num_cached: int
@@ -116,9 +116,9 @@ class Report:
         )
 
     def slotcache(self) -> Fields:
-        """Return our own object in the answer: the lane, the reuse, and where it ended."""
+        """Return our own object in the answer: the slot, the reuse, and where it ended."""
         fields: Fields = {
-            "lane": self.lane,
+            "lane": self.slot,
             "source": self.source,
             "cached_tokens": self.num_cached,
             "documents": self.documents,

@@ -20,12 +20,12 @@ from ...slots.reuse import Source
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 from ...slots.separate import num_kept
-from ...slots.slot import Lane
+from ...slots.slot import Slot
 from ...slots.tier import LowerTier, Provenance
 from .engine import Engine
 from .generation import Generation
-from .slot_files import LaneStore
-from .usage import beginning, followed_by, id_of
+from .slot_files import SlotStore
+from .usage import empty_prefix, followed_by, id_of
 
 # ---- The engine's counters and gauges, for Prometheus. Read in the engine's thread, between two steps. ------------------
 
@@ -60,9 +60,9 @@ def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:
     copies = num_kept((*scheduler.running, *scheduler.waiting))
     pinned = sum(len(node.tokens) for node in scheduler.pins.runs())
     return {
-        "cells": ("KV cells in the pool", tree.ledger.num_cells),
+        "cells": ("KV cells in the pool", tree.device.num_cells),
         "cells_used": ("KV cells in use", scheduler.cells.num_used),
-        "cells_reclaimable": ("KV cells in use that eviction could free now", tree.ledger.num_reclaimable),
+        "cells_reclaimable": ("KV cells in use that eviction could free now", tree.device.num_reclaimable),
         "host_bytes": ("Bytes of the KV copies in host memory", tree.host.num_bytes),
         "host_budget_bytes": ("Bytes that KV copies in host memory may take", tree.host.max_bytes),
         "copies_bytes": (
@@ -82,9 +82,9 @@ def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:
         ),
         "sequences_parked": (
             "Sequences on the device that hold KV for reuse and that no request runs",
-            len(tree.ledger.parked),
+            len(tree.device.idle),
         ),
-        "requests_running": ("Requests on a lane", len(scheduler.running)),
+        "requests_running": ("Requests on a slot", len(scheduler.running)),
         "requests_waiting": ("Requests in the queue", len(scheduler.waiting)),
         "requests_background": ("Requests that compute a prompt in idle time, ahead of its turn", len(engine.background)),
         "sleeping": ("1 while the model is out of memory", engine.sleep.is_asleep),
@@ -140,7 +140,7 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
 
 
 # ---- Holdings -----------------------------------------------------------------------------------------------------------
-# The state of the cache and of the lanes as frozen values, read in the engine's thread between two steps.
+# The state of the cache and of the slots as frozen values, read in the engine's thread between two steps.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +173,8 @@ class CachedRun:
             start=node.start,
             tokens=len(node.tokens),
             device_tokens=node.ready,
-            host=node.blob is not None,
-            disk=node.blob is not None and node.blob.is_written,
+            host=node.copy is not None,
+            disk=node.copy is not None and node.copy.is_written,
             document=next((key for _, key in node.document_of), None),
             frequency=node.frequency,
             in_use=node.in_use > 0,
@@ -210,7 +210,7 @@ class CacheContents:
         found = [(node, one.adapters) for one in scopes if one in roots for node in descendants(roots[one])]
         nodes = [node for node, _ in found]
         device = sum(node.ready for node in nodes)
-        host = sum(len(node.tokens) for node in nodes if node.blob is not None)
+        host = sum(len(node.tokens) for node in nodes if node.copy is not None)
         states = [WholeState(node.end, snapshots.host.size_of(node.end)) for one in scopes for node in snapshots.of(one)]
         places = {node: place for place, node in enumerate(nodes)}
         texts = [(node.tokens, places.get(node.parent) if node.parent else None) for node in nodes]
@@ -221,7 +221,7 @@ class CacheContents:
         hashes: list[blake2b] = []  # of each run
         runs: list[CachedRun] = []
         for run, (tokens, place) in zip(self.runs, self.texts, strict=True):
-            above = beginning(run.adapters) if place is None else hashes[place]
+            above = empty_prefix(run.adapters) if place is None else hashes[place]
             hashes.append(followed_by(above, tokens))
             runs.append(replace(run, id=id_of(hashes[-1]), parent=None if place is None else runs[place].id))
         return replace(self, runs=runs)
@@ -255,7 +255,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTask:
-    """A request on a lane, in the words of `GET /slots`."""
+    """A request on a slot, in the words of `GET /slots`."""
 
     id_task: int
     sequence: int
@@ -285,8 +285,8 @@ class SlotTask:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneState:
-    """A lane. sequence: the one with the history of its last request. last: that request; -1: none. tokens: of the history.
+class SlotState:
+    """A slot. sequence: the one with the history of its last request. last: that request; -1: none. tokens: of the history.
 
     task: the request that it runs.
     """
@@ -298,13 +298,13 @@ class LaneState:
     task: SlotTask | None
 
     @classmethod
-    def of(cls, lane: Lane) -> LaneState:
+    def of(cls, slot: Slot) -> SlotState:
         return cls(
-            id=lane.id,
-            sequence=lane.sequence_id,
-            last=lane.last,
-            tokens=len(lane.history),
-            task=SlotTask.of(lane.job) if lane.job is not None else None,
+            id=slot.id,
+            sequence=slot.sequence_id,
+            last=slot.last,
+            tokens=len(slot.history),
+            task=SlotTask.of(slot.job) if slot.job is not None else None,
         )
 
 
@@ -327,13 +327,13 @@ class View:
     """Safe from any thread. Scopes are given by the clients' names.
 
     lower: the tiers below host memory. token_bytes: of one token's KV. made_by: as in `LaneStore`. lane_store: the
-    histories of lanes in files.
+    histories of slots in files.
     """
 
     def __init__(self, engine: Engine, lower: Sequence[LowerTier], *, token_bytes: int, made_by: Provenance | None) -> None:
         self._engine, self._scheduler, self._lower = engine, engine.scheduler, lower
         self._token_bytes = token_bytes
-        self.lane_store = LaneStore(engine, made_by)
+        self.slot_store = SlotStore(engine, made_by)
 
     @property
     def keeps_snapshots(self) -> bool:
@@ -346,15 +346,15 @@ class View:
         return self._scheduler.snapshots.host.sizes.state // max(self._token_bytes, 1)
 
     @property
-    def num_lanes(self) -> int:
-        return len(self._scheduler.lanes)
+    def num_slots(self) -> int:
+        return len(self._scheduler.slots)
 
     async def why_unmovable(self) -> str:
         """Return why saved KV cannot be moved to other positions; empty: it can."""
         found = await self._ask(lambda: self._engine.runner.states.rotation)
         return found if isinstance(found, str) else ""
 
-    async def holdings(self, scope: str) -> CacheContents:
+    async def contents(self, scope: str) -> CacheContents:
         """Return the KV that a scope has cached."""
         found = await self._ask(lambda: CacheContents.of(self._scheduler, scope))
         return await asyncio.to_thread(found.identified)
@@ -373,7 +373,7 @@ class View:
         return await self._ask(question)
 
     async def make_room(self, prompt: Prompt, scope: Scope) -> bool:
-        """Make room for a guess, if the engine is idle: see `Cells.make_room`."""
+        """Make room for a prefetch, if the engine is idle: see `Cells.make_room`."""
         scheduler, sleep = self._scheduler, self._engine.sleep
         return await self._ask(lambda: scheduler.idle and sleep.is_awake and scheduler.cells.make_room(prompt, scope))
 
@@ -400,11 +400,11 @@ class View:
             await self._ask(lambda: self._drop(scope))
         return dropped
 
-    async def lanes(self) -> list[LaneState]:
-        """Return the lanes, with the progress of the request on each."""
-        return await self._ask(lambda: [LaneState.of(lane) for lane in self._scheduler.lanes])
+    async def slots(self) -> list[SlotState]:
+        """Return the slots, with the progress of the request on each."""
+        return await self._ask(lambda: [SlotState.of(slot) for slot in self._scheduler.slots])
 
-    async def figures(self) -> EngineStats:
+    async def stats(self) -> EngineStats:
         """Return counters and gauges."""
         return await self._ask(lambda: EngineStats.of(self._engine, self._lower, self._token_bytes))
 

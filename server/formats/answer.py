@@ -1,4 +1,4 @@
-"""The fragments of a chat's answer: content, thought and tool calls, as they are read out of the model's text."""
+"""The fragments of a chat's answer: content, reasoning and tool calls, as they are read out of the model's text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...models.detokenizer import ThoughtLimit
+from ...models.detokenizer import ReasoningLimit
 from ...models.json_schema import GrammarSource
 
 
@@ -72,7 +72,7 @@ def message(fragments: Iterable[Fragment]) -> dict[str, object]:
     `reasoning_content` and `tool_calls` stand in it only where the answer has some; then content is null if it is empty.
     """
     content: list[str] = []
-    thought: list[str] = []
+    reasoning: list[str] = []
     starts: list[CallStart] = []
     arguments: dict[int, list[str]] = {}
     for fragment in fragments:
@@ -80,15 +80,15 @@ def message(fragments: Iterable[Fragment]) -> dict[str, object]:
             case ContentText(text):
                 content.append(text)
             case ReasoningText(text):
-                thought.append(text)
+                reasoning.append(text)
             case CallStart(index):
                 starts.append(fragment)
                 arguments[index] = []
             case CallArguments(index, text):
                 arguments[index].append(text)
     said: dict[str, object] = {"role": "assistant", "content": "".join(content)}
-    if thought:
-        said["reasoning_content"] = "".join(thought)
+    if reasoning:
+        said["reasoning_content"] = "".join(reasoning)
     if starts:
         said["content"] = said["content"] or None
         said["tool_calls"] = [tool_call(start, "".join(arguments[start.index])) for start in starts]
@@ -112,13 +112,13 @@ class GrammarSpec:
 class AnswerFormat:
     """The form of one answer. reader: makes a reader of its text. spelt: the control tokens that stand in that text.
 
-    wanted: the grammar that it must fit. thought: the limit of its thoughts.
+    grammar_spec: the grammar that it must fit. reasoning: the limit of its reasoning.
     """
 
     reader: Callable[[], AnswerReader] = Plain
     spelt: frozenset[str] = frozenset()
-    wanted: GrammarSpec | None = None
-    thought: ThoughtLimit | None = None
+    grammar_spec: GrammarSpec | None = None
+    reasoning: ReasoningLimit | None = None
 
 
 PLAIN = AnswerFormat()

@@ -1,4 +1,4 @@
-"""The grammar of calls and thoughts in Lark, as llguidance reads it."""
+"""The grammar of calls and reasoning in Lark, as llguidance reads it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class GrammarWriter:
         several = f" ({self.text(written.between)} {one})*" if parallel and written.between is not None else ""
         return self.rule(f"{self.text(written.begin)} {one}{several} {self.text(written.end)}")
 
-    def thought(self, start: str, end: str) -> str:
-        """Add the rule of a thought, with the white space behind it, between tags; return its name. start: may be empty."""
+    def reasoning(self, start: str, end: str) -> str:
+        """Add the rule of reasoning, with the white space behind it, between tags; return its name. start: may be empty."""
         return self.rule(f'{self.text(start)} {self._free(self._parts(end))} "\\n"? "\\n"?')
 
     def lark(self, start: str) -> str:

@@ -88,8 +88,8 @@ class Family:
     """One row of the table of families.
 
     signs: texts that all stand in the templates of the family. shapes: how its calls are read; written: how a grammar has
-    them written. around: the tags around content; noise: others of that kind. calls_end_thoughts: a call may begin in a
-    thought, which it ends.
+    them written. around: the tags around content; noise: others of that kind. calls_end_reasoning: a call may begin in
+    reasoning, which it ends.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Family:
     noise: tuple[str, ...] = ()
     written: CallNotation = CALL_NOTATION
     around: tuple[str, str] = ("", "")
-    calls_end_thoughts: bool = False
+    calls_end_reasoning: bool = False
     new_id: Callable[[str], str] = plain_id
 
     def fits(self, source: str) -> bool:
@@ -128,7 +128,7 @@ class Family:
     ) -> AnswerReader:
         """Return the reader of one answer.
 
-        tools: those that may be called. seed: of the calls' ids. thinks: thoughts are told from content. opened: the end of
+        tools: those that may be called. seed: of the calls' ids. thinks: reasoning is told from content. opened: the end of
         the prompt, from where the answer's own tags begin. controls: the control tokens that are `spelled` in its text:
         they never become content.
         """
@@ -147,14 +147,14 @@ class Family:
             shapes,
             calls,
             thinking=self.thinking if thinks else None,
-            calls_end=self.calls_end_thoughts,
+            calls_end=self.calls_end_reasoning,
             opened=self._opened(opened),
             dropped={*self.noise, *controls}.difference(shown),
         )
         return SteppedReader(text, answer.read())
 
     def _opened(self, prompt: str) -> str:
-        """Return the open thought with which a prompt ends, with its tag; empty if none is open."""
+        """Return the open reasoning with which a prompt ends, with its tag; empty if none is open."""
         if self.thinking is None:
             return ""
         start, end = self.thinking.last(prompt)
@@ -162,21 +162,21 @@ class Family:
 
     @property
     def thinks_anywhere(self) -> bool:
-        """Whether thoughts may come behind content, too."""
+        """Whether reasoning may come behind content, too."""
         return self.channels is not None or (self.thinking is not None and self.thinking.anywhere)
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """The tags of calls that end a thought."""
-        return tuple(tag for shape in self.shapes for tag in shape.opens) if self.calls_end_thoughts else ()
+        """The tags of calls that end reasoning."""
+        return tuple(tag for shape in self.shapes for tag in shape.opens) if self.calls_end_reasoning else ()
 
-    def thought(self, prompt: str) -> tuple[str, str, bool] | None:
-        """Return the tags of the thought that an answer may begin with, and whether the prompt's end opens it already.
+    def reasoning(self, prompt: str) -> tuple[str, str, bool] | None:
+        """Return the tags of the reasoning that an answer may begin with, and whether the prompt's end opens it already.
 
         None if it has none, or if the prompt closes it.
         """
         if self.channels:
-            return self.channels.written_thought and (*self.channels.written_thought, False)
+            return self.channels.written_reasoning and (*self.channels.written_reasoning, False)
         if self.thinking is None:
             return None
         start, end = self.thinking.last(prompt)
@@ -239,7 +239,7 @@ TAGGED = (
                 section_ends=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
             ),
         ),
-        calls_end_thoughts=True,
+        calls_end_reasoning=True,
         written=CallNotation(
             '<｜DSML｜invoke name="$name">\n$arguments</｜DSML｜invoke>',
             between="\n",
@@ -377,7 +377,7 @@ TAGGED = (
                 closes=("</tool_call>",),
             ),
         ),
-        calls_end_thoughts=True,
+        calls_end_reasoning=True,
         written=CallNotation(
             "<tool_call>\n<function=$name>\n$arguments</function>\n</tool_call>",
             between="\n",
@@ -424,9 +424,9 @@ HEADED = (
             message="<|message|>",
             ends=("<|end|>", "<|call|>", "<|return|>"),
             to=re.compile(r"\bto=(?:functions\.)?(?P<name>[^\s<]+)"),
-            thought=re.compile(r"^analysis|<\|channel\|>\s*analysis"),
+            reasoning=re.compile(r"^analysis|<\|channel\|>\s*analysis"),
             plain=re.compile(r"(?s).*"),
-            written_thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+            written_reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
         ),
         around=("<|channel|>final<|message|>", ""),
         written=CallNotation("<|channel|>commentary to=functions.$name <|constrain|>json<|message|>$arguments"),
@@ -439,7 +439,7 @@ HEADED = (
             message="\n",
             ends=(),
             to=re.compile(r"^(?:>>>)?\s*(?P<name>[^\s<>]+)\s*$"),
-            thought=NEVER,
+            reasoning=NEVER,
             plain=re.compile(r"(?:>>>)?\s*all\s*"),
         ),
         around=("all\n", ""),
@@ -596,7 +596,7 @@ OBJECTS = (
         "command-r7b",
         ("<|START_ACTION|>",),
         (JsonCalls(("<|START_ACTION|>",), ("<|END_ACTION|>",), names=("tool_name",), ids=("tool_call_id",)),),
-        calls_end_thoughts=True,
+        calls_end_reasoning=True,
         around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         noise=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         written=CallNotation(
@@ -685,7 +685,7 @@ THINKINGS = (
     ThinkTags(("<|think|>",), ("<|end|>",)),
     THINK,
 )
-"""The tags of thoughts, by which of them a template knows. The first that stands in it counts."""
+"""The tags of reasoning, by which of them a template knows. The first that stands in it counts."""
 
 FORMATS = TAGGED + HEADED + OBJECTS
 """Of several that fit a template, the first counts."""

@@ -326,7 +326,7 @@ class HeadedCalls:
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The tags around a thought. anywhere: thoughts may come behind content, too."""
+    """The tags around reasoning. anywhere: reasoning may come behind content, too."""
 
     starts: tuple[str, ...]
     ends: tuple[str, ...]
@@ -337,13 +337,13 @@ class ThinkTags:
         return self.starts + self.ends
 
     def last(self, text: str) -> tuple[int, int]:
-        """Return the places of the last tag that begins a thought, and of the last that ends one; -1 for none."""
+        """Return the places of the last tag that begins reasoning, and of the last that ends it; -1 for none."""
         return max(map(text.rfind, self.starts)), max(map(text.rfind, self.ends))
 
 
 @dataclass(slots=True)
-class SpokenFormat:
-    """Text as fragments of one kind, without the white space around calls and thoughts.
+class TrimmedText:
+    """Text as fragments of one kind, without the white space around calls and reasoning.
 
     begins: whether white space at the beginning is left out.
     """
@@ -401,10 +401,10 @@ class SteppedReader:
 
 
 class TaggedAnswer:
-    """Reads content, a thought and calls.
+    """Reads content, reasoning and calls.
 
-    thinking: None leaves thoughts in the content. calls_end: a call ends the thought in which it begins. opened: what the
-    prompt already holds of a thought, with its tag. dropped: tags that never are content, such as control tokens.
+    thinking: None leaves reasoning in the content. calls_end: a call ends the reasoning in which it begins. opened: what the
+    prompt already holds of reasoning, with its tag. dropped: tags that never are content, such as control tokens.
     """
 
     def __init__(
@@ -424,12 +424,12 @@ class TaggedAnswer:
         starts = thinking.starts if thinking and thinking.anywhere else ()
         self._in_content = Tags((*self._by_tag, *self._dropped, *starts))
         opens = self._by_tag if calls_end else ()
-        self._in_thought = Tags((*opens, *self._dropped, *(thinking.ends if thinking else ())))
-        self._text, self._content = text, SpokenFormat(ContentText)
+        self._in_reasoning = Tags((*opens, *self._dropped, *(thinking.ends if thinking else ())))
+        self._text, self._content = text, TrimmedText(ContentText)
 
     def read(self) -> Steps[None]:
         """Read the answer."""
-        yield from self._first_thought()
+        yield from self._first_reasoning()
         yield from self._bare_calls()
         while True:
             text, tag = self._text.before(self._in_content)
@@ -438,42 +438,42 @@ class TaggedAnswer:
                 self._text.mark(tag)
                 yield from self._call(self._by_tag[tag], tag, self._content)
             elif self._thinking and tag in self._thinking.starts:
-                yield from self._thought()
+                yield from self._reasoning()
             elif not tag:
                 if self._text.ended:
                     yield from self._content.end()
                     return
                 yield None
 
-    def _first_thought(self) -> Steps[None]:
-        """Read the thought that an answer begins with, if it does."""
+    def _first_reasoning(self) -> Steps[None]:
+        """Read the reasoning that an answer begins with, if it does."""
         if self._thinking is None:
             yield from self._content.say(self._opened)
             return
         if self._opened:
-            yield from self._thought()
+            yield from self._reasoning()
             return
         self._text.mark("")
         yield from self._text.skip()
         tag = yield from self._text.one_of(*self._thinking.starts)
         space = self._text.unmark()
         if tag:
-            yield from self._thought()
+            yield from self._reasoning()
         else:
             yield from self._content.say(space)
 
-    def _thought(self) -> Steps[None]:
-        """Read a thought to its end, or to the call that ends it."""
+    def _reasoning(self) -> Steps[None]:
+        """Read reasoning to its end, or to the call that ends it."""
         assert self._thinking is not None
         self._content.part()
-        thought = SpokenFormat(ReasoningText, begins=True)
+        reasoning = TrimmedText(ReasoningText, begins=True)
         number = self._calls.number
         while self._calls.number == number:
-            text, tag = self._text.before(self._in_thought)
-            yield from thought.say(text)
+            text, tag = self._text.before(self._in_reasoning)
+            yield from reasoning.say(text)
             if tag in self._by_tag:
                 self._text.mark(tag)
-                yield from self._call(self._by_tag[tag], tag, thought)
+                yield from self._call(self._by_tag[tag], tag, reasoning)
             elif tag in self._thinking.ends:
                 return
             elif not tag:
@@ -490,17 +490,17 @@ class TaggedAnswer:
         yield from self._text.skip()
         yield from self._call(shape, "", self._content)
 
-    def _call(self, shape: CallShape, tag: str, spoken: SpokenFormat) -> Steps[None]:
+    def _call(self, shape: CallShape, tag: str, trimmed: TrimmedText) -> Steps[None]:
         """Read calls. The text of what is none is said as it stands."""
         number = self._calls.number
         yield from shape.read(self._text, tag, self._calls)
         if self._calls.number > number:
             self._content.part()
-            spoken = self._content
+            trimmed = self._content
         read = self._text.unmark()
         for dropped in self._dropped:
             read = read.replace(dropped, "")
-        yield from spoken.say(read)
+        yield from trimmed.say(read)
 
 
 # ---- Answers of several messages, each with a header that says for whom it is. ------------------------------------------
@@ -513,17 +513,17 @@ class Channels:
     """Messages one behind the other. The first one's header begins in the prompt.
 
     starts: what begins a header; message: what ends it. ends: what ends a message. to: finds the tool in a header, as the
-    group `name`. thought, plain: fit the headers of thoughts, and of content; any other header is content itself.
-    written_thought: the tags around a thought and up to the next header, if there are thoughts.
+    group `name`. reasoning, plain: fit the headers of reasoning, and of content; any other header is content itself.
+    written_reasoning: the tags around reasoning and up to the next header, if there is reasoning.
     """
 
     starts: tuple[str, ...]
     message: str
     ends: tuple[str, ...]
     to: re.Pattern[str]
-    thought: re.Pattern[str]
+    reasoning: re.Pattern[str]
     plain: re.Pattern[str]
-    written_thought: tuple[str, str] | None = None
+    written_reasoning: tuple[str, str] | None = None
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -531,12 +531,12 @@ class Channels:
 
 
 class ChannelAnswer:
-    """Messages, each of the kind that its header says. thinks: thoughts are told from content."""
+    """Messages, each of the kind that its header says. thinks: reasoning is told from content."""
 
     def __init__(self, text: UnreadText, channels: Channels, calls: Calls, *, thinks: bool) -> None:
         self._text, self._channels, self._calls, self._thinks = text, channels, calls, thinks
         self._body_tags = Tags(channels.starts + channels.ends)
-        self._content = SpokenFormat(ContentText)
+        self._content = TrimmedText(ContentText)
 
     def read(self) -> Steps[None]:
         """Read the answer, which begins in a header."""
@@ -557,12 +557,12 @@ class ChannelAnswer:
         channels, found = self._channels, self._channels.to.search(header)
         if message and found and found["name"] in self._calls.tools:
             return (yield from self._call(found["name"]))
-        if message and channels.thought.search(header) and self._thinks:
-            thought = SpokenFormat(ReasoningText, begins=True)
-            end = yield from self._body(thought)
+        if message and channels.reasoning.search(header) and self._thinks:
+            reasoning = TrimmedText(ReasoningText, begins=True)
+            end = yield from self._body(reasoning)
             self._content.part()
             return end
-        shown = not message or bool(channels.thought.search(header)) or not channels.plain.fullmatch(header)
+        shown = not message or bool(channels.reasoning.search(header)) or not channels.plain.fullmatch(header)
         yield from self._content.say(header + message if shown else "")
         return (yield from self._body(self._content))
 
@@ -573,14 +573,14 @@ class ChannelAnswer:
             yield from _BODY.read(self._text, self._text.take(1), self._calls, {})
         else:
             yield self._calls.arguments("{}")
-        return (yield from self._body(SpokenFormat(ContentText), is_said=False))
+        return (yield from self._body(TrimmedText(ContentText), is_said=False))
 
-    def _body(self, spoken: SpokenFormat, is_said: bool = True) -> Steps[str]:
+    def _body(self, trimmed: TrimmedText, is_said: bool = True) -> Steps[str]:
         """Read text up to the next tag, and the tag; empty at the end of the text."""
         while True:
             text, tag = self._text.before(self._body_tags)
             if is_said:
-                yield from spoken.say(text)
+                yield from trimmed.say(text)
             if tag or self._text.ended:
                 return tag
             yield None

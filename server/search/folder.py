@@ -37,7 +37,7 @@ REST, LONGEST_REST = 4.0, 10.0  # times as long as a look at the folders took, a
 RETRY_AFTER = 30.0  # seconds until work that failed is tried again
 
 
-class ReadAhead(Protocol):
+class DocumentPrefetch(Protocol):
     """Documents that are computed before anybody asks about them: how many so far, and their tokens."""
 
     num_documents: int
@@ -53,8 +53,8 @@ class FolderIndex:
     """Folders that may be searched by one scope. It belongs to the event loop; its index, to any thread.
 
     top_k: hits of a search that does not say how many. room: tokens that the documents of a question may have, about.
-    questions: to suggest to readers. keeper: keeps the index up to date. lock: the descriptor of the index's lock.
-    num_searches: that were begun. beginnings: of likely prompts, with --read-ahead.
+    questions: to suggest to readers. watcher: keeps the index up to date. lock: the descriptor of the index's lock.
+    num_searches: that were begun. prefixes: of likely prompts, with --read-ahead.
     """
 
     index: Index
@@ -63,11 +63,11 @@ class FolderIndex:
     room: int
     embedding: Embedding | None
     reranking: Reranking | None
-    keeper: FolderWatcher
+    watcher: FolderWatcher
     lock: int
     questions: Sequence[str] = ()
     num_searches: int = 0
-    beginnings: ReadAhead | None = None
+    prefixes: DocumentPrefetch | None = None
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class FolderIndex:
             )
 
     def close(self) -> None:
-        self.keeper.close()
+        self.watcher.close()
         self.index.close()
         os.close(self.lock)
 
@@ -237,7 +237,7 @@ class FolderWatcher:
 ROOM = 0.5  # of a prompt's tokens, for the documents of a question
 
 
-def load_library(settings: Settings, vectors: Vectors, limit: int, is_busy: Callable[[], bool]) -> FolderIndex | None:
+def load_folder_index(settings: Settings, vectors: Vectors, limit: int, is_busy: Callable[[], bool]) -> FolderIndex | None:
     """Open the index of --docs; None without --docs. Raises SettingsError, FolderError.
 
     limit: tokens of a prompt and its answer. is_busy: as in `FolderWatcher`.
@@ -245,8 +245,8 @@ def load_library(settings: Settings, vectors: Vectors, limit: int, is_busy: Call
     paths = [Path(path) for path in settings.docs.split("\n") if path]
     if not paths:
         return None
-    computer, ranker = vectors.embedding, vectors.reranking
-    embedding = Embedding.of(computer, settings) if computer and can_search(computer) else None
+    worker, ranker = vectors.embedding, vectors.reranking
+    embedding = Embedding.of(worker, settings) if worker and can_search(worker) else None
     embedder = embedding.for_index() if embedding else None
     try:
         name = _name([str(path.expanduser().resolve(strict=True)) for path in paths], embedder.name if embedder else "")
@@ -269,7 +269,7 @@ def load_library(settings: Settings, vectors: Vectors, limit: int, is_busy: Call
         room=int(ROOM * limit),
         embedding=embedding,
         reranking=Reranking(ranker) if ranker else None,
-        keeper=FolderWatcher(index, watches=settings.docs_watch, is_busy=is_busy),
+        watcher=FolderWatcher(index, watches=settings.docs_watch, is_busy=is_busy),
         lock=locked,
         questions=SUGGESTED if bundled else (),
     )

@@ -115,35 +115,35 @@ Fields = dict[str, object]
 NEIGHBOURS = 2  # on each side of a document
 
 
-def collections(library: FolderIndex, after: str, limit: int) -> Fields:
+def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
     """Return the folders with the files of a page, by path: `limit` of those after a path. Reads the index."""
-    files = list(library.index.store.files(after, limit + 1).values())
+    files = list(folder_index.index.store.files(after, limit + 1).values())
     page = files[:limit]
     shown: Fields = {
         "object": "sources",
-        "collections": [_collection(library, folder, page) for folder in library.folders],
+        "collections": [_collection(folder_index, folder, page) for folder in folder_index.folders],
         "next": page[-1].path if len(files) > limit else None,
     }
-    return shown | ({"read_ahead": library.beginnings.shown()} if library.beginnings else {})
+    return shown | ({"read_ahead": folder_index.prefixes.shown()} if folder_index.prefixes else {})
 
 
-def _collection(library: FolderIndex, folder: Folder, files: Iterable[StoredFile]) -> Fields:
-    keeper = library.keeper
+def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[StoredFile]) -> Fields:
+    watcher = folder_index.watcher
     shown: Fields = {
         "path": os.fsencode(folder.root).decode(errors="backslashreplace"),
-        "state": keeper.state,
-        "stages": library.stages,
-        "progress": _progress(library),
+        "state": watcher.state,
+        "stages": folder_index.stages,
+        "progress": _progress(folder_index),
         "files": [_file(file) for file in files if _is_in(folder, file.path)],
     }
-    named: Fields = {"error": keeper.error, "questions": library.questions}
+    named: Fields = {"error": watcher.error, "questions": folder_index.questions}
     return shown | {name: value for name, value in named.items() if value}
 
 
-def index_state(library: FolderIndex) -> Fields:
+def index_state(folder_index: FolderIndex) -> Fields:
     """Return how far an index is that is not up to date, as a field of an answer; no field for one that is."""
-    state = library.keeper.state
-    return {} if state == READY else {"index": {"state": state, **_progress(library)}}
+    state = folder_index.watcher.state
+    return {} if state == READY else {"index": {"state": state, **_progress(folder_index)}}
 
 
 def _is_in(folder: Folder, path: str) -> bool:
@@ -151,10 +151,10 @@ def _is_in(folder: Folder, path: str) -> bool:
     return not name or path == name or path.startswith(f"{name}/")
 
 
-def _progress(library: FolderIndex) -> Fields:
+def _progress(folder_index: FolderIndex) -> Fields:
     """Return how far the index of all folders is: in documents while vectors are computed, else in files."""
-    now = library.index.progress
-    if library.keeper.state == EMBEDDING:
+    now = folder_index.index.progress
+    if folder_index.watcher.state == EMBEDDING:
         return {"unit": "documents", "done": now.vectors, "total": now.chunks}
     return {"unit": "files", "done": now.files - now.files_left, "total": now.files}
 
@@ -166,9 +166,9 @@ def _file(file: StoredFile) -> Fields:
     return shown | {"chunks": file.num_chunks, "vectors": file.num_vectors}
 
 
-def document(library: FolderIndex, id: str) -> Fields:
+def document(folder_index: FolderIndex, id: str) -> Fields:
     """Return a document with its text and its neighbours in the file. Reads the index. Raises RequestError 404."""
-    around = library.index.expand(id, NEIGHBOURS, NEIGHBOURS)
+    around = folder_index.index.expand(id, NEIGHBOURS, NEIGHBOURS)
     own = next((at for at, chunk in enumerate(around) if chunk.id == id), None)
     if own is None:
         raise RequestError(f"no document {id[:80]!r} is in the index: its file may have changed", status=404)
@@ -198,7 +198,7 @@ def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
     ]
 
 
-# ---- The account of a chat whose documents were found: what was found, and what the answer cites. -----------------------
+# ---- The sources of a chat whose documents were found: what was found, and what the answer cites. -----------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ Found = SearchReport | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Account:
+class AnswerSources:
     """found: the ids of the documents that were found, in rank. retrieved: the same for the client. sources: all of the
     prompt. reader: makes readers of an answer. index: as in `SearchReport`.
     """
@@ -227,7 +227,7 @@ class Account:
 
     @classmethod
     def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
-        """Make the account of a chat, in a thread: it takes time as the documents are long."""
+        """Make the sources of a chat, in a thread: it takes time as the documents are long."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         sources = Sources(document for one in sets for document in one.documents)
         ids, retrieved = [hit.chunk.id for hit in found.hits], results(found.hits, with_text=False)
@@ -246,13 +246,13 @@ class Account:
 # The leading documents of a search, computed while it goes on (RAGCache, section 5.3: dynamic speculative pipelining).
 
 logger = logging.getLogger("slotcache.docs")
-MOST_AHEAD = 3  # documents: a later stage keeps fewer of those behind them in their place
+MOST_PREFETCHED = 3  # documents: a later stage keeps fewer of those behind them in their place
 
 Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
 """Computes a prompt with documents ahead, if the server is idle."""
 
 
-class Ahead:
+class StagePrefetch:
     """Hands the first documents of a stage to `prefill` where another one leads than before. A later stage wins.
 
     delay: seconds that a stage has to last: a prompt is not worth its making for a search that is about to end.
@@ -269,7 +269,7 @@ class Ahead:
             return
         self.stop()
         self._leader = hits[0].chunk.id
-        self._task = asyncio.ensure_future(self._run(hits[:MOST_AHEAD]))
+        self._task = asyncio.ensure_future(self._run(hits[:MOST_PREFETCHED]))
 
     def stop(self) -> None:
         """Hand over nothing more. Prompts that were handed over are still computed."""
@@ -321,7 +321,7 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
 # ---- From a chat with `retrieval` to the query, and from what was found to the chat with its documents. -----------------
 
 
-def query_of(asked: ChatRequest, library: FolderIndex) -> Query | None:
+def query_of(asked: ChatRequest, folder_index: FolderIndex) -> Query | None:
     """Return the query of a chat: its own, or the last question. Raises RequestError where there is none.
 
     None: the chat goes on with results of tools alone, behind a question whose documents it has.
@@ -330,12 +330,12 @@ def query_of(asked: ChatRequest, library: FolderIndex) -> Query | None:
     text = _last_question(asked) if wish.query is None else wish.query
     if text is None:
         return None
-    top_k, paths = wish.top_k or library.top_k, tuple(wish.paths)
+    top_k, paths = wish.top_k or folder_index.top_k, tuple(wish.paths)
     return Query(text=text, top_k=top_k, paths=paths, min_score=wish.min_score)
 
 
-def query_of_search(asked: SearchRequest, library: FolderIndex) -> Query:
-    top_k, paths = asked.top_k or library.top_k, tuple(asked.paths)
+def query_of_search(asked: SearchRequest, folder_index: FolderIndex) -> Query:
+    top_k, paths = asked.top_k or folder_index.top_k, tuple(asked.paths)
     return Query(text=asked.query, top_k=top_k, paths=paths, min_score=asked.min_score)
 
 

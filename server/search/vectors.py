@@ -182,7 +182,7 @@ class VectorQueue:
             if self._thread is not None or self._closed or not self._embedder.is_open:
                 return
             self._thread = threading.current_thread()
-        self._embedder.rest()
+        self._embedder.unload()
         logger.info("%s: asleep after %g s without a text", self._embedder.model.path.name, self._sleep_after)
         self._work()
 
@@ -215,7 +215,7 @@ def _plain(one: object, where: str) -> object:
     match one:
         case {"content": list(parts)}:
             return "".join(_text(part, f"{where}.content[{at}]") for at, part in enumerate(parts))
-        case {"prompt_string": str(text), **rest} if not rest:
+        case {"prompt_string": str(text), **others} if not others:
             return text
     return one
 
@@ -354,7 +354,7 @@ class Vectors:
 
     def models(self) -> dict[str, dict[str, object]]:
         """Return the sizes and kinds of each model by its name, the served one first."""
-        found = {self.name: self.model} | {computer.name: computer.embedder.model for computer in self.computers}
+        found = {self.name: self.model} | {worker.name: worker.embedder.model for worker in self.workers}
         return {name: _about(model) for name, model in found.items()}
 
     def properties(self) -> dict[str, object]:
@@ -376,24 +376,24 @@ class Vectors:
 
     def stop(self) -> None:
         """End all requests with an error."""
-        for computer in self.computers:
-            computer.stop()
+        for worker in self.workers:
+            worker.stop()
 
     def close(self) -> None:
         self.threads.close()
-        for computer in self.computers:
-            computer.close()
+        for worker in self.workers:
+            worker.close()
         for model in self.beside:
             model.close()
 
     @property
     def computed(self) -> Computed:
         """What the embedder and the reranker computed."""
-        return sum((computer.computed for computer in self.computers), Computed())
+        return sum((worker.computed for worker in self.workers), Computed())
 
     @property
-    def computers(self) -> list[EmbeddingWorker]:
-        return [computer for computer in (self.embedding, self.reranking) if computer]
+    def workers(self) -> list[EmbeddingWorker]:
+        return [worker for worker in (self.embedding, self.reranking) if worker]
 
 
 def _about(model: Model) -> dict[str, object]:
@@ -421,21 +421,21 @@ AUTO = "auto"  # a prefix that the model's name decides
 MOST_PREFIX = 0.5  # of the tokens that a model takes at once
 
 
-def can_search(computer: EmbeddingWorker | None) -> bool:
+def can_search(worker: EmbeddingWorker | None) -> bool:
     """Whether a model turns each text into one vector."""
-    return computer is not None and computer.embedder.pooling in POOLED
+    return worker is not None and worker.embedder.pooling in POOLED
 
 
 class Embedding:
     """Turns texts of an index and queries into vectors. prefixes: in front of both, as the model was trained with."""
 
-    def __init__(self, computer: EmbeddingWorker, prefixes: Prefixes) -> None:
-        self._computer, self.prefixes = computer, prefixes
+    def __init__(self, worker: EmbeddingWorker, prefixes: Prefixes) -> None:
+        self._worker, self.prefixes = worker, prefixes
 
     @classmethod
-    def of(cls, computer: EmbeddingWorker, settings: Settings) -> Self:
+    def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
         """Take the prefixes from the settings, else from the model's name. Raises SettingsError for a long one."""
-        model, embedder = computer.embedder.model, computer.embedder
+        model, embedder = worker.embedder.model, worker.embedder
         usual = prefixes_of(*(model.metadata(f"general.{key}") or "" for key in ("name", "architecture")))
         given = (settings.embedding_query_prefix, settings.embedding_document_prefix)
         prefixes = Prefixes(*(own if one == AUTO else one for one, own in zip(given, astuple(usual), strict=True)))
@@ -443,31 +443,31 @@ class Embedding:
             size = len(embedder.tokens(prefix))
             if size > MOST_PREFIX * embedder.limit:
                 raise SettingsError(
-                    f"--embedding-{kind}-prefix has {size} tokens, of {embedder.limit} that {computer.name} takes at once: "
+                    f"--embedding-{kind}-prefix has {size} tokens, of {embedder.limit} that {worker.name} takes at once: "
                     "expected a short text"
                 )
-        return cls(computer, prefixes)
+        return cls(worker, prefixes)
 
     def for_index(self) -> Embedder:
         """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError."""
-        embedder = self._computer.embedder
+        embedder = self._worker.embedder
         files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
         return Embedder(f"{files} {embedder.pooling} {embedder.limit}" + (f" {prefix!r}" if prefix else ""), self._embed)
 
     def _embed(self, texts: Sequence[str]) -> np.ndarray:
         """Compute texts while no request waits for vectors. The index's thread. Raises RequestError."""
-        embedder, prefix = self._computer.embedder, self.prefixes.document
+        embedder, prefix = self._worker.embedder, self.prefixes.document
         tokens = [embedder.shortened(embedder.tokens(prefix + text)) for text in texts]
-        return np.stack(self._computer.compute_in_gaps(tokens))
+        return np.stack(self._worker.compute_in_gaps(tokens))
 
     async def query(self, text: str) -> np.ndarray:
         """Return the vector (width,) of a query. Raises RequestError."""
-        (vector,) = await self._computer.compute([await asyncio.to_thread(self._query_tokens, text[-MAX_LETTERS:])])
+        (vector,) = await self._worker.compute([await asyncio.to_thread(self._query_tokens, text[-MAX_LETTERS:])])
         return vector
 
     def _query_tokens(self, text: str) -> np.ndarray:
         """Return the tokens of the prefix and a query. One that is too long loses its start."""
-        embedder = self._computer.embedder
+        embedder = self._worker.embedder
         while len(tokens := embedder.tokens(self.prefixes.query + text)) > embedder.limit:
             text = text[len(text) - int(MARGIN * embedder.limit / len(tokens) * len(text)) :]
         return tokens
@@ -476,20 +476,20 @@ class Embedding:
 class Reranking:
     """Scores texts for a query."""
 
-    def __init__(self, computer: EmbeddingWorker) -> None:
-        self._computer = computer
+    def __init__(self, worker: EmbeddingWorker) -> None:
+        self._worker = worker
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Return a score for each text; a higher one is better. Raises RequestError."""
         if not texts:
             return []
         pairs = await asyncio.to_thread(lambda: [self._pair(query[-MAX_LETTERS:], text) for text in texts])
-        return [float(scores[0]) for scores in await self._computer.compute(pairs)]
+        return [float(scores[0]) for scores in await self._worker.compute(pairs)]
 
     def _pair(self, query: str, text: str) -> np.ndarray:
         """Return the tokens of both. What is too long loses the end of the text and the start of the query."""
-        limit = self._computer.embedder.limit
-        while len(pair := self._computer.pair(query, text)) > limit:
+        limit = self._worker.embedder.limit
+        while len(pair := self._worker.pair(query, text)) > limit:
             share = MARGIN * limit / len(pair)
             text, query = text[: int(share * len(text))], query[len(query) - int(share * len(query)) :]
         return pair
@@ -529,22 +529,22 @@ class _Loader:
     beside: list[Model] = field(default_factory=list)
 
     def load(self, file: str, is_served: bool, pooling: str) -> EmbeddingWorker | None:
-        """Make the computer of one kind: of a model beside, or of the served one; None: of neither."""
+        """Make the worker of one kind: of a model beside, or of the served one; None: of neither."""
         if file and is_served:
             raise ModelError(f"{file} beside {self.model.path}, or that model itself: choose one of the two")
         if is_served:
-            return self._computer(self.model, self.name, pooling)
+            return self._worker(self.model, self.name, pooling)
         if not file:
             return None
         path = Path(file).expanduser()
         self.beside.append(
             Model(
-                path, self.settings.gpu_layers, repack=self.settings.repack == "on", may_rest=self.settings.sleep_after > 0
+                path, self.settings.gpu_layers, repack=self.settings.repack == "on", may_unload=self.settings.sleep_after > 0
             )
         )
-        return self._computer(self.beside[-1], path.stem, pooling)
+        return self._worker(self.beside[-1], path.stem, pooling)
 
-    def _computer(self, model: Model, name: str, pooling: str) -> EmbeddingWorker:
+    def _worker(self, model: Model, name: str, pooling: str) -> EmbeddingWorker:
         kind = model.pooling
         if pooling == "rank" and kind not in ("", "none", "rank"):
             raise ModelError(f"{model.path} is no reranker: it pools the vectors of a text by {kind}, not by rank")

@@ -7,7 +7,7 @@ Then, with --idle-sets, likely prompts of new chats. Only a prefix can be reused
 help a new chat that starts with document 3. So idle prefill brings sets of the documents to the front of a prompt: each
 document alone, then pairs, and larger sets.
 
-Last, with --read-ahead, documents of the server that no chat has asked about yet (`retrieving.beginnings`).
+Last, with --read-ahead, documents of the server that no chat has asked about yet (`LikelyPrefixes`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ..chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from ..chat.decode import decode
 from ..chat.history import INSTRUCTIONS, HistoryMessage
 from ..chat.sampling_fields import JsonValue
-from ..engine.engine import Door
+from ..engine.engine import Engine
 from ..engine.generation import End, Failure, Generation
 from ..engine.view import View
 from ..http.api_errors import RequestError
 from ..http.threads import LARGE
-from .intake import Submitter
+from .submitter import Submitter
 
 # ---- Work that waits for idle time: bounded in number and in bytes, since idle time may never come. ---------------------
 
@@ -90,21 +90,21 @@ class Backlog(Generic[T]):
         self.num_bytes = 0
 
 
-# ---- Beginnings ---------------------------------------------------------------------------------------------------------
-# The beginnings of likely prompts: what each chat about the server's documents begins with, then one document.
+# ---- Likely prefixes ----------------------------------------------------------------------------------------------------
+# The prefixes of likely prompts: what each chat about the server's documents begins with, then one document.
 #
 # Only a prefix can be reused, so a document helps a new question only at the front of its prompt, behind the same
 # system
-# message. The beginnings follow the newest chats that searched; before any chat, they have no system message.
+# message. The prefixes follow the newest chats that searched; before any chat, they have no system message.
 
 docs_logger = logging.getLogger("slotcache.docs")
-QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a stand-in: a beginning ends before it
+QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a stand-in: a prefix ends before it
 MARGIN = 2  # times the budget in tokens as the index counts them: the model's are other ones
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """The beginning that chats share. options: of a request, as JSON, without messages; instructions: its first messages."""
+    """The prefix that chats share. options: of a request, as JSON, without messages; instructions: its first messages."""
 
     scope: Scope
     options: bytes
@@ -112,12 +112,12 @@ class SharedPrefix:
 
     @classmethod
     def first(cls, scope: Scope) -> SharedPrefix:
-        """Return the front of chats before one was seen: they search, and ask for nothing else."""
+        """Return the prefix of chats before one was seen: they search, and ask for nothing else."""
         return cls(scope, msgspec.json.encode(ChatRequest(messages=[], retrieval=True, cache_scope=scope.name)))
 
     @classmethod
     def of(cls, scope: Scope, options: bytes, entries: Sequence[HistoryMessage]) -> SharedPrefix:
-        """Return the front of a chat."""
+        """Return the prefix of a chat."""
         first = takewhile(lambda entry: entry.role in INSTRUCTIONS, entries)
         return cls(scope, options, tuple(entry.said for entry in first))
 
@@ -129,13 +129,13 @@ class SharedPrefix:
         """Return a chat of one question about these. It takes time as the options and the instructions are long."""
         messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
-        # A document that is read separately is read behind the front alone, as here: no mode of its own is needed.
+        # A document that is read separately is read behind the prefix alone, as here: no mode of its own is needed.
         options = decode(self.options, ChatRequest)
         return msgspec.structs.replace(options, messages=messages, documents=found, documents_attention="joint")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beginning:
+class LikelyPrefix:
     """A prompt that ends with a document. number: of the document in the index; num_tokens: of the document alone."""
 
     prompt: ChatPrompt
@@ -144,10 +144,10 @@ class Beginning:
     num_tokens: int
 
 
-class Beginnings:
-    """The beginnings of prompts, the likeliest first. It belongs to the event loop.
+class LikelyPrefixes:
+    """The prefixes of prompts, the likeliest first. It belongs to the event loop.
 
-    front: of chats before the first one. most_tokens: that all beginnings may have together. state_tokens: those that the
+    prefix: of chats before the first one. most_tokens: that all prefixes may have together. state_tokens: those that the
     recurrent state behind a document counts for, known once the model is warm. num_documents: that are at the
     front of a prompt by now; num_tokens: of these. has_kv: whether KV of an earlier start is back, so that none of it
     is computed again. has_files: whether all files were read, so that the likeliest documents are known.
@@ -157,7 +157,7 @@ class Beginnings:
         self,
         index: Index,
         builder: PromptBuilder,
-        front: SharedPrefix,
+        prefix: SharedPrefix,
         most_tokens: int,
         *,
         state_tokens: Callable[[], int] = lambda: 0,
@@ -165,12 +165,12 @@ class Beginnings:
         self.most_tokens, self.has_kv, self.has_files = most_tokens, False, False
         self.num_documents = self.num_tokens = 0
         self._index, self._builder, self._state_tokens = index, builder, state_tokens
-        self._front = front  # that is followed
+        self._prefix = prefix  # that is followed
         self._last: SharedPrefix | None = None  # of the newest chat
-        self._shared, self._shared_scope = NO_TOKENS, front.scope  # the tokens of the front
+        self._shared, self._shared_scope = NO_TOKENS, prefix.scope  # the tokens of the prefix
         self._uses: Counter[str] = Counter()  # of documents, by their ids; not yet in the index
         self._left: deque[int] | None = None  # the documents to come; None: to be looked up
-        self._tokens: dict[int, int] = {}  # of the documents that were computed behind this front
+        self._tokens: dict[int, int] = {}  # of the documents that were computed behind this prefix
 
     @property
     def has_more(self) -> bool:
@@ -181,14 +181,14 @@ class Beginnings:
     def _may_begin(self) -> bool:
         return self.has_kv and self.has_files
 
-    def note(self, front: SharedPrefix, found: Sequence[str]) -> None:
+    def note(self, prefix: SharedPrefix, found: Sequence[str]) -> None:
         """Follow a chat that searched. found: the ids of the documents that its prompt got.
 
-        Other instructions than before are followed from the second chat on: a front with the time of day never comes back.
+        Other instructions than before are followed from the second chat on: a prefix with the time of day never comes back.
         """
-        if self._last is None or self._last.is_like(front):
-            self._front = front
-        self._last = front
+        if self._last is None or self._last.is_like(prefix):
+            self._prefix = prefix
+        self._last = prefix
         self._uses.update(found)
         self.renew()
 
@@ -198,26 +198,26 @@ class Beginnings:
 
     def forget(self, scope: str) -> None:
         """Compute nothing before the next change, if this scope was dropped."""
-        if scope == self._front.scope.name:
+        if scope == self._prefix.scope.name:
             self._left, self._tokens = deque(), {}
             self.num_documents = self.num_tokens = 0
 
-    async def next(self) -> Beginning | None:
-        """Return the next beginning; the same one again, unless it was counted. None: the budget has no room for more."""
+    async def next(self) -> LikelyPrefix | None:
+        """Return the next prefix; the same one again, unless it was counted. None: the budget has no room for more."""
         if not self.has_more:
             return None
         if self._left is None:
             self._left = await self._look_up()
         while self._left:
-            number, beginning = self._left[0], None
+            number, likely = self._left[0], None
             tokens = self._tokens.get(number)
             if tokens is None:
-                beginning = await self._builder.threads.run(0, self._make, number)
-                tokens = beginning.num_tokens if beginning else 0
+                likely = await self._builder.threads.run(0, self._make, number)
+                tokens = likely.num_tokens if likely else 0
             if not self._has_room_for(tokens):
                 self._left.clear()
-            elif beginning is not None:
-                return beginning
+            elif likely is not None:
+                return likely
             elif tokens:
                 self._count(number, tokens)
             else:
@@ -225,9 +225,9 @@ class Beginnings:
         docs_logger.debug("%d documents are at the front of a prompt: %d tokens", self.num_documents, self.num_tokens)
         return None
 
-    def count(self, beginning: Beginning) -> None:
-        """Count a beginning that is computed."""
-        self._count(beginning.number, beginning.num_tokens)
+    def count(self, likely: LikelyPrefix) -> None:
+        """Count a prefix that is computed."""
+        self._count(likely.number, likely.num_tokens)
 
     def shown(self) -> dict[str, int | bool]:
         """Return the progress as JSON."""
@@ -250,8 +250,8 @@ class Beginnings:
         uses, self._uses = self._uses, Counter()
         numbers = await asyncio.to_thread(self._choose, uses)
         shared = await self._builder.threads.run(0, self._make_shared)
-        is_same = self._front.scope == self._shared_scope and np.array_equal(shared, self._shared)
-        self._shared, self._shared_scope = shared, self._front.scope
+        is_same = self._prefix.scope == self._shared_scope and np.array_equal(shared, self._shared)
+        self._shared, self._shared_scope = shared, self._prefix.scope
         self._tokens = {number: self._tokens[number] for number in numbers if is_same and number in self._tokens}
         self.num_documents = self.num_tokens = 0
         return deque(numbers)
@@ -267,7 +267,7 @@ class Beginnings:
             return []
 
     def _make_shared(self) -> np.ndarray:
-        """Return the front's tokens, int32; none if the template refuses the chat."""
+        """Return the prefix's tokens, int32; none if the template refuses the chat."""
         try:
             parts = self._prompt(()).parts
         except RequestError as error:
@@ -275,8 +275,8 @@ class Beginnings:
             return NO_TOKENS
         return np.concatenate([NO_TOKENS, *(part.tokens for part in parts if isinstance(part, Fixed))])
 
-    def _make(self, number: int) -> Beginning | None:
-        """Make the beginning of a document; None if the document is gone, or the template refuses the chat."""
+    def _make(self, number: int) -> LikelyPrefix | None:
+        """Make the prefix of a document; None if the document is gone, or the template refuses the chat."""
         try:
             prompt = self._prompt(list(self._index.store.chunks([number]).values()))
         except (RequestError, sqlite3.Error) as error:
@@ -285,11 +285,11 @@ class Beginnings:
         last = prompt.parts[-1]
         if not isinstance(last, DocumentSet):
             return None
-        return Beginning(prompt, self._front.scope, number, sum(map(len, last.tokens)))
+        return LikelyPrefix(prompt, self._prefix.scope, number, sum(map(len, last.tokens)))
 
     def _prompt(self, chunks: Sequence[StoredChunk]) -> ChatPrompt:
         """Make a prompt that ends with the documents. Raises RequestError."""
-        return self._builder.chat(self._front.chat(chunks), open_turn=True).prompt
+        return self._builder.chat(self._prefix.chat(chunks), open_turn=True).prompt
 
 
 logger = logging.getLogger("slotcache.idle")
@@ -329,32 +329,32 @@ class LikelyPrompts:
 class IdlePrefill:
     """Computes next turns in the order of the answers, then likely prompts, those of the newest answer first.
 
-    Last come beginnings of prompts about the server's documents. Its generations are in the engine's background, one at a
+    Last come prefixes of prompts about the server's documents. Its generations are in the engine's background, one at a
     time. A request that arrives aborts the current one; idle prefill resumes when the server is idle. It belongs to the
     event loop.
 
     open: requests that the engine has not ended yet. num_arriving: those whose prompts are being made. next_turns: whether
-    to compute next turns. num_sets: most sets of an answer's documents to bring to the front. beginnings: of prompts about
+    to compute next turns. num_sets: most sets of an answer's documents to bring to the front. prefixes: of prompts about
     the server's documents, once these are open.
     """
 
     def __init__(
         self,
-        door: Door,
+        engine: Engine,
         view: View,
         builder: PromptBuilder,
-        intake: Submitter,
+        submitter: Submitter,
         *,
         open: Collection[Generation],
         next_turns: bool,
         num_sets: int,
     ) -> None:
-        self._door, self._view, self._builder, self._intake = door, view, builder, intake
+        self._engine, self._view, self._builder, self._submitter = engine, view, builder, submitter
         self._open, self.num_arriving = open, 0
         self._next_turns, self._num_sets = next_turns, num_sets
         self._answers: Backlog[AnsweredChat] = Backlog(MAX_WAITING, MAX_BYTES)
         self._sets: Backlog[LikelyPrompts] = Backlog(MAX_WAITING, MAX_BYTES)
-        self.beginnings: Beginnings | None = None
+        self.prefixes: LikelyPrefixes | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -364,7 +364,7 @@ class IdlePrefill:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._answers or self._sets or (self.beginnings and self.beginnings.has_more))
+        return bool(self._answers or self._sets or (self.prefixes and self.prefixes.has_more))
 
     @property
     def num_bytes(self) -> int:
@@ -373,8 +373,8 @@ class IdlePrefill:
 
     def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
         """Queue what may follow an answer. prompt: the one that was answered."""
-        if self.beginnings and answered.found is not None:
-            self.beginnings.note(SharedPrefix.of(answered.scope, answered.options, answered.entries), answered.found)
+        if self.prefixes and answered.found is not None:
+            self.prefixes.note(SharedPrefix.of(answered.scope, answered.options, answered.entries), answered.found)
         if self._next_turns:
             self._answers.add(answered, answered.num_bytes)
         is_first = sum(entry.role == "user" for entry in answered.entries) == 1
@@ -389,9 +389,9 @@ class IdlePrefill:
 
     def look_again(self) -> None:
         """Read ahead what is likely now: the server's documents have changed, or KV of an earlier start is back."""
-        if self.beginnings is not None:
+        if self.prefixes is not None:
             self.abort()
-            self.beginnings.renew()
+            self.prefixes.renew()
             self.resume()
 
     def stop(self) -> None:
@@ -415,7 +415,7 @@ class IdlePrefill:
     def abort(self) -> None:
         """Stop, and take the current generation out of the engine. What it has computed stays cached."""
         self.stop()
-        self._door.drop_background(KEY)
+        self._engine.drop_background(KEY)
 
     def forget(self, scope: str) -> None:
         """Abort, and drop the scope's part of the backlog."""
@@ -424,8 +424,8 @@ class IdlePrefill:
             self._answers.remove(answered)
         for sets in [sets for sets in self._sets if sets.scope.name == scope]:
             self._sets.remove(sets)
-        if self.beginnings is not None:
-            self.beginnings.forget(scope)
+        if self.prefixes is not None:
+            self.prefixes.forget(scope)
 
     async def _work(self) -> None:
         try:
@@ -437,15 +437,15 @@ class IdlePrefill:
                 self._answers.remove(answered)
             while self._sets:
                 sets = self._sets.newest
-                if not await self._prefill(sets.prompts[0], sets.scope, guess=True):
+                if not await self._prefill(sets.prompts[0], sets.scope, is_prefetch=True):
                     return
                 sets.prompts.popleft()
                 if not sets.prompts:
                     self._sets.remove(sets)
-            while self.beginnings and (beginning := await self.beginnings.next()):
-                if not await self._read_ahead(beginning):
+            while self.prefixes and (likely := await self.prefixes.next()):
+                if not await self._prefetch_documents(likely):
                     return
-                self.beginnings.count(beginning)
+                self.prefixes.count(likely)
         except RequestError as error:  # the engine has ended
             logger.debug("nothing more is computed ahead: %s", error)
         finally:
@@ -453,7 +453,7 @@ class IdlePrefill:
                 self._task = None
 
     async def _prefill_next_turn(self, answered: AnsweredChat) -> bool:
-        """Prefill the beginning of the turn after an answer. False: stop for now."""
+        """Prefill the prefix of the turn after an answer. False: stop for now."""
         try:
             # In the builder's threads, since those end before the model is freed. The backlog bounds the bytes that wait, so
             # here an answer counts as the smallest large request, and leaves the room to the prompts of clients.
@@ -466,28 +466,30 @@ class IdlePrefill:
             logger.exception("the start of a next turn could not be computed ahead")
             return True
 
-    async def _read_ahead(self, beginning: Beginning) -> bool:
-        """Prefill the beginning of a prompt that no client has asked for. False: stop for now."""
-        prompt, scope = beginning.prompt, beginning.scope
-        return await self._view.make_room(prompt, scope) and await self._prefill(prompt, scope, guess=True)
+    async def _prefetch_documents(self, likely: LikelyPrefix) -> bool:
+        """Prefill the prefix of a prompt that no client has asked for. False: stop for now."""
+        prompt, scope = likely.prompt, likely.scope
+        return await self._view.make_room(prompt, scope) and await self._prefill(prompt, scope, is_prefetch=True)
 
     def _next_prompt(self, answered: AnsweredChat) -> ChatPrompt | None:
         return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
 
-    async def _prefill(self, prompt: ChatPrompt, scope: Scope, guess: bool = False, follows: int | None = None) -> bool:
-        """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or a guess would evict).
+    async def _prefill(
+        self, prompt: ChatPrompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None
+    ) -> bool:
+        """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or it would evict).
 
         True where it can never be cached, too: then the next one has its turn.
         """
-        if prompt.num_tokens >= self._intake.limit:
+        if prompt.num_tokens >= self._submitter.limit:
             return True
-        generation = self._intake.idle_prefill(prompt, scope, guess, follows)
+        generation = self._submitter.idle_prefill(prompt, scope, is_prefetch, follows)
         missing = await self._view.missing(prompt, scope)
-        if not missing.tokens or not (missing.fits or guess):
+        if not missing.tokens or not (missing.fits or is_prefetch):
             return True
         if not (missing.fits and missing.idle):
             return False
-        if not await asyncio.wrap_future(self._door.submit_background(KEY, generation)):
+        if not await asyncio.wrap_future(self._engine.submit_background(KEY, generation)):
             return False
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass

@@ -37,7 +37,7 @@ OF_LLAMA_SERVER = (
     ("counter", "spec_decode_num_drafts_total", "Drafts of next tokens that a step checked"),
     ("gauge", "prompt_tokens_seconds", "Prompt tokens a second, of late"),
     ("gauge", "predicted_tokens_seconds", "Generated tokens a second, of late"),
-    ("gauge", "requests_processing", "Requests on a lane"),
+    ("gauge", "requests_processing", "Requests on a slot"),
     ("gauge", "requests_deferred", "Requests in the queue"),
     ("gauge", "n_busy_slots_per_decode", "Requests in a step, on average"),
 )
@@ -66,10 +66,10 @@ class Metrics:
 
     def __init__(self, conversations: Conversations, open: Collection[Generation], idle: IdlePrefill) -> None:
         self._conversations, self._open, self._idle = conversations, open, idle
-        self._figures: EngineStats | None = None
+        self._stats: EngineStats | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._vectors, self._library = VectorMetrics(self._registry), LibraryMetrics(self._registry)
+        self._vectors, self._folder_metrics = VectorMetrics(self._registry), FolderMetrics(self._registry)
         self._requests = Counter("slotcache_requests", "Requests by how they ended", ["end"], registry=self._registry)
         self._ttft = self._histogram("slotcache_ttft_seconds", "From arrival to the first token")
         self._queue = self._histogram("slotcache_queue_seconds", "From arrival to admission")
@@ -102,24 +102,24 @@ class Metrics:
     def count_refused(self) -> None:
         self._requests.labels("refused").inc()
 
-    def seconds_until_room(self, lanes: int) -> int:
-        """Return about how long until one of the lanes has finished a request, for Retry-After."""
-        return max(1, ceil(self._mean_seconds / lanes))
+    def seconds_until_room(self, slots: int) -> int:
+        """Return about how long until one of the slots has finished a request, for Retry-After."""
+        return max(1, ceil(self._mean_seconds / slots))
 
-    def exposition(self, figures: EngineStats, computed: Computed, library: FolderIndex | None) -> bytes:
+    def exposition(self, stats: EngineStats, computed: Computed, folder_index: FolderIndex | None) -> bytes:
         """Return all metrics in Prometheus' text format. computed: texts that became vectors or scores."""
-        self._figures, self._vectors.computed, self._library.library = figures, computed, library
-        return generate_latest(self._registry) + _written(self._as_llama_server(figures, computed))
+        self._stats, self._vectors.computed, self._folder_metrics.folder_index = stats, computed, folder_index
+        return generate_latest(self._registry) + _written(self._as_llama_server(stats, computed))
 
-    def _as_llama_server(self, figures: EngineStats, computed: Computed) -> dict[str, float]:
+    def _as_llama_server(self, stats: EngineStats, computed: Computed) -> dict[str, float]:
         """Return the values of llama-server's metrics."""
-        gauges, counters = figures.gauges, figures.counters
+        gauges, counters = stats.gauges, stats.counters
         of_clients = not gauges["requests_background"][1]  # prompts that are computed ahead give way to all requests
         running, waiting = (gauges[f"requests_{state}"][1] * of_clients for state in ("running", "waiting"))
         steps, spans = counters["steps"][1], counters["spans"][1]
         return {
             "prompt_tokens_total": counters["prompt_tokens"][1] + computed.tokens,
-            "prompt_tokens_cached_total": sum(figures.cached_tokens.values()),
+            "prompt_tokens_cached_total": sum(stats.cached_tokens.values()),
             "prompt_seconds_total": self._prompts.seconds,
             "tokens_predicted_total": counters["generated_tokens"][1],
             "tokens_predicted_seconds_total": self._answers.seconds,
@@ -136,10 +136,10 @@ class Metrics:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the figures; prometheus_client calls this."""
-        if self._figures is None:
+        """Yield the metrics; prometheus_client calls this."""
+        if self._stats is None:
             return
-        for name, (help, value) in self._figures.gauges.items():
+        for name, (help, value) in self._stats.gauges.items():
             yield GaugeMetricFamily(f"slotcache_{name}", help, value)
         held = self._conversations
         yield GaugeMetricFamily("slotcache_conversations", "Conversations that are stored", len(held))
@@ -153,10 +153,10 @@ class Metrics:
             "slotcache_loop_seconds", "Seconds of processor time of the event loop's thread", thread_time()
         )
         yield GaugeMetricFamily("slotcache_idle_bytes", "Bytes of memory kept for idle work to come", self._idle.num_bytes)
-        for name, (help, value) in self._figures.counters.items():
+        for name, (help, value) in self._stats.counters.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
-        tokens = dict.fromkeys(Source, 0) | self._figures.cached_tokens  # and of every tier that has a name of its own
+        tokens = dict.fromkeys(Source, 0) | self._stats.cached_tokens  # and of every tier that has a name of its own
         del tokens[Source.NONE]
         for source, number in tokens.items():
             cached.add_metric([source], number)
@@ -180,22 +180,22 @@ class VectorMetrics:
         )
 
 
-class LibraryMetrics:
+class FolderMetrics:
     """The metrics of the server's documents; all are 0 without --docs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.library: FolderIndex | None = None
+        self.folder_index: FolderIndex | None = None
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        now = self.library.index.progress if self.library else Progress()
+        now = self.folder_index.index.progress if self.folder_index else Progress()
         yield GaugeMetricFamily("slotcache_docs_files", "Files of --docs that can be read", now.files)
         yield GaugeMetricFamily("slotcache_docs_files_left", "Files of --docs that wait to be read", now.files_left)
         yield GaugeMetricFamily("slotcache_docs_documents", "Documents in the index of --docs", now.chunks)
         yield GaugeMetricFamily("slotcache_docs_vectors", "Vectors in the index of --docs", now.vectors)
-        searches = self.library.num_searches if self.library else 0
+        searches = self.folder_index.num_searches if self.folder_index else 0
         yield CounterMetricFamily("slotcache_docs_searches", "Searches in the documents of --docs", searches)
-        ahead = self.library.beginnings if self.library else None
+        ahead = self.folder_index.prefixes if self.folder_index else None
         documents, tokens = (ahead.num_documents, ahead.num_tokens) if ahead else (0, 0)
         yield GaugeMetricFamily("slotcache_docs_read_ahead", "Documents read ahead of all questions", documents)
         yield GaugeMetricFamily(

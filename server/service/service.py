@@ -21,15 +21,15 @@ from ..chat.builder import PromptBuilder
 from ..chat.conversations import Conversations, PendingTurn
 from ..chat.tokens import AnswerMemory
 from ..config.settings import Settings
-from ..engine.engine import Door, Engine
+from ..engine.engine import Engine
 from ..engine.fit import Decision
 from ..engine.generation import End, Failure, Final, Generation
 from ..engine.view import View
 from ..http.api_errors import RequestError
-from ..search.retrieve import Account, Found
+from ..search.retrieve import AnswerSources, Found
 from .idle import AnsweredChat, IdlePrefill
-from .intake import Prepared, Submitter
 from .metrics import Metrics
+from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
 MOST_GRAMMARS = 32  # that wait to be compiled: each may take two seconds
@@ -37,7 +37,7 @@ MOST_GRAMMARS = 32  # that wait to be compiled: each may take two seconds
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Service:
-    """The routes' door: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
+    """What routes call: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
 
     name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, of the build, the model
     and its settings. decision: how the model was fitted to memory; None: llama.cpp could not count it. template: of chats.
@@ -54,10 +54,9 @@ class Service:
     decision: Decision | None
     grammars: Grammars
     engine: Engine
-    door: Door
     view: View
     builder: PromptBuilder
-    intake: Submitter
+    submitter: Submitter
     answers: AnswerMemory
     conversations: Conversations
     idle: IdlePrefill
@@ -75,69 +74,77 @@ class Service:
         num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with. found: what
         the server found for it.
         """
-        self.engine.sleep.rouse()
+        self.engine.sleep.wake()
         asked.check()
         if self.builder.separates(asked):
-            await self.intake.check_movable()
-        origin = self.conversations.origin(asked, self.intake.caches(asked))
+            await self.submitter.check_movable()
+        ref = self.conversations.ref(asked, self.submitter.caches(asked))
         id = kind + _secret()
 
         def build() -> Prepared:
-            turn = PendingTurn.of(id, asked, self.builder.chat(asked, origin, open_turn), origin)
-            form, sampling = turn.chat.form, self.intake.sampling(asked)
-            sampling = sampling if form.thought is None else sampling.changed({"thought": form.thought})
-            account = None if found is None else Account.of(found, turn.chat)
-            return Prepared(id, (turn.chat.prompt,), asked, sampling, turn=turn, wanted=form.wanted, account=account)
+            turn = PendingTurn.of(id, asked, self.builder.chat(asked, ref, open_turn), ref)
+            form, sampling = turn.chat.form, self.submitter.sampling(asked)
+            sampling = sampling if form.reasoning is None else sampling.changed({"reasoning": form.reasoning})
+            answer_sources = None if found is None else AnswerSources.of(found, turn.chat)
+            return Prepared(
+                id,
+                (turn.chat.prompt,),
+                asked,
+                sampling,
+                turn=turn,
+                grammar_spec=form.grammar_spec,
+                answer_sources=answer_sources,
+            )
 
-        with self.idle.giving_way(), self.conversations.entering(origin):
+        with self.idle.giving_way(), self.conversations.entering(ref):
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Prepared:
         """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
-        self.engine.sleep.rouse()
+        self.engine.sleep.wake()
         asked.check()
         id = f"cmpl-{_secret()}"
 
         def build() -> Prepared:
             prompts = self.builder.prompts(asked)
             echoes = tuple(map(self.builder.spelt, prompts)) if isinstance(asked, TextRequest) and asked.echo else ()
-            sampling = self.intake.sampling(asked)
-            return Prepared(id, prompts, asked, sampling, echoes=echoes, wanted=asked.wanted())
+            sampling = self.submitter.sampling(asked)
+            return Prepared(id, prompts, asked, sampling, echoes=echoes, grammar_spec=asked.grammar_spec())
 
         with self.idle.giving_way():
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
-    async def _constrained(self, submission: Prepared) -> Prepared:
+    async def _constrained(self, prepared: Prepared) -> Prepared:
         """Return a request with the grammar of its answers, if it has one. Raises RequestError: it cannot be used."""
-        wanted = submission.wanted
-        if wanted is None:
-            return submission
+        grammar_spec = prepared.grammar_spec
+        if grammar_spec is None:
+            return prepared
         if self.grammars.num_waiting >= MOST_GRAMMARS:
             raise RequestError("too many grammars wait to be compiled: try again", status=503, retry_after=1)
         try:
-            grammar = await asyncio.wrap_future(self.grammars.compile(wanted.source))
+            grammar = await asyncio.wrap_future(self.grammars.compile(grammar_spec.source))
         except GrammarError as error:
-            raise RequestError(f"{wanted.field}: {error}", param=wanted.field, code="invalid_grammar") from None
-        return replace(submission, sampling=submission.sampling.changed({"grammar": grammar}))
+            raise RequestError(f"{grammar_spec.field}: {error}", param=grammar_spec.field, code="invalid_grammar") from None
+        return replace(prepared, sampling=prepared.sampling.changed({"grammar": grammar}))
 
-    def submit(self, submission: Prepared) -> list[Generation]:
+    def submit(self, prepared: Prepared) -> list[Generation]:
         """Hand a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
-        self._check_queue(submission.num_choices)
-        generations = self.intake.generations(submission)
+        self._check_queue(prepared.num_choices)
+        generations = self.submitter.generations(prepared)
         self.idle.stop()
         for generation in generations:
-            generation.on_end = partial(self._conclude, submission.account)
-        self.door.submit(generations)
+            generation.on_end = partial(self._conclude, prepared.answer_sources)
+        self.engine.submit(generations)
         self.open.update(dict.fromkeys(generations))
-        self.open[generations[0]] = submission.turn  # of several answers, the conversation goes on from the first
+        self.open[generations[0]] = prepared.turn  # of several answers, the conversation goes on from the first
         return generations
 
-    def submit_background(self, key: Hashable, submission: Prepared) -> Future[bool]:
+    def submit_background(self, key: Hashable, prepared: Prepared) -> Future[bool]:
         """Compute a prompt in idle time, one for each key. False: the server is not idle. Raises RequestError: too long."""
-        (generation,) = self.intake.generations(submission, background=True)
+        (generation,) = self.submitter.generations(prepared, background=True)
         generation.on_end = self._resume_after
         self.idle.abort()
-        return self.door.submit_background((submission.options.cache_scope, key), generation)
+        return self.engine.submit_background((prepared.options.cache_scope, key), generation)
 
     # ---- a request ends --------------------------------------------------------------------------------------------
 
@@ -150,7 +157,7 @@ class Service:
             return
         self.metrics.count_cancelled()
         generation.abandoned, self.open[generation] = True, None
-        ended = asyncio.wrap_future(self.door.cancel(generation))
+        ended = asyncio.wrap_future(self.engine.cancel(generation))
         ended.add_done_callback(lambda ended: self._close_abandoned(generation, ended))
 
     def _close_abandoned(self, generation: Generation, ended: asyncio.Future[None]) -> None:
@@ -159,7 +166,7 @@ class Service:
             ended.exception()  # asyncio logs an exception that is never looked at
         self._close(generation)
 
-    def _conclude(self, account: Account | None, generation: Generation, event: Final) -> Final:
+    def _conclude(self, answer_sources: AnswerSources | None, generation: Generation, event: Final) -> Final:
         """Account for a generation that the engine has ended, and store its answer; return the event for its client.
 
         This runs before the client can read the event, so that its next request finds the answer stored.
@@ -172,18 +179,18 @@ class Service:
                 self.metrics.count_failed()
                 return event
             self.metrics.count_finished(event.report, event.reason)
-            if account is not None:
-                retrieval = account.fields("".join(generation.parts))
+            if answer_sources is not None:
+                retrieval = answer_sources.fields("".join(generation.parts))
                 event = replace(event, report=replace(event.report, retrieval=retrieval))
             if turn is not None:
-                return self._remember(generation, turn, event, account)
+                return self._remember(generation, turn, event, answer_sources)
             if event.sampled is not None:
                 self.answers.remember(generation.scope, "".join(generation.parts), event.sampled)
             return event
         finally:
             self._close(generation)
 
-    def _remember(self, generation: Generation, turn: PendingTurn, end: End, account: Account | None) -> End:
+    def _remember(self, generation: Generation, turn: PendingTurn, end: End, answer_sources: AnswerSources | None) -> End:
         """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
         request, layout = generation.request, generation.job.layout
         answer, key, is_content = turn.read("".join(generation.parts))
@@ -191,9 +198,9 @@ class Service:
         if sampled is not None:
             self.answers.remember(generation.scope, key, sampled)
         entries = turn.entries(layout, answer, sampled if is_content else None)
-        remembered = turn.origin is not None and self.conversations.remember(turn.origin, turn.id, entries)
+        remembered = turn.ref is not None and self.conversations.remember(turn.ref, turn.id, entries)
         if request.index_scope.is_shared and generation.limit:
-            found = account.found if account else None
+            found = answer_sources.found if answer_sources else None
             answered = AnsweredChat(request.id, request.index_scope, turn.options, entries, found=found)
             self.idle.add(answered, turn.chat.prompt)
         return replace(end, report=replace(end.report, conversation=turn.report(remembered)))

@@ -9,7 +9,7 @@ import pytest
 from slotcache.bench.cli import main
 from slotcache.bench.random_models import built_in_model
 from slotcache.bench.report import f1
-from slotcache.bench.scenarios.agent import AS_SENT, REWRITTEN, AgentDialect, Task, Turn, queries, read_tasks, spread
+from slotcache.bench.scenarios.agent import AS_SENT, REWRITTEN, AgentApi, Task, Turn, queries, read_tasks, spread
 from slotcache.bench.trace import prose
 
 CLAUSES = "\n\n".join(prose(f"clause {at}", 40) for at in range(6))
@@ -60,7 +60,7 @@ def test_chosen_tasks_lie_apart() -> None:
 
 def test_the_messages_of_an_agent_grow_at_the_end_alone(data: Path) -> None:
     asked = list(queries(read_tasks(data)[1:]))
-    sent = [AgentDialect().messages(query, [(one, "") for one in asked[:at]]) for at, query in enumerate(asked)]
+    sent = [AgentApi().messages(query, [(one, "") for one in asked[:at]]) for at, query in enumerate(asked)]
     assert [messages[-1]["role"] for messages in sent] == ["user", "tool", "user", "tool", "user"]
     for before, after in pairwise(sent):
         assert after[: len(before)] == before

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from slotcache.bench.client import Client, Result
-from slotcache.bench.dialect import ChatDialect, CompletionDialect, Dialect, DocumentUse, Sampling
+from slotcache.bench.server_api import ChatApi, CompletionApi, DocumentUse, Sampling, ServerApi
 from slotcache.bench.trace import SYSTEM_PROMPT, Query
 
 QUERY = Query("s", 1, "Why?", (("a", "first"), ("b", "second")))
-SLOTCACHE = ChatDialect(documents_field=True, extra={"document_order": "auto"})
+SLOTCACHE = ChatApi(documents_field=True, extra={"document_order": "auto"})
 
 
-def ask(url: str, dialect: Dialect, query: Query = QUERY, history: Any = (), sampling: Any = None) -> Result:
+def ask(url: str, api: ServerApi, query: Query = QUERY, history: Any = (), sampling: Any = None) -> Result:
     async def one() -> Result:
-        async with Client(url, dialect, sampling) as client:
+        async with Client(url, api, sampling) as client:
             return await client.ask(query, history)
 
     return asyncio.run(one())
@@ -34,7 +34,7 @@ def test_ttft_is_the_first_token_and_not_the_first_event(serve: Any, chat_events
         for event in rest:
             await send(event)
 
-    result = ask(serve(handler).url, ChatDialect())
+    result = ask(serve(handler).url, ChatApi())
     assert result.ttft >= times[1] - times[0] >= 0.05
     assert len(result.arrivals) == 3 and result.text == "Because."
     assert list(result.arrivals) == sorted(result.arrivals) and result.arrivals[-1] <= result.latency
@@ -72,8 +72,8 @@ def test_earlier_turns_keep_their_documents(serve: Any, chat_events: Any) -> Non
 
     server = serve(handler)
     history = [(QUERY, "Because.")]
-    for dialect in (SLOTCACHE, ChatDialect()):
-        assert ask(server.url, dialect, Query("s", 2, "And?", (("c", "third"),)), history).error is None
+    for api in (SLOTCACHE, ChatApi()):
+        assert ask(server.url, api, Query("s", 2, "And?", (("c", "third"),)), history).error is None
     (_, own), (_, other) = server.requests
     assert own["messages"][1]["documents"] == [{"id": "a", "text": "first"}, {"id": "b", "text": "second"}]
     assert own["messages"][2] == {"role": "assistant", "content": "Because."}
@@ -94,7 +94,7 @@ def test_llama_server_renders_first_and_tells_reuse_in_timings(serve: Any) -> No
         )
 
     server = serve(handler)
-    result = ask(server.url, CompletionDialect(), sampling=Sampling(max_tokens=2))
+    result = ask(server.url, CompletionApi(), sampling=Sampling(max_tokens=2))
     assert [path for path, _ in server.requests] == ["/apply-template", "/completion"]
     body = server.requests[1][1]
     assert body["prompt"] == "<[a]\nfirst\n\n[b]\nsecond\n\nWhy?>"
@@ -118,7 +118,7 @@ def test_an_error_answer_is_a_result_with_its_message(serve: Any, answer: Any, m
     async def handler(path: str, body: Any, send: Any) -> Any:
         return answer
 
-    result = ask(serve(handler).url, ChatDialect())
+    result = ask(serve(handler).url, ChatApi())
     assert result.status == answer[0] and result.error is not None and message in result.error
     assert result.arrivals == () and result.ttft != result.ttft
 
@@ -129,7 +129,7 @@ def test_an_error_in_the_stream_is_an_error(serve: Any, chat_events: Any, event:
         for sent in [*chat_events(["x"])[:2], event]:
             await send(sent)
 
-    result = ask(serve(handler).url, ChatDialect())
+    result = ask(serve(handler).url, ChatApi())
     assert result.error == "StreamError: evicted" and result.text == "x"
 
 
@@ -138,7 +138,7 @@ def test_a_stream_that_breaks_off_is_an_error(serve: Any, chat_events: Any) -> N
         for event in chat_events(["x"])[:2]:
             await send(event)
 
-    result = ask(serve(handler).url, ChatDialect())
+    result = ask(serve(handler).url, ChatApi())
     assert result.error == "StreamError: the stream ended before its final event"
 
 
@@ -148,7 +148,7 @@ def test_a_stream_that_ends_twice_is_an_error(serve: Any, chat_events: Any) -> N
         for event in [role, token, end, end, *rest]:
             await send(event)
 
-    result = ask(serve(handler).url, ChatDialect())
+    result = ask(serve(handler).url, ChatApi())
     assert result.error == "StreamError: the stream had 2 final events"
 
 
@@ -162,10 +162,10 @@ def test_both_dialects_tell_why_an_answer_ended(serve: Any, told: str, reason: s
             return {"prompt": "x"}
         await send({"content": "", "stop": True, "stop_type": told})
 
-    assert ask(serve(chat).url, ChatDialect()).finish_reason == reason
-    assert ask(serve(native).url, CompletionDialect()).finish_reason == reason
+    assert ask(serve(chat).url, ChatApi()).finish_reason == reason
+    assert ask(serve(native).url, CompletionApi()).finish_reason == reason
 
 
 def test_a_missing_server_is_an_error() -> None:
-    result = ask("http://127.0.0.1:1", CompletionDialect())
+    result = ask("http://127.0.0.1:1", CompletionApi())
     assert result.error is not None and "ClientConnectorError" in result.error

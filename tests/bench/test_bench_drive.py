@@ -6,13 +6,13 @@ from time import monotonic
 from typing import Any
 
 from slotcache.bench.client import Client, Run, drive
-from slotcache.bench.dialect import ChatDialect
+from slotcache.bench.server_api import ChatApi
 from slotcache.bench.trace import Query, conversations
 
 
 def run(url: str, queries: list[Query], concurrency: int, pause: float = 0.0) -> Run:
     async def work() -> Run:
-        async with Client(url, ChatDialect()) as client:
+        async with Client(url, ChatApi()) as client:
             return await drive(client, queries, concurrency, pause=pause)
 
     return asyncio.run(work())

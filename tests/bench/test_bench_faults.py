@@ -125,7 +125,7 @@ def test_soak_reports_by_quarter(capsys: Any) -> None:
 
 def test_soak_of_a_real_server_loses_nothing(tmp_path: Path, capsys: Any) -> None:
     port, out = free_port(), tmp_path / "out.json"
-    with Server(slotcache_command(ServerOptions(FILE, 4096, lanes=2, threads=1), port), port) as server:
+    with Server(slotcache_command(ServerOptions(FILE, 4096, slots=2, threads=1), port), port) as server:
         main(["soak", "--url", server.url, "--minutes", "0.1", "--clients", "3", "--json", str(out)])
     data = json.loads(out.read_text())["data"]
     assert sum(data["acts"].values()) > 20 and len(data["acts"]) > 8

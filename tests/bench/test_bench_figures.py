@@ -5,11 +5,11 @@ from math import isnan
 import pytest
 from slotcache.bench.client import PromptSizer, Result, Run
 from slotcache.bench.comparison import differences, reused
-from slotcache.bench.dialect import DocumentUse
 from slotcache.bench.scenarios.cached import ttft_over_step
 from slotcache.bench.scenarios.conversations import Continuation, continuations
 from slotcache.bench.scenarios.decoding import shared_speed
 from slotcache.bench.scenarios.stall import Stall, gaps_within
+from slotcache.bench.server_api import DocumentUse
 from slotcache.bench.trace import Query
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from slotcache.bench.cli import main
 from slotcache.bench.client import Client
-from slotcache.bench.dialect import ChatDialect, Sampling
 from slotcache.bench.scenarios import typing_ahead
+from slotcache.bench.server_api import ChatApi, Sampling
 from slotcache.retrieval import Index, Query
 
 ARGS = argparse.Namespace(subjects=12, k=3, words=120, seconds=0.0)
@@ -33,7 +33,7 @@ def test_a_typed_question_is_sent_as_the_page_does(serve: Any, chat_events: Any,
     text = "What did the old house of Tarnwick do when it rained?"
 
     async def typed() -> Any:
-        async with Client(server.url, ChatDialect(), Sampling(max_tokens=3)) as client:
+        async with Client(server.url, ChatApi(), Sampling(max_tokens=3)) as client:
             return await typing_ahead._typed(client, ARGS, text, along)
 
     assert asyncio.run(typed()).computed_tokens == 10

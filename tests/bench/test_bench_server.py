@@ -96,7 +96,7 @@ def test_a_missing_program_is_named() -> None:
 
 
 def test_commands_use_the_same_flags() -> None:
-    options = ServerOptions(Path("m.gguf"), context=4096, lanes=4, threads=2, flash_attention="on", extra=("-b", "256"))
+    options = ServerOptions(Path("m.gguf"), context=4096, slots=4, threads=2, flash_attention="on", extra=("-b", "256"))
     flags = "--host 127.0.0.1 --port 81 -m m.gguf -c 4096 -np 4 -t 2 -fa on -b 256".split()  # noqa: SIM905
     assert llama_server_command("bin/llama-server", options, 81) == ["bin/llama-server", *flags, "--no-webui"]
     command = slotcache_command(options, 81)

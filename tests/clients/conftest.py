@@ -31,7 +31,7 @@ def vectors(tmp_path_factory):
 
 @pytest.fixture
 def full(tmp_path_factory):
-    """A server whose one lane and one place in the queue are taken, by answers that soon end."""
+    """A server whose one slot and one place in the queue are taken, by answers that soon end."""
     tiny = generate(tmp_path_factory.mktemp("models") / "tiny.gguf", SHAPES["tiny"])
     with running(tiny, parallel=1, max_queue=1) as up:
         asked = {"model": "any", "prompt": "Once", "max_tokens": 500, "extra_body": {"ignore_eos": True}}

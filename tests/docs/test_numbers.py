@@ -42,7 +42,7 @@ TOLD = [
     ("docs/api.md", "after {} s of grace (408)", Bodies.up_to(1).patience),
     ("docs/api.md", "reads nothing for {} s is closed", Connection.patience),
     ("docs/retrieval.md", "takes longer than {} ms and the server is idle", reply.STAGE * 1000),
-    ("docs/retrieval.md", "the prompt with the first {} documents", retrieve.MOST_AHEAD),
+    ("docs/retrieval.md", "the prompt with the first {} documents", retrieve.MOST_PREFETCHED),
     ("docs/retrieval.md", "files above {} MiB", files.MAX_BYTES >> 20),
     ("docs/retrieval.md", "first {} of that search", ranking.DEPTH),
     ("docs/retrieval.md", "those that quote {} words or more", retrieve.QUOTED_WORDS),
@@ -71,7 +71,7 @@ def test_the_bound_on_overtaking_is_told_with_its_exceptions():
     """Settings.md is made from the settings: how-it-works says the same in words."""
     text = " ".join(section(read("docs/how-it-works.md"), "## One step").split())
     assert WINDOW and "after `--window` times no later one of its priority" in text
-    assert "not hold against a higher priority, nor while the lane" in text
+    assert "not hold against a higher priority, nor while the slot" in text
 
 
 def test_what_is_said_of_eviction_policies_is_in_their_table():

@@ -42,5 +42,5 @@ def test_its_report_is_the_one_that_the_server_sends(demo_server, capsys):
     names: dict[str, Any] = {"__name__": "document"}
     run(blocks(README, "python")[0], names, demo_server.url)
     told = json.loads(blocks(README, "json")[0].text)
-    # The lane, and whether the first question's KV is still on the device, hang on time.
+    # The slot, and whether the first question's KV is still on the device, hang on time.
     assert {**names["answer"].slotcache, "lane": told["lane"], "source": told["source"]} == told

@@ -50,7 +50,7 @@ def test_each_engine_tells_it_in_its_own_way(chunk, told):
     listener = Listener(hides_usage=False)
     stream = b'data: {"choices":[{"delta":{"content":"\\"usage\\": {}"}}]}\n\ndata: ' + chunk + b"\n\ndata: [DONE]\n\n"
     assert listener.events(stream) == stream
-    assert listener.told == told
+    assert listener.feedback == told
 
 
 def test_a_part_counts_as_cached_when_more_than_half_of_it_is():

@@ -44,7 +44,7 @@ def send(fleets, names=NAMES, answers=None, **fields):
     one.accepted_by(one.rank(names)[0])
     answer = ReplicaAnswer(status=200)
     if answers:
-        answer.id, answer.told = answers.pop("id", "a1"), AnswerReport(**answers)
+        answer.id, answer.report = answers.pop("id", "a1"), AnswerReport(**answers)
     one.answered(answer)
     return one.replica
 
@@ -192,12 +192,12 @@ def test_the_last_answer_of_a_replica_that_leaves_is_not_looked_for_there():
     name, other = one.rank(NAMES)
     one.accepted_by(name)
     asked(fleets).rank([other])
-    one.answered(ReplicaAnswer(status=200, id="a1", told=told))
+    one.answered(ReplicaAnswer(status=200, id="a1", report=told))
     again = asked(fleets, conversation="c")
     assert again.is_unknown and again.rank([other]) == [other]
     again.accepted_by(other)
     assert "begins anew" in again.why
-    one.answered(ReplicaAnswer(status=200, id="a2", told=told))
+    one.answered(ReplicaAnswer(status=200, id="a2", report=told))
     assert asked(fleets, conversation="c").is_bound, "it has a new place by now"
 
 
@@ -288,12 +288,12 @@ def test_an_answer_in_pieces_is_read_once_it_is_whole():
     answer = ReplicaAnswer()
     answer.read({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
     for byte in body:
-        assert answer.told is None
+        assert answer.report is None
         answer.read({"type": "http.response.body", "body": bytes([byte]), "more_body": True})
     # To read what has come so far with each piece would be quadratic in their number.
-    assert answer.told is None
+    assert answer.report is None
     answer.read({"type": "http.response.body", "body": b"", "more_body": False})
-    assert answer.told == AnswerReport() and bytes(answer.body) == body
+    assert answer.report == AnswerReport() and bytes(answer.body) == body
 
 
 def test_a_replica_gets_the_request_alone():

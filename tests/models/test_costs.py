@@ -138,21 +138,21 @@ def test_times_like_a_cpu_s_lead_to_the_rules_of_the_cpu():
     assert costs.tile == 64 and costs.pays_to_pad(63, 63 * 1000, 1000) and not costs.pays_to_pad(1, 100, 100)
     assert 30 < costs.swap_from_tokens < 70 and 10 < costs.cells_per_run < 100 and costs.restore_share < 0.02
     assert costs.apart_from_cells < 1000
-    assert costs.pays_to_spill(100, 4), "a prompt passes over idle cells for longer than their way back takes"
+    assert costs.pays_to_offload(100, 4), "a prompt passes over idle cells for longer than their way back takes"
 
 
 def test_times_like_a_card_s_leave_idle_kv_where_it_is():
     costs = timed_costs(OTHER, LIKE_A_CARD)
     assert costs.tile == 1 and not costs.pays_to_pad(63, 63 * 1000, 1000) and costs.apart_from_cells == NEVER
     assert costs.swap_from_tokens > 1000 and 0.03 < costs.restore_share < 0.1
-    assert not costs.pays_to_spill(200, 50) and costs.pays_to_spill(1000, 200)
+    assert not costs.pays_to_offload(200, 50) and costs.pays_to_offload(1000, 200)
     assert costs.background_ns == OTHER.background_ns
 
 
 def test_what_no_time_can_show_has_no_price():
     free = replace(LIKE_A_CARD, step_idle=7e-3, chunk_idle=12e-3)
     costs = timed_costs(OTHER, free)
-    assert costs.swap_from_tokens == NEVER and not costs.pays_to_spill(10**6, 10**6)
+    assert costs.swap_from_tokens == NEVER and not costs.pays_to_offload(10**6, 10**6)
     unmoved = Times(chunk_tokens=64, step=7e-3, chunk=12e-3, double=18e-3)
     costs = timed_costs(OTHER, unmoved)
     assert replace(costs, pass_ns=0.0, row_ns=0.0) == OTHER

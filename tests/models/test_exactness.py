@@ -107,15 +107,15 @@ def test_a_fork_anywhere_is_within_rounding(model, lab, words):
         close(model, forked)
 
 
-@pytest.mark.parametrize("flash, rest", [("on", 1), ("off", 8)])
-def test_a_prompt_that_is_fully_cached_computes_its_rest(model, words, flash, rest):
+@pytest.mark.parametrize("flash, recompute_last", [("on", 1), ("off", 8)])
+def test_a_prompt_that_is_fully_cached_computes_its_rest(model, words, flash, recompute_last):
     """One token for its logits; without flash attention as many as round like a whole prompt."""
     lab = Lab(model, flash=flash)
     cold = lab.run(words[:200], limit=3)
     prefilled = lab.scheduler.counters.prefilled_tokens
     warm = lab.run(words[:200], limit=3)
-    assert warm.job.reuse.cached == 200 - rest
-    assert lab.scheduler.counters.prefilled_tokens == prefilled + rest
+    assert warm.job.reuse.cached == 200 - recompute_last
+    assert lab.scheduler.counters.prefilled_tokens == prefilled + recompute_last
     if flash == "off":
         close(model, warm)
         close(model, cold)
@@ -189,7 +189,7 @@ def test_every_node_survives_host_memory(model, words):
     lab = Lab(model, host=100_000)
     first = lab.run(words[:300], limit=3, stops=[40, 100, 101, 250])
     lab.run(words[7:60], limit=2)  # sends everything else to host memory
-    assert lab.scheduler.tree.ledger.num_ready == 54
+    assert lab.scheduler.tree.device.num_ready == 54
     for cut in (30, 40, 70, 100, 101, 200, 250, 299):
         other = np.concatenate([words[:cut], words[310:340]])
         restored = lab.run(other, limit=2)
@@ -203,7 +203,7 @@ def test_every_node_survives_host_memory(model, words):
 
 
 def test_a_preempted_request_resumes_exactly(model, words):
-    lab = Lab(model, num_cells=512, lanes=2)
+    lab = Lab(model, num_cells=512, slots=2)
     answers = [lab.submit(words[start : start + 200], limit=120) for start in (0, 7)]
     lab.finish()
     assert lab.scheduler.counters.preemptions > 0

@@ -13,10 +13,10 @@ from slotcache.models.model import MOST_LAYERS, Model, Override, experts_on_host
 from slotcache.server.engine.fit import Concession, MemoryPlacement, search
 from support.architectures import mixture
 
-WANTED = MemoryPlacement(cells=16384, lanes=4, gpu_layers=33, gpu_experts=32)
+WANTED = MemoryPlacement(cells=16384, slots=4, gpu_layers=33, gpu_experts=32)
 CONCESSIONS = (
     Concession("cells", 4096, 256),
-    Concession("lanes", 1),
+    Concession("slots", 1),
     Concession("gpu_experts", 0),
     Concession("gpu_layers", 0),
 )
@@ -36,7 +36,7 @@ def test_the_search_ends_where_nothing_can_be_raised(costs, most):
     """Each quantity has a price, and all together a limit."""
 
     def excess(placement):
-        values = (placement.cells, placement.lanes, placement.gpu_experts, placement.gpu_layers)
+        values = (placement.cells, placement.slots, placement.gpu_experts, placement.gpu_layers)
         return sum(cost * value for cost, value in zip(costs, values, strict=True)) - most
 
     def fits(placement):
@@ -44,7 +44,7 @@ def test_the_search_ends_where_nothing_can_be_raised(costs, most):
 
     found = search(WANTED, CONCESSIONS, excess)
     if found is None:
-        assert not fits(MemoryPlacement(cells=4096, lanes=1, gpu_layers=0, gpu_experts=0))
+        assert not fits(MemoryPlacement(cells=4096, slots=1, gpu_layers=0, gpu_experts=0))
         return
     assert fits(found)
     for concession in CONCESSIONS:
@@ -75,7 +75,7 @@ def test_few_placements_are_tried(power, tries):
 
 def test_less_than_the_least_is_kept_as_it_is_wanted():
     small = replace(WANTED, cells=1024)
-    assert search(small, CONCESSIONS, lambda placement: placement.lanes - 1) == replace(small, lanes=1)
+    assert search(small, CONCESSIONS, lambda placement: placement.slots - 1) == replace(small, slots=1)
 
 
 @pytest.mark.parametrize(

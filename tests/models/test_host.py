@@ -66,10 +66,10 @@ def test_a_run_that_is_split_before_it_is_written_is_written_in_both_parts(model
 def test_what_could_not_be_saved_does_not_count_as_saved(model, monkeypatch):
     lab = lab_of(model)
     monkeypatch.setattr(llama, "llama_state_seq_get_data_ext", lambda *_: 0)
-    blob = HostCopy(0, 4)
+    copy = HostCopy(0, 4)
     with pytest.raises(RunnerError, match="saving the state of sequence 0 wrote 0 of"):
-        lab.runner.apply(Snap(0, blob))
-    assert blob.data is None
+        lab.runner.apply(Snap(0, copy))
+    assert copy.data is None
     lab.close()
 
 

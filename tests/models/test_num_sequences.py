@@ -14,14 +14,14 @@ DENSE, WINDOWED, HYBRID = (
 
 
 @pytest.mark.parametrize(
-    ("model", "lanes", "moves_idle", "expected"),
+    ("model", "slots", "moves_idle", "expected"),
     [
         (DENSE, 4, True, 64),
-        (DENSE, 100, True, 202),  # one for each lane and one ahead
+        (DENSE, 100, True, 202),  # one for each slot and one ahead
         (DENSE, 4, False, 256),  # each idle history keeps one
         (WINDOWED, 4, True, 256),  # its KV never moves
         (HYBRID, 4, True, 10),
     ],
 )
-def test_as_many_ids_as_may_be_in_use(model: Any, lanes: int, moves_idle: bool, expected: int) -> None:
-    assert num_sequences(model, lanes, moves_idle=moves_idle) == expected
+def test_as_many_ids_as_may_be_in_use(model: Any, slots: int, moves_idle: bool, expected: int) -> None:
+    assert num_sequences(model, slots, moves_idle=moves_idle) == expected

@@ -85,11 +85,11 @@ def runner_of(path: Path, flash: str = "off", kind: str = "f16", value: str = "f
 
 def run_of(runner: Runner, tokens: np.ndarray, start: int) -> np.ndarray:
     """Compute tokens that begin at a position and see nothing else."""
-    blob = HostCopy(start, start + len(tokens))
+    copy = HostCopy(start, start + len(tokens))
     runner.run(Plan(spans=(Span(0, 0, start, tokens, logits=False),), afterwards=()))
-    runner.run(Plan((Save(0, blob), Drop(0))))
-    assert blob.data is not None
-    return blob.data
+    runner.run(Plan((Save(0, copy), Drop(0))))
+    assert copy.data is not None
+    return copy.data
 
 
 @pytest.fixture(scope="module", params=["norm", "neox", "scaled", "yarn"])
@@ -132,13 +132,13 @@ def test_a_run_moves_as_a_whole_and_stays_as_it_was(path):
 
 def test_a_restored_run_can_be_moved_in_part(tiny):
     with runner_of(tiny, kind="f32") as runner:
-        rotation, blob = runner.states.rotation, HostCopy(3, 43)
+        rotation, copy = runner.states.rotation, HostCopy(3, 43)
         assert isinstance(rotation, Rotation), rotation
-        blob.data = run_of(runner, TOKENS, 3)
+        copy.data = run_of(runner, TOKENS, 3)
         saved = HostCopy(110, 130)
-        runner.run(Plan((Restore(blob, 5, 110, 130, distance=100), Save(5, saved), Drop(5))))
+        runner.run(Plan((Restore(copy, 5, 110, 130, distance=100), Save(5, saved), Drop(5))))
         assert saved.data is not None
-        expected = rotation.moved(runner.states.cut(blob.data, 10, 30), 100)
+        expected = rotation.moved(runner.states.cut(copy.data, 10, 30), 100)
         assert runner.states.accepts(saved.data, 110, 130)
         assert is_same(rotation.attention, saved.data, expected, 0)
 

@@ -29,15 +29,15 @@ class Bench:
         self.row = runner.logits(1)[0]
 
     def answer(self, sampling, rows, prompt=()):
-        """Return the tokens chosen from each of these rows, and the sampler's chances of each."""
+        """Return the tokens chosen from each of these rows, and the sampler's logprobs of each."""
         sampler = Sampler(self.model, sampling)
         sampler.prime(np.array(prompt, np.int32))
         found = []
         for row in rows:
             self.row[:] = row
-            found.append((sampler.choose(self.row, self.context.handle, 3), sampler.take_chances()))
+            found.append((sampler.choose(self.row, self.context.handle, 3), sampler.take_logprobs()))
         sampler.close()
-        return [token for token, _ in found], [chances for _, chances in found]
+        return [token for token, _ in found], [logprobs for _, logprobs in found]
 
     def tokens(self, sampling, rows, prompt=()):
         return self.answer(sampling, rows, prompt)[0]
@@ -121,7 +121,7 @@ def rows(bench):
 
 def random_sampling(rng):
     """Some parameters away from their defaults, and the samplers in any order."""
-    chances = {
+    values_of = {
         "temperature": [0.0, 0.3, 1.0, 2.5],
         "dynatemp_range": [0.5],
         "dynatemp_exponent": [2.0],
@@ -148,7 +148,7 @@ def random_sampling(rng):
         "adaptive_decay": [0.0, 0.5],
         "dry_sequence_breakers": [(), ("e",), (" th", "\n")],
     }
-    given = {name: rng.choice(values) for name, values in chances.items() if rng.random() < 0.3}
+    given = {name: rng.choice(values) for name, values in values_of.items() if rng.random() < 0.3}
     if rng.random() < 0.8:
         given.pop("mirostat", None)
     if rng.random() < 0.5:
@@ -289,24 +289,24 @@ def test_a_seed_fixes_an_answer_and_each_choice_has_its_own(bench, rows):
 @pytest.mark.parametrize("most", [0, 1, 7, 10**6])
 def test_the_chances_are_those_of_the_model(bench, rows, most):
     sampling = Sampling(seed=1, n_probs=most, repeat_penalty=3.0, logit_bias={3: 9.0})
-    tokens, chances = bench.answer(sampling, rows)
+    tokens, logprobs = bench.answer(sampling, rows)
     assert tokens == bench.tokens(Sampling(seed=1, repeat_penalty=3.0, logit_bias={3: 9.0}), rows)
-    for row, token, found in zip(rows, tokens, chances, strict=True):
+    for row, token, found in zip(rows, tokens, logprobs, strict=True):
         exact = row.astype(np.float64) - np.logaddexp.reduce(row.astype(np.float64))
         assert found.token == token and found.logprob == pytest.approx(exact[token], abs=1e-5)
         best = np.argsort(-exact, kind="stable")[:most]
-        assert found.tokens.tolist() == best.tolist()
-        assert found.logprobs == pytest.approx(exact[best], abs=1e-5)
+        assert found.top_tokens.tolist() == best.tolist()
+        assert found.top_logprobs == pytest.approx(exact[best], abs=1e-5)
 
 
 def test_the_chances_after_sampling_are_what_the_samplers_left(bench):
     row = likely(bench)
     asked = {"n_probs": 10, "post_sampling_probs": True, "seed": 2}
-    tokens, chances = bench.answer(Sampling(temperature=1.0, top_p=0.8, min_p=0, **asked), [row] * 50)
+    tokens, logprobs = bench.answer(Sampling(temperature=1.0, top_p=0.8, min_p=0, **asked), [row] * 50)
     assert tokens == bench.tokens(Sampling(temperature=1.0, top_p=0.8, min_p=0, seed=2), [row] * 50)
-    for token, found in zip(tokens, chances, strict=True):
-        assert found.tokens.tolist() == [0, 1, 2] and np.exp(found.logprobs).sum() == pytest.approx(1)
+    for token, found in zip(tokens, logprobs, strict=True):
+        assert found.top_tokens.tolist() == [0, 1, 2] and np.exp(found.top_logprobs).sum() == pytest.approx(1)
         assert found.logprob == pytest.approx(np.log(PROBABILITIES[token] / 0.85), abs=1e-5)
     for temperature in (0.0, 1e-6):
         _, (found,) = bench.answer(Sampling(temperature=temperature, **asked), [row])
-        assert (found.token, found.logprob, found.tokens.tolist()) == (0, 0.0, [0])
+        assert (found.token, found.logprob, found.top_tokens.tolist()) == (0, 0.0, [0])

@@ -137,7 +137,7 @@ def test_private_requests_leave_nothing(desk):
 
 
 def test_preempted_requests_go_on(model):
-    lab = Lab(model, host=0, num_cells=560, lanes=2, batch=64)
+    lab = Lab(model, host=0, num_cells=560, slots=2, batch=64)
     lab.runner.warm_up()
     desk = Desk(lab)
     answers = [desk.submit(prompt_of(names), limit=40) for names in ("abc", "dcb")]

@@ -66,9 +66,9 @@ def deepest(lab, tokens):
 
 def copies(node):
     """Return a run, and the state at its end."""
-    assert node.blob is not None and node.blob.data is not None
+    assert node.copy is not None and node.copy.data is not None
     assert node.state is not None and node.state.data is not None
-    return node.blob.data, node.state.data
+    return node.copy.data, node.state.data
 
 
 def copy(lab):

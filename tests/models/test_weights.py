@@ -23,35 +23,35 @@ def file(tiny, tmp_path):
 
 
 def test_the_last_context_that_rests_frees_them_and_the_vocabulary_stays(file):
-    with closing(Model(file, may_rest=True)) as model:
+    with closing(Model(file, may_unload=True)) as model:
         context, embedder = Context(model, SMALL), EmbeddingModel(model, EmbedderSettings(pooling="mean"))
         known = model.width, model.size, model.num_parameters, model.file_type, model.can_trim, model.bos
         tokens = model.tokenize("Hello, world").tolist()
-        context.rest()
+        context.unload()
         assert model.handle
-        embedder.rest()
+        embedder.unload()
         with pytest.raises(ModelError, match="not in memory"):
             _ = model.handle
         assert (model.width, model.size, model.num_parameters, model.file_type, model.can_trim, model.bos) == known
         assert model.tokenize("Hello, world").tolist() == tokens
         embedder.open()
         context.open()
-        embedder.rest()
+        embedder.unload()
         assert model.handle
         context.close()
 
 
 def test_without_leave_they_stay(file):
     with closing(Model(file)) as model:
-        Context(model, SMALL).rest()
+        Context(model, SMALL).unload()
         assert model.handle and model.tokenize("Hello").size
 
 
 def test_a_load_may_be_given_up_and_tried_again(file):
     goes_on = [True]
-    with closing(Model(file, progress=lambda share: goes_on[0], may_rest=True)) as model:
+    with closing(Model(file, progress=lambda share: goes_on[0], may_unload=True)) as model:
         context = Context(model, SMALL)
-        context.rest()
+        context.unload()
         goes_on[0] = False
         for _ in range(2):
             with pytest.raises(ModelError, match="cannot load"):
@@ -59,17 +59,17 @@ def test_a_load_may_be_given_up_and_tried_again(file):
         goes_on[0] = True
         context.open()
         assert model.handle
-        context.rest()
+        context.unload()
         with pytest.raises(ModelError):
             _ = model.handle
 
 
 @pytest.mark.parametrize("changed", ["own.gguf", "lora.gguf"])
 def test_files_that_changed_are_not_loaded(file, tmp_path, changed):
-    with closing(Model(file, may_rest=True)) as model:
+    with closing(Model(file, may_unload=True)) as model:
         adapters = Adapters(model, [lora(tmp_path / "lora.gguf", SHAPES["tiny"], 1)])
         context = Context(model, SMALL)
-        context.rest()
+        context.unload()
         (tmp_path / changed).touch()
         for _ in range(2):
             with pytest.raises(ModelError, match=f"{changed} changed since it was loaded"):

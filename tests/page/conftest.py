@@ -56,7 +56,7 @@ def corpus():
 
 
 @pytest.fixture(scope="session")
-def library(browser, corpus, tmp_path_factory):
+def folder_index(browser, corpus, tmp_path_factory):
     """A server over a folder: the bundled documents, one of several parts, one with pages, one that cannot be read."""
     folder = corpus.write(tmp_path_factory.mktemp("folder"))
     write(folder, {"coast/lights.md": LIGHTS, f"{LONG}.md": f"# {LONG}\n\nThe {LONG} is long."})

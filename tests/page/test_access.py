@@ -27,8 +27,8 @@ def scheme(request):
     return request.param
 
 
-def test_no_rule_is_seriously_broken(library, open_page, corpus, scheme):
-    page = open_page(library, color_scheme=scheme)
+def test_no_rule_is_seriously_broken(folder_index, open_page, corpus, scheme):
+    page = open_page(folder_index, color_scheme=scheme)
     page.wait_for_selector(".switch")
     found = {"welcome": violations(page)}
     question = corpus.questions[0]
@@ -58,9 +58,9 @@ def test_no_rule_is_seriously_broken(library, open_page, corpus, scheme):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_nothing_is_wider_than_the_screen(library, open_page, corpus, size):
+def test_nothing_is_wider_than_the_screen(folder_index, open_page, corpus, size):
     width, height = SIZES[size]
-    page = open_page(library)
+    page = open_page(folder_index)
     page.set_viewport_size({"width": width, "height": height})
     page.wait_for_selector(".switch")
     check_width(page, width)
@@ -89,8 +89,8 @@ def check_width(page, width):
     assert page.evaluate(WIDER) == []
 
 
-def test_all_of_it_works_by_the_keyboard(library, open_page, corpus):
-    page = open_page(library)
+def test_all_of_it_works_by_the_keyboard(folder_index, open_page, corpus):
+    page = open_page(folder_index)
     page.wait_for_selector(".switch")
     say(page, corpus.questions[2].answer)
     page.locator("body").click(position={"x": 5, "y": 400})

@@ -1,4 +1,4 @@
-"""The live view: figures that move, lanes, and a tree that names only the runs of this browser."""
+"""The live view: figures that move, slots, and a tree that names only the runs of this browser."""
 
 from .conftest import ask, attach
 
@@ -24,7 +24,7 @@ def test_the_tree_names_this_browser_s_texts_and_no_other_s(server, open_page, c
     assert "rhododendron" not in page.content() and "secret" not in page.locator(".tree").inner_text()
 
 
-def test_figures_and_lanes_move(server, open_page):
+def test_figures_and_slots_move(server, open_page):
     page = open_page(server, "/#/live")
     page.wait_for_function("() => document.querySelectorAll('.lanes tbody tr').length === 4")
     body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -50,8 +50,8 @@ def test_a_scope_shows_only_its_own_runs(server, open_page):
     assert f" to {end}," in " ".join(labels) and "scope “one”" in page.locator(".cached").inner_text()
 
 
-def test_the_tree_names_documents_of_the_folder_and_shows_their_text(library, open_page, corpus):
-    page = open_page(library)
+def test_the_tree_names_documents_of_the_folder_and_shows_their_text(folder_index, open_page, corpus):
+    page = open_page(folder_index)
     page.wait_for_selector(".switch input:checked")
     ask(page, "Who is the mayor of Duncaster?")
     page.click("#to-live")

@@ -16,9 +16,9 @@ def search(server, query):
     return found[0] if found else {"text": ""}
 
 
-def test_answers_from_the_folder_cite_their_places(library, open_page):
-    id = search(library, "lamp of Sundrift")["id"]
-    page = open_page(library)
+def test_answers_from_the_folder_cite_their_places(folder_index, open_page):
+    id = search(folder_index, "lamp of Sundrift")["id"]
+    page = open_page(folder_index)
     page.wait_for_selector(".switch input:checked")
     say(page, f"😀 So [{id}]: it is **green**, the {QUOTE} [{id}]. The {QUOTE}, yes.")
     answer = ask(page, "Which colour has the lamp of Sundrift?").locator(".answer")
@@ -35,10 +35,10 @@ def test_answers_from_the_folder_cite_their_places(library, open_page):
         assert page.evaluate("document.activeElement.className") == "cite"
 
 
-def test_a_source_stands_between_its_neighbours(library, open_page):
+def test_a_source_stands_between_its_neighbours(folder_index, open_page):
     for at, name in enumerate(LAMPS):
-        page = open_page(library)
-        say(page, f"[{search(library, f'lamp of {name}')['id']}]")
+        page = open_page(folder_index)
+        say(page, f"[{search(folder_index, f'lamp of {name}')['id']}]")
         ask(page, f"lamp of {name}").locator(".cite").click()
         page.wait_for_selector("#drawer .passage.here")
         passages = page.locator("#drawer .passage")
@@ -47,9 +47,9 @@ def test_a_source_stands_between_its_neighbours(library, open_page):
         assert passages.nth(at).inner_text().startswith(f"The lamp of {name} is")
 
 
-def test_a_source_names_its_page(library, open_page):
-    found = search(library, "crane granite")
-    page = open_page(library)
+def test_a_source_names_its_page(folder_index, open_page):
+    found = search(folder_index, "crane granite")
+    page = open_page(folder_index)
     say(page, "It lifts nine tons of granite.")
     turn = ask(page, "What does the crane lift?")
     assert int(found["page"]) > 1 and f"coast/report.pdf, page {found['page']}" in turn.locator(".sources").inner_text()
@@ -59,8 +59,8 @@ def test_a_source_names_its_page(library, open_page):
     assert page.locator("#drawer .where").inner_text() == f"coast/report.pdf, page {found['page']}"
 
 
-def test_what_is_found_while_one_types_is_read_before_the_question(library, open_page):
-    page = open_page(library)
+def test_what_is_found_while_one_types_is_read_before_the_question(folder_index, open_page):
+    page = open_page(folder_index)
     page.click("#open-settings")
     page.fill("#setting-system", "Answer in one sentence.")
     page.click("text=Done")
@@ -69,7 +69,7 @@ def test_what_is_found_while_one_types_is_read_before_the_question(library, open
         page.type("#question", "When is the entrance of the Clock", delay=20)
         page.wait_for_selector(".note:has-text('Clock Museum')")
     assert sent.value.post_data_json["chat"]["messages"] == [{"role": "system", "content": "Answer in one sentence."}]
-    until(lambda: library.metric("slotcache_requests_background") == 0 and not library.service.open)
+    until(lambda: folder_index.metric("slotcache_requests_background") == 0 and not folder_index.service.open)
     page.type("#question", " Museum free?")
     page.keyboard.press("Enter")
     turn = ended(page)
@@ -77,8 +77,8 @@ def test_what_is_found_while_one_types_is_read_before_the_question(library, open
     assert "on the device" in turn.locator("tr", has_text="Clock Museum").first.inner_text(), "it was read while one typed"
 
 
-def test_the_next_question_is_searched_behind_the_chat(library, open_page):
-    page = open_page(library)
+def test_the_next_question_is_searched_behind_the_chat(folder_index, open_page):
+    page = open_page(folder_index)
     ask(page, "Who is the mayor of Osselby?")
     with page.expect_request(lambda request: request.url.endswith("/v1/search")) as sent:
         page.type("#question", "Where is the Gallowmere Ferry")
@@ -87,11 +87,11 @@ def test_the_next_question_is_searched_behind_the_chat(library, open_page):
     assert chat["previous_response_id"].startswith("chatcmpl-") and chat["messages"] == []
 
 
-def test_a_chat_that_the_server_forgot_is_sent_with_what_was_found(library, open_page):
-    page = open_page(library)
+def test_a_chat_that_the_server_forgot_is_sent_with_what_was_found(folder_index, open_page):
+    page = open_page(folder_index)
     page.wait_for_selector(".switch input:checked")
     ask(page, "Who is the mayor of Tarnwick?")
-    library.http.delete(f"/v1/conversations/{page.url.rpartition('/')[2]}")
+    folder_index.http.delete(f"/v1/conversations/{page.url.rpartition('/')[2]}")
     page.watch.expected = ("404",)
     with page.expect_request(lambda request: "history" in (request.post_data or "")) as sent:
         turn = ask(page, "What is the speciality of Tarnwick?")
@@ -101,8 +101,8 @@ def test_a_chat_that_the_server_forgot_is_sent_with_what_was_found(library, open
     assert sum(cost.values()) > 2 * cost["computed"]
 
 
-def test_after_a_stop_the_chat_goes_on_from_the_last_answer(library, open_page):
-    page = open_page(library)
+def test_after_a_stop_the_chat_goes_on_from_the_last_answer(folder_index, open_page):
+    page = open_page(folder_index)
     page.wait_for_selector(".switch input:checked")
     ask(page, "Who is the mayor of Tarnwick?")
     say(page, "And so on. " * 200)
@@ -118,21 +118,21 @@ def test_after_a_stop_the_chat_goes_on_from_the_last_answer(library, open_page):
     assert body["previous_response_id"] and [one["role"] for one in body["messages"]] == ["user", "assistant", "user"]
 
 
-def test_the_folder_is_searched_only_where_the_reader_wants_it(library, open_page):
-    page = open_page(library)
+def test_the_folder_is_searched_only_where_the_reader_wants_it(folder_index, open_page):
+    page = open_page(folder_index)
     page.click(".switch")
-    searches = library.library.num_searches
+    searches = folder_index.folder_index.num_searches
     with page.expect_request(lambda request: request.url.endswith("/v1/chat/completions")) as sent:
         turn = ask(page, "Who is the mayor of Tarnwick?")
-    assert "retrieval" not in sent.value.post_data_json and library.library.num_searches == searches
+    assert "retrieval" not in sent.value.post_data_json and folder_index.folder_index.num_searches == searches
     assert turn.locator(".sources").count() == 0 and figures(turn)["computed"] > 0
     page.reload()
     page.wait_for_selector(".switch input:not(:checked)")
 
 
-def test_the_folder_shows_its_files_and_their_errors(library, open_page):
-    root = library.library.folders[0].root
-    page = open_page(library)
+def test_the_folder_shows_its_files_and_their_errors(folder_index, open_page):
+    root = folder_index.folder_index.folders[0].root
+    page = open_page(folder_index)
     page.click(".folder .plain")
     page.wait_for_selector(".files li")
     rows = dict(row.split("\n") for row in page.locator(".files li").all_inner_texts())
@@ -146,38 +146,38 @@ def test_the_folder_shows_its_files_and_their_errors(library, open_page):
     (root / "coast/new.md").unlink()
 
 
-def test_a_source_that_is_gone_is_told(library, open_page):
-    root = library.library.folders[0].root
+def test_a_source_that_is_gone_is_told(folder_index, open_page):
+    root = folder_index.folder_index.folders[0].root
     write(root, {"soon.md": "# Soon\n\nThe mill of Soonby grinds barley on Sundays."})
-    library.library.keeper.refresh()
-    until(lambda: "Soonby" in search(library, "mill of Soonby")["text"])
-    page = open_page(library)
+    folder_index.folder_index.watcher.refresh()
+    until(lambda: "Soonby" in search(folder_index, "mill of Soonby")["text"])
+    page = open_page(folder_index)
     say(page, "The mill of Soonby grinds barley")
     turn = ask(page, "mill of Soonby")
     (root / "soon.md").unlink()
-    library.library.keeper.refresh()
-    until(lambda: "Soonby" not in search(library, "mill of Soonby")["text"])
+    folder_index.folder_index.watcher.refresh()
+    until(lambda: "Soonby" not in search(folder_index, "mill of Soonby")["text"])
     page.watch.expected = ("404",)
     turn.locator(".cite").click()
     page.wait_for_selector("#drawer .notice")
     assert "its file may have changed" in page.locator("#drawer .notice").inner_text()
 
 
-def test_a_question_that_nothing_matches_is_told(library, open_page):
-    page = open_page(library)
+def test_a_question_that_nothing_matches_is_told(folder_index, open_page):
+    page = open_page(folder_index)
     page.wait_for_selector(".switch input:checked")
     turn = ask(page, "Zyzzyva?")
     assert "Nothing in the folder matches" in turn.inner_text() and turn.locator(".sources, .read").count() == 0
 
 
-def test_an_answer_from_a_folder_that_is_still_read_says_so(library, open_page):
-    page, keeper = open_page(library), library.library.keeper
+def test_an_answer_from_a_folder_that_is_still_read_says_so(folder_index, open_page):
+    page, watcher = open_page(folder_index), folder_index.folder_index.watcher
     page.wait_for_selector(".switch input:checked")
-    index = library.library.index
-    keeper.state, index.progress = "reading", replace(index.progress, files_left=3)  # as while it reads
+    index = folder_index.folder_index.index
+    watcher.state, index.progress = "reading", replace(index.progress, files_left=3)  # as while it reads
     turn = ask(page, "Zyzzyva?")
     told = turn.inner_text()
-    keeper.refresh()
+    watcher.refresh()
     assert "still being read" in told and "(61 of 64 files)" in told
 
 

@@ -43,8 +43,8 @@ class Running:
         return self.host.vectors
 
     @property
-    def library(self) -> Any:
-        return self.host.library
+    def folder_index(self) -> Any:
+        return self.host.folder_index
 
     def chat(self, content: object = "What is it?", **fields: Any):
         """One chat completion, greedy and short unless told otherwise; the decoded answer."""

@@ -186,10 +186,10 @@ def test_state_is_shown_without_text(tiny):
 
     with running(tiny) as server:
         server.chat("A secret question.", max_tokens=8)
-        lanes = server.http.get("/slots").json()
-        assert [lane["id"] for lane in lanes] == [0, 1, 2, 3] and not any(lane["is_processing"] for lane in lanes)
+        slots = server.http.get("/slots").json()
+        assert [slot["id"] for slot in slots] == [0, 1, 2, 3] and not any(slot["is_processing"] for slot in slots)
         props = server.http.get("/props").json()
         assert props["total_slots"] == 4 and "im_start" in props["chat_template"]
-        assert "secret question" not in json.dumps([lanes, props]) + server.http.get("/metrics").text
+        assert "secret question" not in json.dumps([slots, props]) + server.http.get("/metrics").text
         assert server.metric("slotcache_generated_tokens_total") == 8
         assert server.metric("slotcache_ttft_seconds_count") == 1

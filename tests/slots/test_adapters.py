@@ -17,7 +17,7 @@ def request_of(number, adapters, size=9):
 def scheduler_of(*adapters, budget=512):
     """A scheduler and a memory, with a request for each of these sets, all of the same prompt."""
     tree = PrefixTree(400, 16, HostMemory(0))
-    scheduler = Scheduler(tree, num_lanes=8, batch_size=64, prefill_budget=budget)
+    scheduler = Scheduler(tree, num_slots=8, batch_size=64, prefill_budget=budget)
     for number, one in enumerate(adapters):
         scheduler.submit(request_of(number, one))
     return scheduler, Memory(400)

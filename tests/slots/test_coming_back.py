@@ -1,4 +1,4 @@
-"""KV that is computed again while its records come back, and while lanes that ran it before are saved."""
+"""KV that is computed again while its records come back, and while slots that ran it before are saved."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -24,18 +24,18 @@ LONGEST = 60
 @settings(max_examples=100, deadline=None)
 def test_what_is_being_computed_is_neither_saved_nor_taken_in(length, stops, later, batch, steps, ends):
     """Only computed KV is saved, and a record is not put into runs that a request is computing."""
-    world = World(cells=200, lanes=2, batch=batch, host=500, idle=200)
+    world = World(cells=200, slots=2, batch=batch, host=500, idle=200)
     tree, tokens = world.scheduler.tree, np.arange(length, dtype=np.int32) % 5
     histories = Histories(tree, world.scheduler.snapshots, carry_out=world.carry_out)
     world.run(tokens, stops=sorted(one for one in stops if one < length), limit=1)
-    lane = next(lane for lane in world.scheduler.lanes if len(lane.history))
-    records = histories.save(lane)
+    slot = next(slot for slot in world.scheduler.slots if len(slot.history))
+    records = histories.save(slot)
     assert len(records[-1].tokens) == length
     tree.drop(COMMON)
     again = world.submit(tokens, stops=sorted(one for one in later if one < length), limit=30)
     for _ in range(steps):
         world.step()
-    saved = histories.save(lane)
+    saved = histories.save(slot)
     assert (len(saved[-1].tokens) if saved else 0) == min(again.computed, length)
     for record in saved:
         assert record.data == [tuple(record.tokens[: at + 1].tolist()) for at in range(record.start, len(record.tokens))]

@@ -27,7 +27,7 @@ def scheduler_of(max_bytes=0, host=0):
     tree = PrefixTree(200, 8, HostMemory(host), costs=replace(CPU, restore_share=SHARE, recompute_last=1))
     tree.profile.learn(100, 50, 10.0)
     states = HostMemory(max_bytes, sizes=CopySizes(run_token=1, state=5), cut=cut)
-    return Scheduler(tree, num_lanes=1, snapshots=Snapshots(tree, states, spacing=2))
+    return Scheduler(tree, num_slots=1, snapshots=Snapshots(tree, states, spacing=2))
 
 
 def ask(scheduler, memory, tokens):
@@ -76,4 +76,4 @@ def test_what_comes_from_a_lower_tier_is_not_written_there_again(name, is_noted,
     assert host.put(Record(COMMON, PROMPT, 0, np.zeros(30, np.uint8), state=state), name)
     noted = host.take_unsaved()
     (node,) = host.nodes
-    assert noted == [node] * is_noted and node.blob is not None and node.blob.is_written is not is_noted
+    assert noted == [node] * is_noted and node.copy is not None and node.copy.is_written is not is_noted

@@ -29,10 +29,10 @@ def test_beginnings_leave_last(paths, runs, data):
         if (start, tuple(tokens)) in files.values():
             continue
         now, array = 1_000_000 * (number + 1), np.array(tokens, np.int32)
-        needed = {entry.path for entry in index.beginnings("s", start, array)}
+        needed = {entry.path for entry in index.prefixes("s", start, array)}
         file = Path(str(number))
         assert needed >= {name for name, other in files.items() if stands_on((start, tokens), other)}
-        index.use(index.beginnings("s", start, array), now)
+        index.use(index.prefixes("s", start, array), now)
         index.add(file, "s", start, array, size=1, used=now)
         files[file] = (start, tuple(tokens))
         if data.draw(st.booleans()):

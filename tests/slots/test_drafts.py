@@ -119,7 +119,7 @@ def test_what_is_never_right_costs_half_a_percent():
         job.computed += 1
         job.append(PROMPT[(2 * number + number // 7) % 8])
         num_rows += rows
-        drafts.settle([(job, span)] if len(draft) else [], world.scheduler.tree.ledger)
+        drafts.settle([(job, span)] if len(draft) else [], world.scheduler.tree.device)
         seconds, steps = seconds + rows * 0.01, steps + 1
     assert num_rows > steps, "nothing was drafted"
     assert seconds < 0.01 * (steps * 1.005 + FIRST_CREDIT + max(ROWS))

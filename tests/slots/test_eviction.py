@@ -26,7 +26,7 @@ class Tier:
             pass
         self.tree.copies.restore(sequence)
         found = sequence.length
-        self.tree.ledger.advance(sequence, len(prompt))
+        self.tree.device.advance(sequence, len(prompt))
         self.tree.release(sequence)
         while self.tree.evict():
             pass
@@ -100,40 +100,40 @@ def test_the_budget_holds_under_every_policy(policy):
         assert tier.tree.host.num_tokens <= 70
 
 
-def parked(*sizes):
-    """Return a tree with a parked run of each size. The first one leaves first; all begin with the same token."""
+def idle(*sizes):
+    """Return a tree with an idle run of each size. The first one leaves first; all begin with the same token."""
     tree = PrefixTree(100_000, len(sizes) + 1, policy=EvictionPolicy("lru"))
     for number, size in enumerate(sizes):
         sequence = tree.claim(COMMON, np.array([0, *range(number + 1, number + size + 1)], np.int32), stops=[1]).sequence
-        tree.ledger.advance(sequence, size + 1)
+        tree.device.advance(sequence, size + 1)
         tree.release(sequence)
     return tree
 
 
 def test_one_call_frees_as_many_leaves_as_it_takes_and_no_more():
-    tree = parked(5, 7, 11, 13)
+    tree = idle(5, 7, 11, 13)
     assert tree.evict(6) == 12 and tree.num_evicted == 12
     check_tree(tree)
     assert tree.evict(1) == 11
-    assert tree.evict(1000) == 14 and not tree.ledger.num_ready, "the last one's parent follows it"
+    assert tree.evict(1000) == 14 and not tree.device.num_ready, "the last one's parent follows it"
     assert tree.evict() == 0
     check_tree(tree)
 
 
 def test_a_leaf_is_found_without_a_look_at_each():
-    tree = parked(*[3] * 400)
-    ledger, looks = tree.ledger, []
-    ledger.leaves._may_leave = lambda node: looks.append(node) or ledger.is_leaf(node)
+    tree = idle(*[3] * 400)
+    device, looks = tree.device, []
+    device.leaves._may_leave = lambda node: looks.append(node) or device.is_leaf(node)
     assert tree.evict(300) == 300
-    assert len(looks) <= 200 and ledger.num_ready == 901
+    assert len(looks) <= 200 and device.num_ready == 901
 
 
 def test_runs_that_are_used_over_and_over_leave_no_entries():
     tier = Tier(100, "pgdsf")
     for number in range(1000):
         tier.use(*run(100), number % 2, stops=[20])
-        tier.tree.ledger.leaves.offer(next(iter(tier.tree.roots[COMMON].children.values())))
-    assert len(tier.tree.ledger.leaves._heap) <= 100 and len(tier.tree.host.candidates._heap) <= 100
+        tier.tree.device.leaves.offer(next(iter(tier.tree.roots[COMMON].children.values())))
+    assert len(tier.tree.device.leaves._heap) <= 100 and len(tier.tree.host.candidates._heap) <= 100
 
 
 def test_an_unknown_policy_is_refused():

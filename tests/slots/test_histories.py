@@ -1,4 +1,4 @@
-"""The prompt that a lane ran last is saved and restored, beside other requests, and where host memory is short."""
+"""The prompt that a slot ran last is saved and restored, beside other requests, and where host memory is short."""
 
 import pytest
 from slotcache.slots.scheduler import check
@@ -15,9 +15,9 @@ def histories(world):
     return Histories(tree, world.scheduler.snapshots, carry_out=world.carry_out)
 
 
-def save(world, lane=0):
-    """Return the lane's records. Each holds the KV of just its own tokens."""
-    records = histories(world).save(world.scheduler.lanes[lane])
+def save(world, slot=0):
+    """Return the slot's records. Each holds the KV of just its own tokens."""
+    records = histories(world).save(world.scheduler.slots[slot])
     for record in records:
         tokens = record.tokens.tolist()
         assert record.data == [tuple(tokens[: at + 1]) for at in range(record.start, len(tokens))]
@@ -26,24 +26,24 @@ def save(world, lane=0):
     return records
 
 
-def restore(world, records, lane=0):
+def restore(world, records, slot=0):
     """Return how many tokens came back."""
     for record in records:
         if not world.scheduler.tree.host.put(record):
             break
     check(world.scheduler)
     last = records[-1]
-    return histories(world).remember(world.scheduler.lanes[lane], last.scope, last.tokens)
+    return histories(world).remember(world.scheduler.slots[slot], last.scope, last.tokens)
 
 
 def test_only_what_is_computed_is_saved():
     world = World(host=1000, batch=64)
     world.run(range(300), stops=(100,))
     world.scheduler.tree.drop(COMMON)
-    again = world.submit(range(300), stops=(100,), lane=1)
+    again = world.submit(range(300), stops=(100,), slot=1)
     world.step()
     world.step()
-    assert again.computed == 128 and again.lane == 1
+    assert again.computed == 128 and again.slot == 1
     records = save(world)
     assert [len(record.tokens) for record in records] == [100, 128]
     fresh = World(host=1000)
@@ -90,18 +90,18 @@ def test_what_another_request_is_computing_has_not_come_back():
     fresh = World(host=1000, batch=64)
     running = fresh.submit(range(140))
     fresh.step()
-    assert running.computed == 64 and restore(fresh, records, lane=1) == 64
+    assert running.computed == 64 and restore(fresh, records, slot=1) == 64
     fresh.finish()
-    assert restore(fresh, records, lane=1) == 141
+    assert restore(fresh, records, slot=1) == 141
 
 
-def test_what_only_a_lane_held_is_erased():
+def test_what_only_a_slot_held_is_erased():
     world = World(host=1000, idle=1000)
     world.run(range(100), stops=(50,))
     world.run([*range(50), 7, 7, 7], stops=(50,))
-    lanes = world.scheduler.lanes
-    before = world.scheduler.tree.ledger.num_ready
-    assert histories(world).erase(lanes[0]) == 51
+    slots = world.scheduler.slots
+    before = world.scheduler.tree.device.num_ready
+    assert histories(world).erase(slots[0]) == 51
     check(world.scheduler)
-    assert world.scheduler.tree.ledger.num_ready == before - 51
-    assert histories(world).erase(lanes[0]) == 0
+    assert world.scheduler.tree.device.num_ready == before - 51
+    assert histories(world).erase(slots[0]) == 0

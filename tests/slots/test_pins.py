@@ -18,12 +18,12 @@ class Cache:
         """Compute a prompt. Return how much of it was cached."""
         tokens = np.array(tokens, np.int32)
         missing = len(tokens) - self.tree.match(COMMON, tokens).ready
-        while self.tree.ledger.num_cells - self.tree.ledger.num_ready < missing:
+        while self.tree.device.num_cells - self.tree.device.num_ready < missing:
             assert self.tree.evict()
         sequence = self.tree.claim(COMMON, tokens, stops).sequence
         self.tree.copies.restore(sequence)
         found = sequence.length
-        self.tree.ledger.advance(sequence, len(tokens))
+        self.tree.device.advance(sequence, len(tokens))
         self.tree.release(sequence)
         check_tree(self.tree)
         return found

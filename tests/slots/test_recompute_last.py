@@ -23,7 +23,7 @@ COSTS = replace(CPU, recompute_last=REST)
 
 
 def test_a_prompt_that_is_fully_cached_computes_its_rest_in_one_piece():
-    world = World(rest=REST)
+    world = World(recompute_last=REST)
     world.run(range(200))
     again = world.submit(range(200))
     assert computed(world.step(), again) == REST and again.reuse.cached == 200 - REST
@@ -31,7 +31,7 @@ def test_a_prompt_that_is_fully_cached_computes_its_rest_in_one_piece():
 
 
 def test_the_rest_is_not_restored_from_host_memory():
-    world = World(rest=REST, host=1000)
+    world = World(recompute_last=REST, host=1000)
     world.run(range(200), stops=[60, 195])  # the rest lies in two runs
     world.run(range(500, 600))
     again = world.submit(range(200))
@@ -40,7 +40,7 @@ def test_the_rest_is_not_restored_from_host_memory():
 
 
 def test_idle_kv_of_the_rest_makes_way_for_its_second_computation():
-    world = World(rest=REST, host=1000)
+    world = World(recompute_last=REST, host=1000)
     first = world.run(range(200), limit=5)
     again = world.submit(range(200))
     plan = world.step()
@@ -53,7 +53,7 @@ def test_idle_kv_of_the_rest_makes_way_for_its_second_computation():
 
 
 def test_running_requests_keep_their_kv_of_the_rest():
-    world = World(rest=REST, host=1000)
+    world = World(recompute_last=REST, host=1000)
     busy = world.submit(range(200), limit=30)
     world.step()
     world.step()
@@ -63,7 +63,7 @@ def test_running_requests_keep_their_kv_of_the_rest():
 
 
 def test_identical_prompts_compute_their_rests_in_one_step():
-    world = World(rest=REST, lanes=4, batch=256)
+    world = World(recompute_last=REST, slots=4, batch=256)
     jobs = [world.submit(range(200)) for _ in range(4)]
     world.step()
     plan = world.step()
@@ -72,7 +72,7 @@ def test_identical_prompts_compute_their_rests_in_one_step():
 
 
 def test_a_prompt_shorter_than_the_rest_is_computed_whole():
-    world = World(rest=REST)
+    world = World(recompute_last=REST)
     world.run(range(5))
     again = world.submit(range(5))
     assert computed(world.step(), again) == 5 and again.reuse.cached == 0
@@ -91,7 +91,7 @@ def test_no_piece_of_a_prompt_is_smaller_than_the_rest(room):
 
 def test_snapshots_leave_no_piece_that_is_smaller_than_the_rest():
     tree = PrefixTree(400, 8, costs=COSTS)
-    scheduler = Scheduler(tree, num_lanes=1, snapshots=Snapshots(tree, HostMemory(1000), spacing=8))
+    scheduler = Scheduler(tree, num_slots=1, snapshots=Snapshots(tree, HostMemory(1000), spacing=8))
     tokens = np.arange(200, dtype=np.int32)
     request = Request(
         1,

@@ -47,7 +47,7 @@ def test_generating_and_prefill_take_turns_where_a_batch_of_both_costs_more():
 
 
 def test_a_plan_names_the_requests_that_it_admitted():
-    world = World(cells=300, lanes=2)
+    world = World(cells=300, slots=2)
     jobs = [world.submit(range(at, at + 100), limit=80) for at in (0, 1000, 2000)]
     assert world.step().admitted == (0, 1)
     assert world.step().admitted == ()
@@ -57,35 +57,35 @@ def test_a_plan_names_the_requests_that_it_admitted():
     assert any(job.reuse.num_preempted for job in jobs)
 
 
-def test_a_request_runs_on_the_lane_that_it_wants_and_waits_for_no_other():
-    world = World(lanes=3)
-    first = world.run(range(20), lane=1)
-    again, elsewhere = world.submit(range(25), lane=2), world.submit(range(900, 930))
+def test_a_request_runs_on_the_slot_that_it_wants_and_waits_for_no_other():
+    world = World(slots=3)
+    first = world.run(range(20), slot=1)
+    again, elsewhere = world.submit(range(25), slot=2), world.submit(range(900, 930))
     world.finish()
-    assert (first.lane, again.lane) == (1, 2) and again.reuse.cached == 20
-    assert elsewhere.lane == 0, "the lane that was used least recently"
+    assert (first.slot, again.slot) == (1, 2) and again.reuse.cached == 20
+    assert elsewhere.slot == 0, "the slot that was used least recently"
 
 
-def test_a_request_that_waits_for_its_lane_holds_up_no_other():
-    world = World(lanes=2)
-    long = world.submit(range(20), limit=60, lane=1)
+def test_a_request_that_waits_for_its_slot_holds_up_no_other():
+    world = World(slots=2)
+    long = world.submit(range(20), limit=60, slot=1)
     world.step()
-    waiting = world.submit(range(100, 120), lane=1)
+    waiting = world.submit(range(100, 120), slot=1)
     others = [world.submit(range(at, at + 20)) for at in range(1000, 2000, 100)]
     while any(other.num_tokens < 22 for other in others):
         world.step()
     assert waiting.sequence is None and long.num_tokens < long.num_prompt + long.request.limit
     assert waiting.reuse.num_overtaken == 10
     world.finish()
-    assert waiting.lane == 1
+    assert waiting.slot == 1
 
 
-def test_the_lane_that_a_request_waits_for_is_not_given_away_for_ever():
-    world = World(lanes=2, window=3)
+def test_the_slot_that_a_request_waits_for_is_not_given_away_for_ever():
+    world = World(slots=2, window=3)
     world.submit(range(5, 25), limit=200)
-    world.submit(range(20), limit=8, lane=1)
+    world.submit(range(20), limit=8, slot=1)
     world.step()
-    waiting = world.submit(range(100, 120), lane=1)
+    waiting = world.submit(range(100, 120), slot=1)
     after = 0
     while waiting.sequence is None:  # short prompts that are cached come before it, as long as they may
         world.submit([*range(20), after], limit=4)
@@ -95,15 +95,15 @@ def test_the_lane_that_a_request_waits_for_is_not_given_away_for_ever():
     world.finish()
 
 
-def test_a_request_of_a_higher_priority_waits_for_its_lane_and_lets_others_go_meanwhile():
-    world = World(lanes=2)
-    world.submit(range(20), limit=30, lane=0)
+def test_a_request_of_a_higher_priority_waits_for_its_slot_and_lets_others_go_meanwhile():
+    world = World(slots=2)
+    world.submit(range(20), limit=30, slot=0)
     world.step()
-    urgent, usual = world.submit(range(100, 120), lane=0, priority=5), world.submit(range(200, 220))
+    urgent, usual = world.submit(range(100, 120), slot=0, priority=5), world.submit(range(200, 220))
     world.step()
-    assert urgent.sequence is None and usual.lane == 1
+    assert urgent.sequence is None and usual.slot == 1
     world.finish()
-    assert urgent.lane == 0
+    assert urgent.slot == 0
 
 
 def test_without_streams_prefill_fills_the_batch():
@@ -168,7 +168,7 @@ def test_a_slow_step_makes_the_next_one_smaller():
 
 
 def test_a_short_prompt_passes_a_long_one():
-    world = World(lanes=3)
+    world = World(slots=3)
     long = world.submit(range(2000, 2900))
     world.step()
     short = world.submit(range(100, 140))
@@ -178,7 +178,7 @@ def test_a_short_prompt_passes_a_long_one():
 
 def test_a_long_prompt_is_passed_no_more_once_it_is_due():
     """Short ones come without end; at 128 tokens a step, those that came within its own 600 tokens may go first."""
-    world = World(cells=4000, lanes=4)
+    world = World(cells=4000, slots=4)
     long, steps = world.submit(range(2000, 2600), limit=1), 0
     while steps == 0 or long.sequence:
         world.submit(range(5000 + 100 * steps, 5091 + 100 * steps), limit=1)
@@ -188,7 +188,7 @@ def test_a_long_prompt_is_passed_no_more_once_it_is_due():
 
 
 def test_so_it_is_among_prompts_that_are_computed_ahead():
-    world = World(cells=4000, lanes=4, batch=64)
+    world = World(cells=4000, slots=4, batch=64)
     long, steps = world.submit(range(2000, 2600), limit=1, background=True), 0
     while steps == 0 or long.sequence:
         world.submit(range(5000 + 100 * steps, 5091 + 100 * steps), limit=1, background=True)
@@ -209,7 +209,7 @@ def test_tokens_that_a_grammar_forced_on_a_stream_pass_a_prompt_of_a_higher_prio
 
 
 def test_a_prompt_of_a_higher_priority_goes_first_though_it_is_longer():
-    world = World(lanes=3)
+    world = World(slots=3)
     usual = world.submit(range(2000, 2200))
     urgent = world.submit(range(3000, 3300), priority=1)
     assert computed(world.step(), urgent) == 128 and usual.computed == 0
@@ -225,7 +225,7 @@ def admitted(world):
 
 
 def test_whoever_has_most_cached_for_what_it_computes_is_next():
-    world = World(lanes=1)
+    world = World(slots=1)
     world.run(range(100))
     world.submit(range(900, 950))  # runs while the next ones arrive
     world.step()
@@ -239,7 +239,7 @@ def test_whoever_has_most_cached_for_what_it_computes_is_next():
 
 
 def test_a_higher_priority_goes_first_and_is_paused_last():
-    world = World(lanes=1)
+    world = World(slots=1)
     world.run(range(100))
     world.submit(range(900, 950))
     world.step()
@@ -249,7 +249,7 @@ def test_a_higher_priority_goes_first_and_is_paused_last():
     world.finish()
     assert admitted(world)[2:] == [urgent.request.id, cached.request.id, background.request.id]
     assert cached.reuse.num_overtaken == 0, "the window counts equals only"
-    small = World(cells=100, lanes=2)
+    small = World(cells=100, slots=2)
     patient = small.submit(range(40), limit=50, priority=-1)
     small.step()
     pressing = small.submit(range(100, 140), limit=50)
@@ -259,7 +259,7 @@ def test_a_higher_priority_goes_first_and_is_paused_last():
 
 
 def test_nobody_is_overtaken_more_often_than_the_window_allows():
-    world = World(lanes=1, window=3)
+    world = World(slots=1, window=3)
     world.run(range(100))
     world.submit(range(900, 950))
     world.step()
@@ -275,7 +275,7 @@ def test_nobody_is_overtaken_more_often_than_the_window_allows():
 
 
 def test_overtaking_gets_harder_each_time():
-    world = World(lanes=1)
+    world = World(slots=1)
     world.run(range(20))
     world.submit(range(900, 950))
     world.step()
@@ -322,28 +322,28 @@ def test_tokens_that_a_grammar_forces_on_two_requests_are_computed_for_both_at_o
     world.finish()
 
 
-def test_a_prompt_runs_in_the_lane_that_it_continues_wherever_its_kv_is():
-    world = World(cells=300, lanes=3)
+def test_a_prompt_runs_in_the_slot_that_it_continues_wherever_its_kv_is():
+    world = World(cells=300, slots=3)
     first = world.run(range(50), limit=4)
     world.run(range(100, 140))
     turn = world.run([*range(50), 4, 4, 4], limit=4)  # the answer reads another way in it: no sequence ends there
-    assert turn.reuse.source == "fork" and turn.lane == first.lane == 0
-    assert world.run([*range(50), 4, 4, 4, 9], scope=Scope.shared("other")).lane == 2, "the history of another scope"
+    assert turn.reuse.source == "fork" and turn.slot == first.slot == 0
+    assert world.run([*range(50), 4, 4, 4, 9], scope=Scope.shared("other")).slot == 2, "the history of another scope"
     world.scheduler.tree.drop(COMMON)
-    assert world.run([*range(50), 4, 4, 4, 9]).lane == 0
-    longer = world.run([*range(50), 4, 4, 5], lane=1)
-    assert world.run([*range(50), 4, 4, 5, 5]).lane == longer.lane == 1
+    assert world.run([*range(50), 4, 4, 4, 9]).slot == 0
+    longer = world.run([*range(50), 4, 4, 5], slot=1)
+    assert world.run([*range(50), 4, 4, 5, 5]).slot == longer.slot == 1
 
 
-def test_a_lane_that_holds_the_whole_history_is_continued_and_others_are_forked():
-    world = World(lanes=3)
+def test_a_slot_that_holds_the_whole_history_is_continued_and_others_are_forked():
+    world = World(slots=3)
     first = world.run(range(50))
     world.run(range(100, 140))
     history = first.tokens[: first.num_tokens - 1].tolist()
     follower = world.run([*history, 7, 8])
-    assert follower.reuse.source == "own" and follower.lane == first.lane
+    assert follower.reuse.source == "own" and follower.slot == first.slot
     forked = world.run([*range(30), 9, 9])
-    assert forked.reuse.source == "fork" and forked.lane != first.lane
+    assert forked.reuse.source == "fork" and forked.slot != first.slot
     again = follower.tokens[: follower.num_tokens - 1].tolist()
     assert world.run([*again, 5]).reuse.cached == len(again)
 
@@ -356,14 +356,14 @@ def test_the_deepest_prefix_wins():
 
 
 def test_a_request_that_does_not_fit_waits_and_none_fails():
-    world = World(cells=100, lanes=4)
+    world = World(cells=100, slots=4)
     jobs = [world.submit(range(start, start + 60), limit=20) for start in (0, 100, 200, 300)]
     world.finish()
     assert all(job.num_tokens == 80 for job in jobs)
 
 
 def test_the_youngest_is_preempted_and_resumes():
-    world = World(cells=100, lanes=2)
+    world = World(cells=100, slots=2)
     old, young = world.submit(range(40), limit=50), world.submit(range(100, 140), limit=50)
     world.finish()
     assert (old.reuse.num_preempted, young.reuse.num_preempted) == (0, 1)
@@ -371,7 +371,7 @@ def test_the_youngest_is_preempted_and_resumes():
 
 
 def test_while_a_prompt_is_computed_the_kv_of_others_is_out_of_its_way():
-    world = World(apart=0, aside=2, host=1000, lanes=3)
+    world = World(apart=0, aside=2, host=1000, slots=3)
     jobs = [world.submit([*range(60), *range(100 * n, 100 * n + 60)], limit=20 + n, stops=[60]) for n in range(1, 9)]
     beside = []
     while not world.scheduler.idle:
@@ -385,27 +385,27 @@ def test_while_a_prompt_is_computed_the_kv_of_others_is_out_of_its_way():
 
 
 def test_what_a_step_sees_stays_and_what_was_saved_is_not_saved_again():
-    world = World(apart=0, aside=5, host=1000, lanes=2)
+    world = World(apart=0, aside=5, host=1000, slots=2)
     first = world.submit([*range(60), *range(100, 160)], limit=60, stops=[60])
     for _ in range(5):
         world.step()
     world.submit([*range(60), *range(200, 290)], limit=1, stops=[60])
     plans = [world.step() for _ in range(6)]
     aside = [plan for plan in plans if plan.afterwards]
-    assert len(aside) == 3 and first.num_tail > 0
+    assert len(aside) == 3 and first.num_private > 0
     for plan in aside:
         behind = [(move.start, move.stop) for move in plan.afterwards if isinstance(move, Restore)]
         assert behind[0] == (60, 120) and behind[1][0] == 120  # its own part, and its answer so far
         # Their common beginning gets the first cells and keeps them.
         moved = [(move.start, move.stop) for move in plan.operations if isinstance(move, Restore)]
         assert moved == ([(0, 60)] if plan is aside[0] else [])
-    saved = [[(op.blob.start, op.blob.stop) for op in plan.operations if isinstance(op, Save)] for plan in aside]
+    saved = [[(op.copy.start, op.copy.stop) for op in plan.operations if isinstance(op, Save)] for plan in aside]
     assert {(0, 60), (60, 120)} <= set(saved[0]) and not {(0, 60), (60, 120)} & {*saved[1], *saved[2]}
 
 
 def test_nothing_is_set_aside_where_moving_it_costs_more():
     for options, is_set_aside in (({"aside": 1}, True), ({"aside": 50}, False), ({"aside": 1, "host": 0}, False)):
-        world = World(apart=0, lanes=2, **({"host": 1000} | options))
+        world = World(apart=0, slots=2, **({"host": 1000} | options))
         world.submit(range(100), limit=50)
         world.submit(range(200, 290), limit=5)
         world.finish()
@@ -420,7 +420,7 @@ def test_idle_kv_goes_to_host_memory_once_and_comes_back():
     assert restored.reuse.cached == 100 and restored.reuse.sources["host"] == 100
     world.run(range(200, 300))
     world.run([*range(100), 8])
-    saves = [op for plan in world.plans for op in plan.operations if isinstance(op, Save) and op.blob.start == 0]
+    saves = [op for plan in world.plans for op in plan.operations if isinstance(op, Save) and op.copy.start == 0]
     restores = [op for plan in world.plans for op in plan.operations if isinstance(op, Restore)]
     assert len(saves) == 2  # the two prompts' first runs, once each
     assert len(restores) >= 3
@@ -460,7 +460,7 @@ def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():
     while work := world.scheduler.plan_idle_work():
         world.memory.run(work)
         check(world.scheduler)
-    assert world.scheduler.tree.host.num_tokens == 101 and world.scheduler.tree.ledger.num_ready == 101
+    assert world.scheduler.tree.host.num_tokens == 101 and world.scheduler.tree.device.num_ready == 101
     world.run(range(200, 300))
     assert not any(isinstance(op, Save) for plan in world.plans for op in plan.operations)
     assert world.run([*range(100), 7]).reuse.sources["host"] == 100
@@ -471,7 +471,7 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     world.run(range(50))
     ahead = Fixed(range(200))
     assert world.scheduler.cells.forecast(ahead, COMMON) == (150, True)
-    job = world.scheduler.submit(Request(1, ahead, 1, COMMON, background=True, guess=True))
+    job = world.scheduler.submit(Request(1, ahead, 1, COMMON, background=True, is_prefetch=True))
     world.jobs.append(job)
     while not world.scheduler.idle:
         assert computed(world.step(), job) <= 64
@@ -486,7 +486,7 @@ def test_idle_kv_stays_where_there_is_no_host_tier():
     world = World()
     world.run(range(100))
     world.run(range(200, 300))
-    assert world.scheduler.tree.ledger.num_ready == 202
+    assert world.scheduler.tree.device.num_ready == 202
 
 
 @pytest.mark.parametrize("most", [60, 150])
@@ -505,7 +505,7 @@ def test_cancelling_leaves_what_was_computed():
     world.step()
     world.scheduler.finish(job)
     check(world.scheduler)
-    assert world.scheduler.tree.ledger.num_ready == 128 and world.scheduler.tree.ledger.num_pending == 0
+    assert world.scheduler.tree.device.num_ready == 128 and world.scheduler.tree.device.num_pending == 0
     assert world.run([*range(128), 9]).reuse.cached == 128
 
 
@@ -521,7 +521,7 @@ def test_a_request_whose_start_fails_is_not_lost(at, monkeypatch):
         world.scheduler.plan()
     monkeypatch.undo()
     assert [rejected for rejected, _ in world.scheduler.take_rejected()] == [job] and job.sequence is None
-    assert world.scheduler.idle and not any(lane.job for lane in world.scheduler.lanes)
+    assert world.scheduler.idle and not any(slot.job for slot in world.scheduler.slots)
     assert world.scheduler.recover() == ([], [])
     world.memory.apply(Clear())
     check(world.scheduler)
@@ -542,17 +542,17 @@ def test_a_claim_without_a_sequence_leaves_the_tree_as_it_was():
         with pytest.raises(ValueError, match="prompt of 20 tokens"):
             tree.claim(scope, np.arange(20, dtype=np.int32), documents=[("key", 15, 25)])
         check_tree(tree)
-    assert set(tree.roots) == {COMMON} and tree.ledger.num_pending == 20
+    assert set(tree.roots) == {COMMON} and tree.device.num_pending == 20
 
 
 def test_idle_kv_stays_in_place_where_its_way_back_costs_more():
     world = World(cells=300, host=1000, spill_ns=1000.0, idle_token_ns=1.0, idle_step_ns=10.0)
     world.run(range(80))
     world.run(range(500, 520), limit=7)
-    assert world.scheduler.tree.ledger.num_reclaimable > 80
+    assert world.scheduler.tree.device.num_reclaimable > 80
     assert world.run(range(90)).reuse.sources == {"fork": 80}, "from the device"
     world.run(range(1000, 1280))
-    assert world.scheduler.tree.ledger.num_ready <= 300, "it leaves for prompts that need its cells"
+    assert world.scheduler.tree.device.num_ready <= 300, "it leaves for prompts that need its cells"
     assert world.run(range(90)).reuse.sources["host"] == 89
 
 
@@ -561,7 +561,7 @@ def test_idle_kv_leaves_where_a_request_passes_over_it_for_long():
     world.run(range(80))
     world.submit(range(500, 530), limit=7)
     world.step()
-    assert not world.scheduler.tree.ledger.num_reclaimable, "30 tokens and 7 steps: 100 ns"
+    assert not world.scheduler.tree.device.num_reclaimable, "30 tokens and 7 steps: 100 ns"
     world.finish()
     assert world.run(range(90), limit=2).reuse.sources["host"] == 80
 

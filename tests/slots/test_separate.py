@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from slotcache.ordering.document import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
-from slotcache.slots.device import Ledger
+from slotcache.slots.device import DeviceCells
 from slotcache.slots.radix import NO_TOKENS
 from slotcache.slots.request import NO_LAYOUT
 from slotcache.slots.separate import num_kept
@@ -52,13 +52,13 @@ def test_a_copy_that_pushes_another_one_out_of_host_memory():
     while heading.children[1000].ready:
         tree.evict()
     world.carry_out()
-    assert heading.children[1000].blob and not heading.blob and heading.children[2000].ready
+    assert heading.children[1000].copy and not heading.copy and heading.children[2000].ready
     job = world.run(prompt(2000, 1000))
     assert job.reuse.sources["moved"] == 2 * 40 and pieces(world, job) == [12, 1]
 
 
 def test_a_document_that_leaves_the_cache_while_its_prompt_waits_for_cells():
-    world = World(host=1000, cells=180, lanes=2)
+    world = World(host=1000, cells=180, slots=2)
     world.run(prompt(1000, 2000))
     running = world.submit(range(5000, 5100), limit=40)
     world.step()
@@ -78,8 +78,8 @@ def test_documents_of_one_prompt_are_moved_in_one_walk_over_its_path(monkeypatch
     world.run(prompt(*names))
     job = world.submit(prompt(*reversed(names)))
     calls = []
-    advance = Ledger.advance
-    monkeypatch.setattr(Ledger, "advance", lambda *args: calls.append(args) or advance(*args))
+    advance = DeviceCells.advance
+    monkeypatch.setattr(DeviceCells, "advance", lambda *args: calls.append(args) or advance(*args))
     world.scheduler.plan()
     assert job.computed == job.num_prompt - len(QUESTION) and len(calls) == 1
 
@@ -94,14 +94,16 @@ def test_a_prompt_is_due_when_others_have_computed_as_much_as_it_computes_itself
     assert job.num_prompt > 1000 and job.due == world.scheduler.counters.prefilled_tokens + 12
 
 
-@pytest.mark.parametrize("rest", [1, REST])
-def test_a_prompt_that_ends_in_a_document_computes_its_last_token(rest):
-    world = World(host=1000, rest=rest)
+@pytest.mark.parametrize("recompute_last", [1, REST])
+def test_a_prompt_that_ends_in_a_document_computes_its_last_token(recompute_last):
+    world = World(host=1000, recompute_last=recompute_last)
     for documents, computed in (((1000,), [43, 1, 1]), ((2000, 1000), [35, 1, 1]), ((2000, 1000), [1, 1])):
         job = world.run(prompt(*documents, question=NO_TOKENS))
         assert pieces(world, job) == computed and job.num_prompt == 4 + 40 * len(documents)
     longer = world.run(prompt(2000, 1000))
-    assert pieces(world, longer) == [rest, len(QUESTION), 1] and longer.reuse.cached == 84 - 1, "it was read as text before"
+    assert pieces(world, longer) == [recompute_last, len(QUESTION), 1] and longer.reuse.cached == 84 - 1, (
+        "it was read as text before"
+    )
 
 
 def test_a_prompt_that_ends_in_a_document_of_one_token():
@@ -116,7 +118,7 @@ def test_a_prompt_that_ends_in_a_document_of_one_token():
 
 @pytest.mark.parametrize("host", [0, 100])
 def test_copies_of_many_requests_are_bounded_where_host_memory_is_full(host):
-    world = World(cells=3000, lanes=16, host=host, batch=512, budget=512)
+    world = World(cells=3000, slots=16, host=host, batch=512, budget=512)
     names = range(1000, 1800, 40)
     given = [prompt(*names, question=np.arange(at, at + 20, dtype=np.int32)) for at in range(100, 116)]
     jobs, most = [world.submit(one, limit=20) for one in given], 0
@@ -133,4 +135,4 @@ def test_a_prompt_without_a_token_is_empty():
 
 def test_the_front_is_in_memory_once():
     layout = prompt(1000, 2000, 3000).arrange(World().scheduler.tree, COMMON)
-    assert len({id(document.beginning) for document in layout.moved}) == 1
+    assert len({id(document.prefix) for document in layout.moved}) == 1

@@ -26,7 +26,7 @@ class Server:
         self.memory = Memory(cells, can_cut=False)
         tree = PrefixTree(cells, 8)
         self.snapshots = Snapshots(tree, HostMemory(budget, sizes=SIZES, cut=cut), spacing=spacing, unused=unused)
-        self.scheduler = Scheduler(tree, num_lanes=1, snapshots=self.snapshots)
+        self.scheduler = Scheduler(tree, num_slots=1, snapshots=self.snapshots)
 
     def ask(self, tokens, stops=(), forced=(), limit=1):
         """Return how much of a prompt a snapshot spared. stops: ends of segments before its own end. forced: tokens that
@@ -135,7 +135,7 @@ def test_a_short_last_question_gets_a_state_where_answers_do_not_come_back_as_th
 def test_equal_prompts_that_come_together_share_a_short_question():
     tree = PrefixTree(200, 8)
     snapshots = Snapshots(tree, HostMemory(1000, sizes=SIZES, cut=cut), spacing=4)
-    scheduler, memory = Scheduler(tree, num_lanes=3, snapshots=snapshots), Memory(200, can_cut=False)
+    scheduler, memory = Scheduler(tree, num_slots=3, snapshots=snapshots), Memory(200, can_cut=False)
     prompt = Fixed(PROMPT, [14, 29, 30])
     requests = [Request(one, prompt, 2, Scope.private(one), cache=False, snapshot_scope=S) for one in range(3)]
     asked = [scheduler.submit(request) for request in requests]

@@ -25,7 +25,7 @@ class Ask:
     cache: bool
     priority: int
     background: bool
-    lane: int = 0  # the number of the lane that it waits for, from 1 on; 0: any
+    slot: int = 0  # the number of the slot that it waits for, from 1 on; 0: any
     forced: int = 0
 
 
@@ -40,6 +40,6 @@ ASKS = st.builds(
     cache=st.sampled_from([True, True, True, False]),
     priority=st.sampled_from([0, 0, 1]),
     background=st.sampled_from([False, False, True]),
-    lane=st.sampled_from([0, 0, 0, 1, 2]),
+    slot=st.sampled_from([0, 0, 0, 1, 2]),
     forced=st.sampled_from([0, 0, 0, 1, 4]),
 )

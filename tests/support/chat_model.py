@@ -119,7 +119,7 @@ class Turn:
     ask: Ask
     entries: tuple[Entry, ...]
     num_kept: int
-    origin: tuple[Conversation | None, str]
+    ref: tuple[Conversation | None, str]
 
     @property
     def repeated(self) -> list[str]:
@@ -163,7 +163,7 @@ class World:
 
     def remember(self, turn: Turn, entries: tuple[Entry, ...], id: str, told: Mapping[str, Any] | None) -> None:
         """A whole answer, the last of `entries`; told: the server's report on its conversation."""
-        ask, (conversation, answer) = turn.ask, turn.origin
+        ask, (conversation, answer) = turn.ask, turn.ref
         scope, last = self.scope(ask.scope), entries[-1]
         if ask.caches and last.sampled is not None:
             scope.spelt[last.text] = last.sampled

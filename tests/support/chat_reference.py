@@ -34,7 +34,7 @@ class Reference:
         self._seen: list[Generation] = []
         self.cut = cache(self._cut)
         self.control = set(self.cut(CONTROL, True))
-        door = server.service.door
+        door = server.service.engine
         submit = door.submit
 
         def listen(generations: Sequence[Generation]) -> None:

@@ -81,7 +81,7 @@ ASKED = st.builds(
     cache=st.sampled_from([True, True, True, False]),
     priority=st.sampled_from([0, 0, 1]),
     background=st.sampled_from([False, False, False, True]),
-    lane=st.sampled_from([0, 0, 1]),
+    slot=st.sampled_from([0, 0, 1]),
     forced=st.sampled_from([0, 0, 2]),
 )
 

@@ -32,8 +32,8 @@ class Keeping(Life):
         lower: Any = (self,)  # as far as writing needs a tier
         self.behind = WriteBehind(self.scheduler.index.host, lower)
 
-    def slots(self):
-        carry_out = lambda: self.carry_out(self.tree.ledger.take_operations())  # noqa: E731
+    def slot_histories(self):
+        carry_out = lambda: self.carry_out(self.tree.device.take_operations())  # noqa: E731
         return Histories(self.tree, self.snapshots, carry_out=carry_out)
 
     def ran(self):
@@ -104,28 +104,28 @@ class Keeping(Life):
             assert all(self.record(key).scope.name != scope.name for key in self.tier.load(MOST_KEPT))
         return super().let_go_by(act, scope)
 
-    def lane(self, number):
-        """Return a lane if it is idle."""
-        lane = self.scheduler.lanes[number % len(self.scheduler.lanes)]
-        return lane if lane.job is None else None
+    def slot(self, number):
+        """Return a slot if it is idle."""
+        slot = self.scheduler.slots[number % len(self.scheduler.slots)]
+        return slot if slot.job is None else None
 
     @rule(number=st.integers(0, 3))
     def save_slot(self, number):
-        if (lane := self.lane(number)) is None:
+        if (slot := self.slot(number)) is None:
             return
         copied = self.tree.host.num_tokens
-        records = self.slots().save(lane)
+        records = self.slot_histories().save(slot)
         at = 0
         for record in records:
             self.look_at(record)
             assert record.start == at, "a gap"
             at = len(record.tokens)
         if self.can_cut and self.tree.host.max_bytes:
-            assert at == self.tree.num_cached(lane.scope, lane.history) and self.tree.host.num_tokens == copied
+            assert at == self.tree.num_cached(slot.scope, slot.history) and self.tree.host.num_tokens == copied
         if records:
             self.files = [*self.files[-3:], records]
             SEEN["save slot"] += 1
-            SEEN["save of a part"] += at < len(lane.history)
+            SEEN["save of a part"] += at < len(slot.history)
 
     @rule(number=st.integers(0, 3), of=st.integers(0, 3), steps=st.sampled_from([0, 0, 0, 1, 3]), use=st.booleans())
     @precondition(lambda self: self.files)
@@ -139,10 +139,10 @@ class Keeping(Life):
             taken = len(record.tokens)
             for _ in range(steps if record is records[0] else 0):
                 self.one_step()
-        if (lane := self.lane(number)) is None:
+        if (slot := self.slot(number)) is None:
             return
         scope, tokens = records[-1].scope, records[-1].tokens
-        restored = self.slots().remember(lane, scope, tokens)
+        restored = self.slot_histories().remember(slot, scope, tokens)
         assert restored >= taken or steps or not self.can_cut
         SEEN["restore slot"] += restored == len(tokens)
         SEEN["restore of a part"] += 0 < restored < len(tokens)
@@ -158,8 +158,10 @@ class Keeping(Life):
         self.submit_one(ask)
         job = self.open[-1]
         self.finish()
-        if self.can_cut or self.rest == 1:  # a whole state that stands behind the beginning of the rest is of no use
-            assert job.reuse.cached >= len(tokens) + 1 - self.rest
+        if (
+            self.can_cut or self.recompute_last == 1
+        ):  # a whole state that stands behind the beginning of the rest is of no use
+            assert job.reuse.cached >= len(tokens) + 1 - self.recompute_last
         SEEN["used what was restored"] += 1
 
     def close(self):
@@ -167,16 +169,16 @@ class Keeping(Life):
         self.ran()
         for node in self.tree.host.nodes:
             tokens = [token for one in [*path(node)][::-1] for token in one.tokens.tolist()]
-            assert node.blob is not None
-            if node.blob.source == "host" and node.blob.data and scope_of(node).is_shared:
+            assert node.copy is not None
+            if node.copy.source == "host" and node.copy.data and scope_of(node).is_shared:
                 assert {(scope_of(node), *tokens[:at]) for at in range(node.start + 1, node.end + 1)} <= self.written
         super().close()
 
     @rule(number=st.integers(0, 3))
     def erase_slot(self, number):
-        if (lane := self.lane(number)) is None:
+        if (slot := self.slot(number)) is None:
             return
-        pinned, ready = self.tree.ledger.num_in_use, self.tree.ledger.num_ready
-        erased = self.slots().erase(lane)
-        assert self.tree.ledger.num_in_use == pinned <= self.tree.ledger.num_ready <= ready
+        pinned, ready = self.tree.device.num_in_use, self.tree.device.num_ready
+        erased = self.slot_histories().erase(slot)
+        assert self.tree.device.num_in_use == pinned <= self.tree.device.num_ready <= ready
         SEEN["erase slot"] += erased > 0

@@ -35,7 +35,7 @@ class Lab:
         self,
         model: Model,
         num_cells=2048,
-        lanes=4,
+        slots=4,
         batch=256,
         budget=64,
         sequences=64,
@@ -68,7 +68,7 @@ class Lab:
             sizes = self.runner.measure_states()
             assert sizes is not None
             snapshots.host.sizes = sizes
-        self.scheduler = Scheduler(tree, num_lanes=lanes, batch_size=batch, prefill_budget=budget, snapshots=snapshots)
+        self.scheduler = Scheduler(tree, num_slots=slots, batch_size=batch, prefill_budget=budget, snapshots=snapshots)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}
         self.answers: dict[int, Answer] = {}

@@ -34,7 +34,7 @@ EXPECTED = {
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
     *("refused", "interrupted", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
     *("recovered", "kept over a failure", "began again", "poison"),
-    *("overtaken", "guess", "private", "its lane", "adapters in turn"),
+    *("overtaken", "guess", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
 }
 
@@ -48,7 +48,7 @@ def greedy(prompt: list[int], limit: int, adapters: str) -> list[int]:
 
 class Life(RuleBasedStateMachine):
     @initialize(
-        lanes=st.integers(1, 4),
+        slots=st.integers(1, 4),
         extra=st.integers(0, 60),
         batch=st.integers(4, 40),
         budget=st.integers(1, 16),
@@ -60,22 +60,40 @@ class Life(RuleBasedStateMachine):
         policy=st.sampled_from(sorted(POLICIES)),
         window=st.sampled_from([0, 1, 32]),
         states=st.sampled_from([None, None, None, 60, 1000]),
-        rest=st.sampled_from([1, 1, 2, 8]),
-        spill=st.sampled_from([0, 0, 10]),
+        recompute_last=st.sampled_from([1, 1, 2, 8]),
+        offload=st.sampled_from([0, 0, 10]),
     )
-    def start(self, lanes, extra, batch, budget, spare_ids, host, idle, apart, aside, policy, window, states, rest, spill):
+    def start(
+        self,
+        slots,
+        extra,
+        batch,
+        budget,
+        spare_ids,
+        host,
+        idle,
+        apart,
+        aside,
+        policy,
+        window,
+        states,
+        recompute_last,
+        offload,
+    ):
         """states: of a hybrid, the bytes of its runs and states, one a token and three a state."""
         self.can_cut = states is None
-        self.policy, self.num_ids = policy, 2 * lanes + spare_ids
+        self.policy, self.num_ids = policy, 2 * slots + spare_ids
         self.shape = {
-            "num_lanes": lanes,
-            "batch_size": max(batch, lanes),
+            "num_slots": slots,
+            "batch_size": max(batch, slots),
             "prefill_budget": budget,
             "idle_cells": idle,
             "window": window,
         }
-        self.costs = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=rest, **spilling(spill))
-        self.rest = rest
+        self.costs = replace(
+            CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=recompute_last, **offloading(offload)
+        )
+        self.recompute_last = recompute_last
         self.now = 0
         self.ids = itertools.count()
         self.open: list[Job] = []
@@ -116,7 +134,10 @@ class Life(RuleBasedStateMachine):
         number = next(self.ids)
         kept = ask.scope if ask.cache and not self.can_cut else None  # the scope of its states
         cache = ask.cache and self.can_cut
-        scope, guess = ask.scope if cache else Scope.private(number, ask.scope.adapters), ask.background and ask.of == 1
+        scope, is_prefetch = (
+            ask.scope if cache else Scope.private(number, ask.scope.adapters),
+            ask.background and ask.of == 1,
+        )
         request = Request(
             number,
             prompt,
@@ -125,10 +146,10 @@ class Life(RuleBasedStateMachine):
             cache=cache,
             priority=ask.priority,
             background=ask.background,
-            guess=guess,
+            is_prefetch=is_prefetch,
             snapshot_scope=kept,
             draft=Lookup() if self.can_cut and number % 2 else None,
-            wanted_lane=-1 if ask.background else min(ask.lane, self.shape["num_lanes"]) - 1,
+            wanted_slot=-1 if ask.background else min(ask.slot, self.shape["num_slots"]) - 1,
         )
         self.limits[number], self.forced[number] = ask.limit, ask.forced
         job = self.scheduler.submit(request)
@@ -207,9 +228,9 @@ class Life(RuleBasedStateMachine):
             assert now == texts if index is self.tree and self.can_cut and not failed else now <= texts
             SEEN["kept over a failure"] += bool(now)
         SEEN["began again"] += bool(again)
-        ledger = self.tree.ledger
-        assert not ledger.num_ready and not ledger.num_pending and not ledger.parked
-        assert not ledger.take_operations(), "they would be carried out in an empty memory"
+        device = self.tree.device
+        assert not device.num_ready and not device.num_pending and not device.idle
+        assert not device.take_operations(), "they would be carried out in an empty memory"
         check(self.scheduler)
         self.ran()
 
@@ -221,16 +242,16 @@ class Life(RuleBasedStateMachine):
     def let_go_by(self, act, scope):
         """Return whether any KV left."""
         tree = self.tree
-        before, pinned, saved = tree.ledger.num_ready, tree.ledger.num_in_use, tree.copies.num_saved
+        before, pinned, saved = tree.device.num_ready, tree.device.num_in_use, tree.copies.num_saved
         if act == "evict":
-            leaves = (node for node in tree.ledger.parked if tree.ledger.is_leaf(node))
+            leaves = (node for node in tree.device.idle if tree.device.is_leaf(node))
             least = min(leaves, key=lambda node: node.priority, default=None)
             freed = tree.evict()
             assert (least is None) == (freed == 0) and not (least and least.ready)
             return freed > 0
         if act == "drop":
             dropped = tree.drop(scope) + self.snapshots.drop(scope)
-            assert pinned <= tree.ledger.num_ready <= before and not self.snapshots.of(scope)
+            assert pinned <= tree.device.num_ready <= before and not self.snapshots.of(scope)
             return dropped > 0
         if act == "save ahead":
             if work := self.scheduler.plan_idle_work():
@@ -240,7 +261,7 @@ class Life(RuleBasedStateMachine):
         if any(job.request.scope == scope for job in self.scheduler.running):
             return False
         tree.forget(scope)
-        return before > tree.ledger.num_ready
+        return before > tree.device.num_ready
 
     @rule(acts=st.lists(st.sampled_from(["unpin", 3, "pin", 1]), max_size=3), of=st.integers(1, 3), scope=SCOPES)
     def pin(self, acts, of, scope):
@@ -273,7 +294,7 @@ class Life(RuleBasedStateMachine):
         assert plan.spans or not self.open, "requests are open and nothing is computed"
         self.check_rest(plan)
         SEEN.update(type(operation).__name__ for operation in plan.operations)
-        SEEN["guess"] += any(job.request.guess for job in self.scheduler.running)
+        SEEN["guess"] += any(job.request.is_prefetch for job in self.scheduler.running)
         SEEN["adapters in turn"] += len({job.request.scope.adapters for job in self.scheduler.running}) > 1
         SEEN["private"] += any(not job.request.keeps for job in self.scheduler.running)
         paused = [job.request.id for job in self.scheduler.waiting if job.reuse.num_preempted]
@@ -317,18 +338,18 @@ class Life(RuleBasedStateMachine):
 
     def check_rest(self, plan):
         """A prompt that is computed alone is never computed in pieces that are smaller than the rest, nor leaves any."""
-        running, rest = self.scheduler.running, self.rest
+        running, recompute_last = self.scheduler.running, self.recompute_last
         if len(running) > 1:
             self.met_others.update(job.request.id for job in running)
             return
-        has_room = self.scheduler.batch_size >= 2 * rest and (self.tree.host.max_bytes or not self.can_cut)
+        has_room = self.scheduler.batch_size >= 2 * recompute_last and (self.tree.host.max_bytes or not self.can_cut)
         for job, span in zip(running, plan.spans, strict=False):
             sections = job.layout.sections(job.num_tokens)
             begin, end = next(section for section in sections if section[0] <= span.start < section[1])
             left = end - span.stop
             if has_room and job.request.id not in self.met_others and span.start < job.claimed:
-                assert len(span.tokens) >= min(rest, end - begin), "a piece that is too small for its bits"
-                assert left == 0 or left >= rest, "a rest that is too small for its bits"
+                assert len(span.tokens) >= min(recompute_last, end - begin), "a piece that is too small for its bits"
+                assert left == 0 or left >= recompute_last, "a rest that is too small for its bits"
 
     def ran(self):
         """A plan has been carried out."""
@@ -340,12 +361,12 @@ class Life(RuleBasedStateMachine):
         result = job.tokens[: job.num_tokens].tolist()
         expected = greedy(job.layout.tokens.tolist(), self.limits[job.request.id], job.request.scope.adapters)
         assert result == expected, "reuse changed a result"
-        assert job.request.wanted_lane in (-1, job.lane), "another lane than the one it waited for"
+        assert job.request.wanted_slot in (-1, job.slot), "another slot than the one it waited for"
         if not job.request.keeps:
             assert job.reuse.cached == 0 and job.reuse.source == "none"
         self.histories.append(ids_of(np.array(result, np.int32)).tolist())
         SEEN.update(["finished", job.reuse.source, *["overtaken"] * bool(job.reuse.num_overtaken)])
-        SEEN["its lane"] += job.request.wanted_lane >= 0
+        SEEN["its slot"] += job.request.wanted_slot >= 0
 
     @invariant()
     def consistent(self):
@@ -370,19 +391,19 @@ class Life(RuleBasedStateMachine):
         while self.tree.evict():
             check(self.scheduler)
         self.memory.run(self.scheduler.plan())
-        tree, ledger = self.tree, self.tree.ledger
+        tree, device = self.tree, self.tree.device
         for scope in list(tree.roots):
             tree.forget(scope)
         for scope in list(self.snapshots.roots):
             self.snapshots.drop(scope)
-        self.carry_out(ledger.take_operations())
+        self.carry_out(device.take_operations())
         for host in (tree.host, self.snapshots.host):
             assert host.num_bytes == host.num_tokens == host.num_states == 0 and not host.nodes
-        assert ledger.num_ready == ledger.num_pending == ledger.num_in_use == 0 and not tree.roots and not ledger.parked
+        assert device.num_ready == device.num_pending == device.num_in_use == 0 and not tree.roots and not device.idle
         assert self.memory.num_used == 0 and not any(self.memory.cells.values()), "cells have leaked"
-        assert sorted(ledger._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
+        assert sorted(device._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
         assert not any(root.children for root in self.snapshots.roots.values())
-        assert not any(lane.job for lane in self.scheduler.lanes) and self.scheduler.idle
+        assert not any(slot.job for slot in self.scheduler.slots) and self.scheduler.idle
 
 
 def texts_with_copies(index):
@@ -390,13 +411,13 @@ def texts_with_copies(index):
     found, stack = set(), [(root.scope, (), child) for root in index.roots.values() for child in root.children.values()]
     while stack:
         scope, before, node = stack.pop()
-        if node.blob is not None and node.blob.data is not None:
+        if node.copy is not None and node.copy.data is not None:
             text = (*before, *node.tokens.tolist())
             found.add((scope, text))
             stack += [(scope, text, child) for child in node.children.values()]
     return found
 
 
-def spilling(num_tokens):
+def offloading(num_tokens):
     """Return costs with which idle KV leaves the device for requests of this many tokens and steps."""
     return {"spill_ns": num_tokens, "idle_token_ns": 1.0, "idle_step_ns": 1.0}

@@ -58,14 +58,14 @@ class Memory:
                 self.cells.clear()
                 self.states.clear()
                 self.identities.clear()
-            case Save(sequence, blob):
-                assert blob.data is None, "saved twice"
-                cells: Any = [self.cells[sequence][position] for position in range(blob.start, blob.stop)]
-                blob.data = cells
-            case Restore(blob, sequence, start, stop, distance):
+            case Save(sequence, copy):
+                assert copy.data is None, "saved twice"
+                cells: Any = [self.cells[sequence][position] for position in range(copy.start, copy.stop)]
+                copy.data = cells
+            case Restore(copy, sequence, start, stop, distance):
                 assert self.num_used + stop - start <= self.num_cells, "no room for a restore"
-                data: Any = blob.data
-                assert [len(cell) - 1 for cell in data] == list(range(blob.start, blob.stop)), "a copy of other positions"
+                data: Any = copy.data
+                assert [len(cell) - 1 for cell in data] == list(range(copy.start, copy.stop)), "a copy of other positions"
                 mine = self.cells.setdefault(sequence, {})
                 cells = cut(data, start - distance, stop - distance)
                 for position, cell in zip(range(start, stop), cells, strict=True):
@@ -74,13 +74,13 @@ class Memory:
                     self.identities[sequence, position] = self.next_cell
                     self.next_cell += 1
                 self.states.pop(sequence, None)
-            case Snap(sequence, blob):
+            case Snap(sequence, copy):
                 state: Any = ["state", self.states[sequence]]
-                assert len(self.states[sequence]) == blob.stop, "not the state it is kept as"
-                blob.data = state
-            case Load(blob, sequence):
-                state: Any = blob.data
-                assert len(self.cells[sequence]) == len(state[1]) == blob.stop, "a state of another length"
+                assert len(self.states[sequence]) == copy.stop, "not the state it is kept as"
+                copy.data = state
+            case Load(copy, sequence):
+                state: Any = copy.data
+                assert len(self.cells[sequence]) == len(state[1]) == copy.stop, "a state of another length"
                 self.states[sequence] = state[1]
 
     def compute(self, span: Span, adapters: str) -> int | None:

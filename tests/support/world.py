@@ -26,7 +26,7 @@ class World:
     def __init__(
         self,
         cells=1000,
-        lanes=4,
+        slots=4,
         batch=128,
         budget=32,
         host=0,
@@ -34,18 +34,18 @@ class World:
         apart=math.inf,
         window=32,
         aside=math.inf,
-        rest=1,
+        recompute_last=1,
         stall=math.inf,
         rows=0,
         **costs,
     ):
         """costs: more fields of the device's costs."""
         self.memory = Memory(cells)
-        device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=rest, **costs)
-        tree = PrefixTree(cells, 2 * lanes + 8, HostMemory(host, cut=cut), costs=device)
+        device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=recompute_last, **costs)
+        tree = PrefixTree(cells, 2 * slots + 8, HostMemory(host, cut=cut), costs=device)
         self.scheduler = Scheduler(
             tree,
-            num_lanes=lanes,
+            num_slots=slots,
             batch_size=batch,
             prefill_budget=budget,
             max_stall=stall,
@@ -56,11 +56,11 @@ class World:
         self.jobs = []
         self.plans = []
 
-    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, lane=-1, drafts=False, background=False):
+    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, slot=-1, drafts=False, background=False):
         """tokens: or a whole prompt."""
         prompt = Fixed(list(tokens), stops) if isinstance(tokens, Iterable) else tokens
         draft = Lookup() if drafts else None
-        asked = {"priority": priority, "wanted_lane": lane, "draft": draft, "background": background}
+        asked = {"priority": priority, "wanted_lane": slot, "draft": draft, "background": background}
         job = self.scheduler.submit(Request(len(self.jobs), prompt, limit, scope, **asked))
         self.jobs.append(job)
         return job
@@ -82,7 +82,7 @@ class World:
 
     def carry_out(self):
         """Perform the operations that the tree has decided."""
-        self.memory.run(Plan(self.scheduler.tree.ledger.take_operations()))
+        self.memory.run(Plan(self.scheduler.tree.device.take_operations()))
 
     def run(self, tokens, **options):
         job = self.submit(tokens, **options)

@@ -18,7 +18,7 @@ def cached(answer):
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def holdings(server, scope):
+def contents(server, scope):
     return server.http.get("/v1/cache", params={"scope": scope}).json()
 
 
@@ -36,13 +36,13 @@ def test_what_was_warmed_is_not_computed_again(server):
 
 def test_what_is_cached_is_listed_by_run_without_its_text(server):
     server.chat(messages=MESSAGES, documents=DOCUMENTS[:2], cache_scope="list")
-    listed = holdings(server, "list")
+    listed = contents(server, "list")
     documents = [run for run in listed["runs"] if run["document"]]
     assert len(documents) == 2
     assert listed["tokens"]["device"] + listed["tokens"]["host"] >= sum(run["tokens"] for run in documents) > 0
     assert all(not run["in_use"] and run["frequency"] == 1 for run in documents)
     assert "bakery" not in str(listed)
-    assert holdings(server, "nobody")["runs"] == []
+    assert contents(server, "nobody")["runs"] == []
 
 
 def test_a_dropped_scope_is_gone_and_others_stay(server):
@@ -50,7 +50,7 @@ def test_a_dropped_scope_is_gone_and_others_stay(server):
         server.chat(messages=MESSAGES, documents=DOCUMENTS, cache_scope=scope)
     dropped = server.http.delete("/v1/cache", params={"scope": "drop"}).json()
     assert dropped["object"] == "cache.dropped" and dropped["tokens"] > 50
-    assert holdings(server, "drop")["runs"] == []
+    assert contents(server, "drop")["runs"] == []
     assert cached(server.chat(messages=MESSAGES, documents=DOCUMENTS, cache_scope="drop")) == 0
     assert cached(server.chat(messages=MESSAGES, documents=DOCUMENTS, cache_scope="keep")) > 50
     assert server.http.delete("/v1/cache", params={"scope": "nobody"}).json()["tokens"] == 0
@@ -124,7 +124,7 @@ def test_the_kv_of_those_who_answer_is_set_aside_while_a_prompt_is_computed(tiny
 def test_a_client_finds_its_own_texts_among_the_runs_by_their_ids(server):
     body = {"messages": MESSAGES, "documents": DOCUMENTS[:2], "cache_scope": "ids", "report_segments": True}
     first, second = server.chat(**body), server.chat(**body | {"messages": [{"role": "user", "content": "Where is it?"}]})
-    runs = {run["id"]: run for run in holdings(server, "ids")["runs"]}
+    runs = {run["id"]: run for run in contents(server, "ids")["runs"]}
     assert all(run["parent"] in runs or (run["start"] == 0 and run["parent"] is None) for run in runs.values())
     for run in runs.values():
         above = runs.get(run["parent"])
@@ -137,7 +137,7 @@ def test_a_client_finds_its_own_texts_among_the_runs_by_their_ids(server):
         ends[id] for id in common
     }
     other = server.chat(**body | {"cache_scope": "other ids"})
-    assert segments(other)[-1]["id"] == segments(first)[-1]["id"] and holdings(server, "nobody")["runs"] == []
+    assert segments(other)[-1]["id"] == segments(first)[-1]["id"] and contents(server, "nobody")["runs"] == []
 
 
 def test_the_segments_of_a_prompt_add_up_to_what_was_reused(server):
@@ -159,15 +159,15 @@ def test_runs_that_were_written_to_disk_say_so(tiny, tmp_path):
     body = {"messages": MESSAGES, "documents": DOCUMENTS, "report_segments": True}
     with running(tiny, cache_dir=str(tmp_path)) as up:
         up.chat(**body)
-        until(lambda: all(run["disk"] and run["host"] for run in holdings(up, "")["runs"]))
+        until(lambda: all(run["disk"] and run["host"] for run in contents(up, "")["runs"]))
     with running(tiny, cache_dir=str(tmp_path)) as up:
-        until(lambda: holdings(up, "")["runs"])
-        assert all(run["disk"] and not run["device_tokens"] for run in holdings(up, "")["runs"])
+        until(lambda: contents(up, "")["runs"])
+        assert all(run["disk"] and not run["device_tokens"] for run in contents(up, "")["runs"])
         sources = {source for part in segments(up.chat(**body)) for source in part["cached_tokens"]}
         assert sources == {"disk"}
     with running(tiny) as up:
         up.chat(**body)
-        assert not any(run["disk"] for run in holdings(up, "")["runs"])
+        assert not any(run["disk"] for run in contents(up, "")["runs"])
 
 
 def segments(answer):

@@ -13,7 +13,7 @@ def computed(answer):
 @pytest.mark.parametrize("cache_prompt", [False, True])
 def test_choices_compute_their_prompt_once(server, cache_prompt):
     """Each further choice computes only the last tokens, which are always computed."""
-    for num_choices in (4, 6):  # 6: more than there are lanes
+    for num_choices in (4, 6):  # 6: more than there are slots
         messages = [{"role": "user", "content": f"{num_choices}{cache_prompt} " + LONG[0]["content"]}]
         answer = server.chat(messages=messages, n=num_choices, cache_prompt=cache_prompt, **OPTIONS)
         assert [choice["index"] for choice in answer["choices"]] == list(range(num_choices))

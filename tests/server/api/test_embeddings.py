@@ -242,13 +242,13 @@ def test_settings_that_no_server_starts_with(encoder, tiny, tmp_path):
 
 def test_a_full_queue_and_clients_that_leave(encoder):
     with running_encoder(encoder, max_queue=0) as up:
-        computer = up.vectors.embedder()
+        worker = up.vectors.embedder()
         many = {"input": ["the city of stone is " * 25] * 2048}
         with closing(HTTPConnection(up.url.removeprefix("http://"), timeout=DEADLINE)) as leaving:
             leaving.request("POST", "/v1/embeddings", json.dumps(many))
-            until(lambda: computer.num_open)
+            until(lambda: worker.num_open)
             answer = up.http.post("/v1/embeddings", json={"input": "a"})
         error = answer.json()["error"]
         assert answer.status_code == 429 and error["code"] == "queue_full" and answer.headers["retry-after"] == "1"
-        until(lambda: not computer.num_open)
+        until(lambda: not worker.num_open)
         assert len(post(up, input="a")["data"]) == 1

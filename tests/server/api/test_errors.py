@@ -168,7 +168,7 @@ def test_a_full_queue_answers_429_and_the_rest_finish(tiny):
 LONG = {"messages": USER, "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
 
 
-def test_a_client_that_goes_away_frees_its_lane(server):
+def test_a_client_that_goes_away_frees_its_slot(server):
     with httpx.stream("POST", server.url + CHAT, json=LONG, timeout=DEADLINE) as answer:
         next(answer.iter_lines())
     until(lambda: not server.service.open)

@@ -54,7 +54,7 @@ def test_the_end_of_an_answer_is_named(server):
 
 def test_a_full_context_truncates(tiny):
     with running(tiny, ctx_size=256) as small:
-        prompt = [100] * (small.service.intake.limit - 5)
+        prompt = [100] * (small.service.submitter.limit - 5)
         full = complete(small, prompt=prompt, n_predict=-1)
         assert full["truncated"] is True and full["tokens_predicted"] == 5 and full["stop_type"] == "limit"
         assert complete(small, prompt=prompt, n_predict=5)["truncated"] is False

@@ -50,7 +50,7 @@ def test_answers_of_an_async_client_are_the_same(server):
 ONCE: Any = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
 
 
-def test_an_async_stream_that_is_left_frees_its_lane(server):
+def test_an_async_stream_that_is_left_frees_its_slot(server):
     async def left():
         async with (
             openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,

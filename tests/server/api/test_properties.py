@@ -1,4 +1,4 @@
-"""What llama-server's routes show of a server: properties, models, slots, and the lane of a request."""
+"""What llama-server's routes show of a server: properties, models, slots, and that of a request."""
 
 import hashlib
 import json

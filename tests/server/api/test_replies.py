@@ -1,4 +1,4 @@
-"""The dialects of Responses and Messages on answers with thoughts and calls, read by the reader of a model family."""
+"""The dialects of Responses and Messages on answers with reasoning and calls, read by the reader of a model family."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def reader():
 
 def ended(reason="stop", stop=None) -> End:
     report = Report(
-        lane=0, source="none", num_prompt=20, num_cached=8, num_generated=len(TEXT), stop=stop, documents=[], repeated=(),
+        slot=0, source="none", num_prompt=20, num_cached=8, num_generated=len(TEXT), stop=stop, documents=[], repeated=(),
         miss=None, queue_time=0.0, prompt_time=1.0, generation_time=1.0, num_preempted=0,
     )  # fmt: skip
     return End("", reason, report)
@@ -47,8 +47,8 @@ def responses(kept=None, **changed: Any):
     return ResponsesReply(envelope(caches=True), {}, output, (kept if kept is not None else []).append)
 
 
-def messages(shows_thoughts=True):
-    return MessagesReply(envelope(), lambda: (20, 8), shows_thoughts)
+def messages(shows_reasoning=True):
+    return MessagesReply(envelope(), lambda: (20, 8), shows_reasoning)
 
 
 def streamed(dialect, size, text=TEXT, end=None):
@@ -84,10 +84,12 @@ def test_items_of_a_response(size, summarises):
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     assert without_ids(response) == without_ids(whole(responses(summarises=summarises, seals=True)))
     assert json.loads(kept[0]) == response and response["status"] == "completed"
-    thought, said, *calls = response["output"]
+    reasoning, said, *calls = response["output"]
     part = {"type": "summary_text" if summarises else "reasoning_text", "text": "Let me see."}
-    assert thought["summary" if summarises else "content"] == [part] and not thought["content" if summarises else "summary"]
-    assert unseal(thought["encrypted_content"], "") == "Let me see."
+    assert (
+        reasoning["summary" if summarises else "content"] == [part] and not reasoning["content" if summarises else "summary"]
+    )
+    assert unseal(reasoning["encrypted_content"], "") == "Let me see."
     assert said["content"][0]["text"] == "I will look."
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [("look", {"at": [1, "x"]})] * 2
     assert len({call["call_id"] for call in calls}) == len({item["id"] for item in response["output"]}) - 2 == 2
@@ -126,9 +128,9 @@ def test_an_empty_answer_has_an_empty_message():
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize("shows_thoughts", [True, False])
-def test_blocks_of_a_message(size, shows_thoughts):
-    found = streamed(messages(shows_thoughts), size)
+@pytest.mark.parametrize("shows_reasoning", [True, False])
+def test_blocks_of_a_message(size, shows_reasoning):
+    found = streamed(messages(shows_reasoning), size)
     blocks: list[Any] = []
     for event in found:
         if event["type"] == "content_block_start":
@@ -141,11 +143,11 @@ def test_blocks_of_a_message(size, shows_thoughts):
     for block in blocks:
         if block["type"] == "tool_use":
             block["input"] = json.loads(block["input"])
-    message = whole(messages(shows_thoughts))
+    message = whole(messages(shows_reasoning))
     assert [without_tool_ids(block) for block in blocks] == [without_tool_ids(block) for block in message["content"]]
     assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
-    assert blocks[0]["thinking"] == ("Let me see." if shows_thoughts else "")
-    assert unseal(blocks[0]["signature"], "") == ("" if shows_thoughts else "Let me see.")
+    assert blocks[0]["thinking"] == ("Let me see." if shows_reasoning else "")
+    assert unseal(blocks[0]["signature"], "") == ("" if shows_reasoning else "Let me see.")
     assert found[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     sent = [{"role": "user", "content": "?"}, {"role": "assistant", "content": message["content"]}]
     back = decode(json.dumps({"max_tokens": 5, "messages": sent}).encode(), MessagesRequest).chat().messages[-1]

@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def library(folder, tmp_path_factory):
+def folder_index(folder, tmp_path_factory):
     """A server that knows no vectors. Requests are not cached unless they say so."""
     with running(FILE, docs=str(folder), docs_db=str(tmp_path_factory.mktemp("db")), flash_attn="auto") as up:
         until(lambda: is_ready(up))
@@ -81,8 +81,8 @@ def cached_tokens(server, scope=""):
 
 
 @pytest.mark.parametrize("question", SUGGESTED)
-def test_questions_are_answered_from_the_folder_with_citations(library, question):
-    answer, wanted = answer_of(library, question), ANSWERS[question]
+def test_questions_are_answered_from_the_folder_with_citations(folder_index, question):
+    answer, wanted = answer_of(folder_index, question), ANSWERS[question]
     report, text = answer["slotcache"], text_of(answer)
     assert text == wanted.answer
     first = report["retrieved"][0]
@@ -91,36 +91,36 @@ def test_questions_are_answered_from_the_folder_with_citations(library, question
     (cited,) = report["citations"]
     assert cited["id"] == first["id"] and cited["quote"]
     assert text[cited["start"] : cited["stop"]] == text.rstrip(".")
-    source = library.http.get(f"/v1/sources/{cited['id']}").json()
+    source = folder_index.http.get(f"/v1/sources/{cited['id']}").json()
     assert text in source["text"] and source["path"] == first["path"]
 
 
-def test_a_stream_ends_with_the_same_account(library):
-    whole = answer_of(library, SUGGESTED[0])
+def test_a_stream_ends_with_the_same_account(folder_index):
+    whole = answer_of(folder_index, SUGGESTED[0])
     body = {"messages": [{"role": "user", "content": SUGGESTED[0]}], "max_tokens": 60, "temperature": 0}
-    with library.http.stream("POST", "/v1/chat/completions", json=body | {"retrieval": True, "stream": True}) as answer:
+    with folder_index.http.stream("POST", "/v1/chat/completions", json=body | {"retrieval": True, "stream": True}) as answer:
         chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
     report = chunks[-1]["slotcache"]
     assert report["citations"] == whole["slotcache"]["citations"] != []
     assert report["retrieved"] == whole["slotcache"]["retrieved"]
 
 
-def test_the_next_question_finds_the_documents_in_the_cache(library):
+def test_the_next_question_finds_the_documents_in_the_cache(folder_index):
     scope_is_common = {"conversation": "cached"}
-    answer_of(library, "Who is the mayor of Tarnwick?", **scope_is_common)
-    again = answer_of(library, "Who is the mayor of Tarnwick?")
+    answer_of(folder_index, "Who is the mayor of Tarnwick?", **scope_is_common)
+    again = answer_of(folder_index, "Who is the mayor of Tarnwick?")
     assert again["slotcache"]["cached_tokens"] > 200, "retrieval opts in to the cache"
-    off = answer_of(library, "Who is the mayor of Tarnwick?", cache_prompt=False)
+    off = answer_of(folder_index, "Who is the mayor of Tarnwick?", cache_prompt=False)
     assert off["slotcache"]["cached_tokens"] == 0 and text_of(off) == text_of(again)
-    later = answer_of(library, "What is the speciality of Tarnwick?", **scope_is_common)
+    later = answer_of(folder_index, "What is the speciality of Tarnwick?", **scope_is_common)
     assert later["slotcache"]["repeated"], "what the conversation holds is not shown again"
     assert later["slotcache"]["conversation"]["messages_kept"] == 2
 
 
-def test_the_prompt_asks_for_ids_once_and_the_same_for_all(library, folder, tmp_path):
+def test_the_prompt_asks_for_ids_once_and_the_same_for_all(folder_index, folder, tmp_path):
     def prompt(**fields):
         body = {"messages": [{"role": "user", "content": "Who is the mayor of Tarnwick?"}], **fields}
-        return library.http.post("/apply-template", json=body).json()["prompt"]
+        return folder_index.http.post("/apply-template", json=body).json()["prompt"]
 
     system = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tarnwick?"}]}
     assert ASK_FOR_IDS not in prompt() and prompt(retrieval=True).count(ASK_FOR_IDS) == 1
@@ -132,10 +132,10 @@ def test_the_prompt_asks_for_ids_once_and_the_same_for_all(library, folder, tmp_
         assert ASK_FOR_IDS not in other.http.post("/apply-template", json=body).json()["prompt"]
 
 
-def test_ids_in_brackets_are_cited(library):
+def test_ids_in_brackets_are_cited(folder_index):
     """The model is made to write an id by a grammar."""
-    id = search(library, "Tarnwick", top_k=1)["results"][0]["id"]
-    answer = answer_of(library, "Tarnwick?", retrieval={"top_k": 1}, grammar=f'root ::= "So [{id}], [x {id}], [1]"')
+    id = search(folder_index, "Tarnwick", top_k=1)["results"][0]["id"]
+    answer = answer_of(folder_index, "Tarnwick?", retrieval={"top_k": 1}, grammar=f'root ::= "So [{id}], [x {id}], [1]"')
     assert text_of(answer) == f"So [{id}], [x {id}], [1]"
     assert answer["slotcache"]["citations"] == [
         {"id": id, "start": 3, "stop": 15},
@@ -143,47 +143,47 @@ def test_ids_in_brackets_are_cited(library):
     ]
 
 
-def test_an_object_says_how_to_search(library):
-    found = answer_of(library, "x", retrieval={"query": "the river of Tarnwick", "top_k": 2})["slotcache"]["retrieved"]
+def test_an_object_says_how_to_search(folder_index):
+    found = answer_of(folder_index, "x", retrieval={"query": "the river of Tarnwick", "top_k": 2})["slotcache"]["retrieved"]
     assert found[0]["path"] == "tarnwick.md" and len(found) == 2
-    only = answer_of(library, SUGGESTED[0], retrieval={"paths": ["museum-of-hats.md"]})["slotcache"]["retrieved"]
+    only = answer_of(folder_index, SUGGESTED[0], retrieval={"paths": ["museum-of-hats.md"]})["slotcache"]["retrieved"]
     assert {one["path"] for one in only} <= {"museum-of-hats.md"}
-    none = answer_of(library, SUGGESTED[0], retrieval={"min_score": 1e9})["slotcache"]
+    none = answer_of(folder_index, SUGGESTED[0], retrieval={"min_score": 1e9})["slotcache"]
     assert none["retrieved"] == none["citations"] == none["documents"] == []
     for wrong in ({"top_k": 0}, {"top_k": 101}, {"paths": ["x"] * 101}, "yes", 3):
-        refused = ask(library, "x", retrieval=wrong)
+        refused = ask(folder_index, "x", retrieval=wrong)
         assert refused.status_code == 400 and "retrieval" in refused.json()["error"]["param"], wrong
-    warned = answer_of(library, "x", retrieval={"topk": 3})
+    warned = answer_of(folder_index, "x", retrieval={"topk": 3})
     assert "retrieval.topk" in warned["warnings"][0]
 
 
-def test_documents_of_the_client_come_first_and_all_are_cited(library):
+def test_documents_of_the_client_come_first_and_all_are_cited(folder_index):
     own = {"id": "own", "text": "The otter of the north sleeps in a hat."}
     for given in ({"documents": [own]}, {"messages": [{"role": "user", "content": SUGGESTED[0], "documents": [own]}]}):
-        answer = answer_of(library, SUGGESTED[0], **given, document_order="retrieval")
+        answer = answer_of(folder_index, SUGGESTED[0], **given, document_order="retrieval")
         ids = [one["id"] for one in answer["slotcache"]["documents"]]
         assert ids == ["own", *(one["id"] for one in answer["slotcache"]["retrieved"])]
-    quoting = answer_of(library, "Otter?", documents=[own], grammar='root ::= "the otter of the north"')
+    quoting = answer_of(folder_index, "Otter?", documents=[own], grammar='root ::= "the otter of the north"')
     assert quoting["slotcache"]["citations"] == [{"id": "own", "start": 0, "stop": 22, "quote": True}]
 
 
-def test_a_chat_without_a_question_is_refused(library):
-    refused = ask(library, "x", messages=[{"role": "system", "content": "x"}])
+def test_a_chat_without_a_question_is_refused(folder_index):
+    refused = ask(folder_index, "x", messages=[{"role": "system", "content": "x"}])
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "retrieval"
 
 
-def test_all_routes_of_chats_take_the_field(library):
+def test_all_routes_of_chats_take_the_field(folder_index):
     body = {"messages": [{"role": "user", "content": SUGGESTED[1]}]}
-    plain = library.http.post("/v1/chat/completions/input_tokens", json=body).json()["input_tokens"]
+    plain = folder_index.http.post("/v1/chat/completions/input_tokens", json=body).json()["input_tokens"]
     assert (
-        library.http.post("/v1/chat/completions/input_tokens", json=body | {"retrieval": True}).json()["input_tokens"]
+        folder_index.http.post("/v1/chat/completions/input_tokens", json=body | {"retrieval": True}).json()["input_tokens"]
         > plain
     )
-    order = library.http.post("/v1/documents/order", json=body | {"retrieval": {"top_k": 2}})
+    order = folder_index.http.post("/v1/documents/order", json=body | {"retrieval": {"top_k": 2}})
     assert len(order.json()["order"]) == 2
-    warmed = library.http.post("/v1/cache/warm", json=body | {"retrieval": True}).json()
+    warmed = folder_index.http.post("/v1/cache/warm", json=body | {"retrieval": True}).json()
     assert warmed["slotcache"]["retrieved"] and warmed["prompt_tokens"] > plain
-    assert library.http.post("/v1/speculate", json=body | {"retrieval": True}).json()["state"] == "started"
+    assert folder_index.http.post("/v1/speculate", json=body | {"retrieval": True}).json()["state"] == "started"
 
 
 def test_a_server_without_documents_refuses(server):
@@ -194,10 +194,10 @@ def test_a_server_without_documents_refuses(server):
     assert ask(server, "x", retrieval=False, max_tokens=1).status_code == 200
 
 
-def test_another_scope_finds_nothing(library, folder, tmp_path):
+def test_another_scope_finds_nothing(folder_index, folder, tmp_path):
     for refused in (
-        ask(library, SUGGESTED[0], cache_scope="other"),
-        library.http.post("/v1/search", json={"query": "Tarnwick", "cache_scope": "other"}),
+        ask(folder_index, SUGGESTED[0], cache_scope="other"),
+        folder_index.http.post("/v1/search", json={"query": "Tarnwick", "cache_scope": "other"}),
     ):
         assert refused.status_code == 403 and "Tarnwick" not in refused.text
         assert refused.json()["error"]["param"] == "cache_scope"
@@ -211,9 +211,9 @@ def test_another_scope_finds_nothing(library, folder, tmp_path):
 
 
 @pytest.mark.parametrize("query", HOSTILE)
-def test_a_query_is_never_syntax(library, query):
-    assert search(library, query)["stage"] == "lexical"
-    assert ask(library, query, max_tokens=1).status_code in (200, 400)  # a long one leaves no room for an answer
+def test_a_query_is_never_syntax(folder_index, query):
+    assert search(folder_index, query)["stage"] == "lexical"
+    assert ask(folder_index, query, max_tokens=1).status_code in (200, 400)  # a long one leaves no room for an answer
 
 
 def test_a_search_has_stages(staged):
@@ -228,52 +228,52 @@ def test_a_search_has_stages(staged):
     assert [one["id"] for one in found] == [one["id"] for one in third["results"]]
 
 
-def test_stages_are_computed_ahead_for_a_turn_that_is_named(library):
+def test_stages_are_computed_ahead_for_a_turn_that_is_named(folder_index):
     question = "What is the closing day of the Clock Museum?"
-    before = cached_tokens(library)
-    (only,) = stages(library, "closing day of the Clock Museum", speculate="typing", top_k=2)
-    until(lambda: cached_tokens(library) > before)
-    until(lambda: library.metric("slotcache_requests_background") == 0)
-    answer = answer_of(library, question, retrieval={"top_k": 2})
+    before = cached_tokens(folder_index)
+    (only,) = stages(folder_index, "closing day of the Clock Museum", speculate="typing", top_k=2)
+    until(lambda: cached_tokens(folder_index) > before)
+    until(lambda: folder_index.metric("slotcache_requests_background") == 0)
+    answer = answer_of(folder_index, question, retrieval={"top_k": 2})
     first = answer["slotcache"]["documents"][0]
     assert first["id"] in {one["id"] for one in only["results"]} and first["cached_tokens"] == first["tokens"]
-    cold = answer_of(library, question, retrieval={"top_k": 2}, cache_prompt=False)
+    cold = answer_of(folder_index, question, retrieval={"top_k": 2}, cache_prompt=False)
     assert text_of(cold) == text_of(answer) and cold["slotcache"]["cached_tokens"] == 0
 
 
-def test_what_was_computed_ahead_is_reused_behind_the_history(library):
+def test_what_was_computed_ahead_is_reused_behind_the_history(folder_index):
     conversation = {"conversation": "typed"}
-    answer_of(library, "Who is the mayor of Tarnwick?", **conversation)
-    before = cached_tokens(library)
-    stages(library, "departure time of the Gallowmere Ferry", speculate="typed")
-    until(lambda: cached_tokens(library) > before)
-    until(lambda: library.metric("slotcache_requests_background") == 0)
-    asked = answer_of(library, "At what time does the Gallowmere Ferry leave?", **conversation)["slotcache"]
+    answer_of(folder_index, "Who is the mayor of Tarnwick?", **conversation)
+    before = cached_tokens(folder_index)
+    stages(folder_index, "departure time of the Gallowmere Ferry", speculate="typed")
+    until(lambda: cached_tokens(folder_index) > before)
+    until(lambda: folder_index.metric("slotcache_requests_background") == 0)
+    asked = answer_of(folder_index, "At what time does the Gallowmere Ferry leave?", **conversation)["slotcache"]
     reused = {one["id"] for one in asked["documents"] if one["cached_tokens"] == one["tokens"]}
     (first, *_) = (one["id"] for one in asked["retrieved"] if one["id"] not in asked["repeated"])
     assert first in reused
 
 
-def test_nothing_is_computed_ahead_under_load(library):
+def test_nothing_is_computed_ahead_under_load(folder_index):
     done = threading.Event()
     endless = {"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 7000, "ignore_eos": True, "stream": True}
 
     def load():
-        with library.http.stream("POST", "/v1/chat/completions", json=endless) as answer:
+        with folder_index.http.stream("POST", "/v1/chat/completions", json=endless) as answer:
             for _ in answer.iter_lines():
                 if done.is_set():
                     break
 
     thread = threading.Thread(target=load)
     thread.start()
-    until(lambda: library.service.open)
-    dropped = library.metric("slotcache_speculations_dropped_total")
-    assert stages(library, "the mayor of Osselby", speculate="loaded")[0]["results"]
-    assert library.metric("slotcache_requests_background") == 0
-    assert library.metric("slotcache_speculations_dropped_total") == dropped
+    until(lambda: folder_index.service.open)
+    dropped = folder_index.metric("slotcache_speculations_dropped_total")
+    assert stages(folder_index, "the mayor of Osselby", speculate="loaded")[0]["results"]
+    assert folder_index.metric("slotcache_requests_background") == 0
+    assert folder_index.metric("slotcache_speculations_dropped_total") == dropped
     done.set()
     thread.join()
-    until(lambda: not library.service.open)
+    until(lambda: not folder_index.service.open)
 
 
 def test_a_file_that_vanishes_is_not_found_and_its_source_is_gone(tiny, tmp_path):
@@ -300,7 +300,7 @@ def test_answers_say_when_the_index_was_not_up_to_date(tiny, tmp_path):
             return [part.get("index") for part in (whole, search(up, "tides"), *stages(up, "tides"))]
 
         assert indexes() == [None] * 3
-        up.library.keeper.state = "reading"  # as while it reads
+        up.folder_index.watcher.state = "reading"  # as while it reads
         assert indexes() == [{"state": "reading", "unit": "files", "done": 2, "total": 2}] * 3
         up.http.post("/v1/sources/refresh", json={})
         until(lambda: is_ready(up))
@@ -310,7 +310,7 @@ def test_answers_say_when_the_index_was_not_up_to_date(tiny, tmp_path):
 def test_chats_run_while_an_index_is_built(tiny, tmp_path):
     many = {f"{number}.md": f"# Note {number}\n\nThe stone {number} is old.\n" for number in range(150)}
     with running(tiny, docs=str(write(tmp_path / "notes", many)), docs_db=str(tmp_path / "db")) as up:
-        until(lambda: up.library.index.progress.chunks > 0)
+        until(lambda: up.folder_index.index.progress.chunks > 0)
         while not is_ready(up):
             assert answer_of(up, "Which stone is old?", max_tokens=2)["slotcache"]["retrieved"]
         assert len(search(up, "stone", top_k=100)["results"]) == 100

@@ -24,7 +24,7 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def library(served, tmp_path_factory):
+def folder_index(served, tmp_path_factory):
     with served(tmp_path_factory.mktemp("library")) as up:
         until(lambda: is_ready(up))
         yield up
@@ -59,44 +59,46 @@ def found(report):
 
 
 @pytest.mark.parametrize("question", SUGGESTED[:2])
-def test_a_response_is_the_answer_of_the_same_chat(library, question):
-    chat, answer = ask(library, question, cache_prompt=False), respond(library, question)
+def test_a_response_is_the_answer_of_the_same_chat(folder_index, question):
+    chat, answer = ask(folder_index, question, cache_prompt=False), respond(folder_index, question)
     assert answer.output_text == chat["choices"][0]["message"]["content"]
     assert found(answer.slotcache) == found(chat["slotcache"]) and answer.slotcache["citations"]
-    shown = library.openai.responses.retrieve(answer.id)
+    shown = folder_index.openai.responses.retrieve(answer.id)
     assert found(shown.slotcache) == found(answer.slotcache)
     body = {"input": question, "max_output_tokens": 60, "temperature": 0, "retrieval": True, "stream": True}
-    stream = events(library.http.post("/v1/responses", json=body))
+    stream = events(folder_index.http.post("/v1/responses", json=body))
     (last,) = [event for event in stream if event["type"] == "response.completed"]
     assert found(last["response"]["slotcache"]) == found(answer.slotcache)
 
 
 @pytest.mark.parametrize("question", SUGGESTED[:2])
-def test_a_message_is_the_answer_of_the_same_chat(library, question):
-    chat, answer = ask(library, question, cache_prompt=False), post_message(library, question).json()
+def test_a_message_is_the_answer_of_the_same_chat(folder_index, question):
+    chat, answer = ask(folder_index, question, cache_prompt=False), post_message(folder_index, question).json()
     assert answer["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
     assert found(answer["slotcache"]) == found(chat["slotcache"]) and answer["slotcache"]["citations"]
-    again = post_message(library, question).json()
+    again = post_message(folder_index, question).json()
     assert again["usage"]["cache_read_input_tokens"] > 200, "retrieval opts in to the cache"
-    stream = events(post_message(library, question, stream=True))
+    stream = events(post_message(folder_index, question, stream=True))
     (last,) = [event for event in stream if event["type"] == "message_delta"]
     assert found(last["slotcache"]) == found(answer["slotcache"]) and last["delta"]["stop_reason"] == "end_turn"
 
 
-def test_the_documents_of_a_response_stay_in_its_history(library, served):
-    first = respond(library, MAYOR)
-    second = respond(library, MARKET, previous_response_id=first.id)
+def test_the_documents_of_a_response_stay_in_its_history(folder_index, served):
+    first = respond(folder_index, MAYOR)
+    second = respond(folder_index, MARKET, previous_response_id=first.id)
     earlier = {one["id"] for one in first.slotcache["retrieved"]}
     repeated = set(second.slotcache["repeated"])
     assert repeated == earlier & {one["id"] for one in second.slotcache["retrieved"]} != set()
     ids = [one["id"] for one in second.slotcache["documents"]]
     assert len(ids) == len(set(ids)) and earlier <= set(ids), "each document stands in the prompt once"
-    same = ask(library, MAYOR, conversation="same") and ask(library, MARKET, conversation="same", cache_prompt=False)
+    same = ask(folder_index, MAYOR, conversation="same") and ask(
+        folder_index, MARKET, conversation="same", cache_prompt=False
+    )
     assert same["usage"]["prompt_tokens"] == second.usage.input_tokens
     assert same["choices"][0]["message"]["content"] == second.output_text
-    unstored = respond(library, MAYOR, store=False)
+    unstored = respond(folder_index, MAYOR, store=False)
     with pytest.raises(openai.NotFoundError):
-        respond(library, MARKET, previous_response_id=unstored.id)
+        respond(folder_index, MARKET, previous_response_id=unstored.id)
 
 
 def test_a_restart_keeps_the_documents_of_a_response(served, tmp_path):
@@ -112,57 +114,59 @@ def test_a_restart_keeps_the_documents_of_a_response(served, tmp_path):
         assert second.slotcache["repeated"] == repeated != []
 
 
-def test_prompts_are_counted_with_their_documents(library):
+def test_prompts_are_counted_with_their_documents(folder_index):
     for path, body in (
         ("/v1/responses/input_tokens", {"input": MAYOR}),
         ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": MAYOR}]}),
     ):
         plain, whole = (
-            library.http.post(path, json=body | fields).json()["input_tokens"]
+            folder_index.http.post(path, json=body | fields).json()["input_tokens"]
             for fields in ({}, {"retrieval": {"top_k": 1}})
         )
-        assert whole == ask(library, MAYOR, retrieval={"top_k": 1})["usage"]["prompt_tokens"] > plain
+        assert whole == ask(folder_index, MAYOR, retrieval={"top_k": 1})["usage"]["prompt_tokens"] > plain
 
 
-def test_documents_of_the_client_come_first(library):
+def test_documents_of_the_client_come_first(folder_index):
     own = {"id": "own", "text": "The otter of the north sleeps in a hat."}
     for answer in (
-        post_message(library, MAYOR, documents=[own], document_order="retrieval").json()["slotcache"],
-        respond(library, MAYOR, extra={"documents": [own], "document_order": "retrieval"}).slotcache,
+        post_message(folder_index, MAYOR, documents=[own], document_order="retrieval").json()["slotcache"],
+        respond(folder_index, MAYOR, extra={"documents": [own], "document_order": "retrieval"}).slotcache,
     ):
         assert [one["id"] for one in answer["documents"]] == ["own", *(one["id"] for one in answer["retrieved"])]
 
 
-def test_wrong_wishes_are_refused_in_the_shape_of_each(library, server):
+def test_wrong_wishes_are_refused_in_the_shape_of_each(folder_index, server):
     for wrong in ({"top_k": 0}, {"paths": ["x"] * 101}, "yes", 3):
         with pytest.raises(openai.BadRequestError) as refused:
-            respond(library, MAYOR, extra={"retrieval": wrong})
+            respond(folder_index, MAYOR, extra={"retrieval": wrong})
         assert "retrieval" in str(refused.value.param)
-        answer = post_message(library, MAYOR, retrieval=wrong)
+        answer = post_message(folder_index, MAYOR, retrieval=wrong)
         assert answer.status_code == 400 and "retrieval" in answer.json()["error"]["message"]
     with pytest.raises(openai.PermissionDeniedError) as denied:
-        respond(library, MAYOR, extra={"cache_scope": "other"})
+        respond(folder_index, MAYOR, extra={"cache_scope": "other"})
     assert "Tarnwick" not in str(denied.value)
-    denied = post_message(library, MAYOR, cache_scope="other")
+    denied = post_message(folder_index, MAYOR, cache_scope="other")
     assert denied.status_code == 403 and denied.json()["error"]["type"] == "permission_error"
-    assert "retrieval.topk" in post_message(library, MAYOR, retrieval={"topk": 3}).json()["warnings"][0]
+    assert "retrieval.topk" in post_message(folder_index, MAYOR, retrieval={"topk": 3}).json()["warnings"][0]
     with pytest.raises(openai.BadRequestError) as refused:
         respond(server, MAYOR)
     assert refused.value.param == "retrieval" and "--docs" in str(refused.value)
     assert post_message(server, MAYOR).status_code == 400
 
 
-def test_results_of_tools_go_on_without_a_question(library):
+def test_results_of_tools_go_on_without_a_question(folder_index):
     call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "1", "output": "Nothing to see."}
     extra = {"cache_scope": "", "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}]}
-    asked = respond(library, MAYOR, extra=extra)
-    later = respond(library, [call, result], previous_response_id=asked.id, extra=extra).model_dump()["slotcache"]
+    asked = respond(folder_index, MAYOR, extra=extra)
+    later = respond(folder_index, [call, result], previous_response_id=asked.id, extra=extra).model_dump()["slotcache"]
     assert later["retrieved"] == [] and later["documents"], "those of the question, which stand in the prompt"
-    queried = respond(library, [call, result], previous_response_id=asked.id, extra=extra | {"retrieval": {"query": MARKET}})
+    queried = respond(
+        folder_index, [call, result], previous_response_id=asked.id, extra=extra | {"retrieval": {"query": MARKET}}
+    )
     report = queried.model_dump()["slotcache"]
     found = {one["id"] for one in report["retrieved"]}
     assert found and found <= {one["id"] for one in report["documents"]} | set(report["repeated"])
     body = {"messages": [{"role": "system", "content": "No question."}], "retrieval": True}
-    refused = library.http.post("/v1/chat/completions", json=body)
+    refused = folder_index.http.post("/v1/chat/completions", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "retrieval")

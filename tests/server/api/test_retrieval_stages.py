@@ -10,7 +10,7 @@ from gguf import PoolingType
 from slotcache.models.demo import FILE
 from slotcache.models.demo.corpus import SUGGESTED, Corpus
 from slotcache.retrieval import Query
-from slotcache.server.search.retrieve import MOST_AHEAD
+from slotcache.server.search.retrieve import MOST_PREFETCHED
 from support.encoders import bert
 from support.notes import is_ready
 
@@ -68,9 +68,9 @@ def is_searching(server):
 
 def leaders(server, question):
     """The documents that lead before the reranker's stage."""
-    library = server.library
-    hits = asyncio.run(library.index.search(library.embedding.query).hits(Query(text=question)))
-    return {hit.chunk.id for hit in hits[:MOST_AHEAD]}
+    folder_index = server.folder_index
+    hits = asyncio.run(folder_index.index.search(folder_index.embedding.query).hits(Query(text=question)))
+    return {hit.chunk.id for hit in hits[:MOST_PREFETCHED]}
 
 
 def test_the_documents_that_lead_are_computed_while_the_reranker_runs(staged):

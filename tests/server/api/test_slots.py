@@ -77,7 +77,7 @@ def test_a_restore_that_waits_too_long_for_the_engine_blames_no_file(tiny, tmp_p
     with running(tiny, slot_save_path=str(tmp_path), parallel=1) as up:
         up.chat(**LONG)
         act(up, "save", filename="mill.bin")
-        monkeypatch.setattr(up.service.view.lane_store._arrivals, "adopt", too_late)
+        monkeypatch.setattr(up.service.view.slot_store._arrivals, "adopt", too_late)
         answer = act(up, "restore", filename="mill.bin")
         assert answer.status_code == 503 and answer.headers["Retry-After"]
 
@@ -198,7 +198,7 @@ def test_without_a_folder_nothing_is_saved(tiny):
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
-def test_what_is_computed_ahead_does_not_change_what_a_lane_ran_last(model, tmp_path, parallel):
+def test_what_is_computed_ahead_does_not_change_what_a_slot_ran_last(model, tmp_path, parallel):
     saved = []
     for ahead in (False, True):
         with running(model, slot_save_path=str(tmp_path), parallel=parallel, idle_prefill=ahead) as up:
@@ -214,5 +214,5 @@ def test_what_is_computed_ahead_does_not_change_what_a_lane_ran_last(model, tmp_
                 answer = up.chat(
                     messages=[*LONG["messages"], {"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
                 )
-                assert answer["slotcache"]["lane"] == 0, "the lane that the conversation is continued in"
+                assert answer["slotcache"]["lane"] == 0, "the slot that the conversation is continued in"
     assert saved[0] == saved[1] > 50

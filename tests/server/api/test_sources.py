@@ -23,27 +23,27 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def library(corpus, tmp_path_factory):
+def folder_index(corpus, tmp_path_factory):
     """A server of the embedded model over the bundled documents."""
     with running(FILE, docs=str(corpus), docs_db=str(tmp_path_factory.mktemp("db")), flash_attn="auto") as up:
         until(lambda: is_ready(up))
         yield up
 
 
-def test_the_folders_are_listed_page_by_page(library, corpus):
-    whole = collection(library)
+def test_the_folders_are_listed_page_by_page(folder_index, corpus):
+    whole = collection(folder_index)
     assert whole["path"] == str(corpus) and whole["stages"] == ["lexical"]
     assert whole["progress"] == {"unit": "files", "done": 60, "total": 60}
     assert {file["state"] for file in whole["files"]} == {"indexed"}
     assert all(file["chunks"] == 1 and file["vectors"] == 0 for file in whole["files"])
     paths, after = [], ""
     while after is not None:
-        page = library.http.get("/v1/sources", params={"limit": 25, "after": after}).json()
+        page = folder_index.http.get("/v1/sources", params={"limit": 25, "after": after}).json()
         paths += [file["path"] for file in page["collections"][0]["files"]]
         after = page["next"]
     assert paths == [file["path"] for file in whole["files"]] == sorted(path.name for path in corpus.iterdir())
     for limit in ("0", "x", "1001", "²"):
-        assert library.http.get("/v1/sources", params={"limit": limit}).status_code == 400
+        assert folder_index.http.get("/v1/sources", params={"limit": limit}).status_code == 400
 
 
 def test_a_server_without_documents_says_so(server):
@@ -54,11 +54,11 @@ def test_a_server_without_documents_says_so(server):
     assert server.http.get("/props").json()["ui_settings"] == {"sources": False}
 
 
-def test_another_scope_learns_nothing(library):
+def test_another_scope_learns_nothing(folder_index):
     for answer in (
-        library.http.get("/v1/sources", params={"scope": "other"}),
-        library.http.get("/v1/sources/abc", params={"scope": "other"}),
-        library.http.post("/v1/sources/refresh", json={"cache_scope": "other"}),
+        folder_index.http.get("/v1/sources", params={"scope": "other"}),
+        folder_index.http.get("/v1/sources/abc", params={"scope": "other"}),
+        folder_index.http.post("/v1/sources/refresh", json={"cache_scope": "other"}),
     ):
         assert answer.status_code == 403 and answer.json()["error"]["code"] == "documents_of_another_scope"
         assert "corpus" not in answer.text
@@ -84,7 +84,7 @@ def test_changes_are_noticed_and_files_that_cannot_be_read_have_a_reason(tiny, t
         write(folder, {"new.md": "# New\n\nA river of stone."})
         (folder / "tides.md").unlink()
         until(lambda: "new.md" in files(up) and "tides.md" not in files(up))
-    assert up.library.index.folders[0].root == folder and not (tmp_path / "db").stat().st_mode & 0o077
+    assert up.folder_index.index.folders[0].root == folder and not (tmp_path / "db").stat().st_mode & 0o077
 
 
 def test_folders_whose_names_are_no_text_are_read_and_shown(tiny, tmp_path):
@@ -126,8 +126,8 @@ def test_an_index_in_its_own_folder_is_no_document_of_it(tiny, tmp_path):
     with running(tiny, docs=str(folder), docs_db=str(folder / "db")) as up:
         until(lambda: "tides.md" in files(up) and is_ready(up))
         assert all(file["state"] == "skipped" for path, file in files(up).items() if path.startswith("db/"))
-        scans, scan = [], up.library.index.scan
-        up.library.index.scan = lambda: scans.append(1) or scan()
+        scans, scan = [], up.folder_index.index.scan
+        up.folder_index.index.scan = lambda: scans.append(1) or scan()
         write(folder, {"new.md": "# New\n\nA river of stone."})
         until(lambda: "new.md" in files(up))
         time.sleep(1.5)
@@ -138,16 +138,16 @@ def test_a_folder_that_changes_all_the_time_is_looked_at_now_and_then(tiny, tmp_
     folder = write(tmp_path / "notes", NOTES)
     with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), docs_watch=False) as up:
         until(lambda: is_ready(up))
-        scans, scan = [], up.library.index.scan
+        scans, scan = [], up.folder_index.index.scan
 
         def slow_scan():
             time.sleep(0.1)
             scans.append(time.monotonic())
             return scan()
 
-        up.library.index.scan = slow_scan
+        up.folder_index.index.scan = slow_scan
         while len(scans) < 4:
-            up.library.keeper.refresh()
+            up.folder_index.watcher.refresh()
             time.sleep(0.01)
         assert scans[-1] - scans[0] > 3 * 0.4
         until(lambda: is_ready(up))
@@ -209,13 +209,13 @@ def test_a_server_may_stop_while_it_reads(tiny, tmp_path):
     folder = write(tmp_path / "notes", many)
     settings: dict[str, Any] = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
     with running(tiny, **settings) as up:
-        until(lambda: up.library.index.progress.chunks > 0)
+        until(lambda: up.folder_index.index.progress.chunks > 0)
         assert not is_ready(up)
     with running(tiny, **settings) as up:
         until(lambda: is_ready(up))
-        assert up.library.index.progress.chunks == 1000
+        assert up.folder_index.index.progress.chunks == 1000
         assert "failed" not in {file["state"] for file in files(up).values()}
-        up.library.index.store.check()
+        up.folder_index.index.store.check()
 
 
 def test_a_folder_that_is_not_there_ends_the_start_with_a_line(tmp_path, capsys):

@@ -27,7 +27,7 @@ def speculate(server, **body):
     return answer.json()
 
 
-def at_rest(server):
+def unloaded(server):
     """Wait until what was started is computed."""
     until(lambda: server.service.engine.inbox.ask(lambda: server.service.engine.scheduler.idle).result())
 
@@ -41,7 +41,7 @@ def test_the_final_documents_find_what_was_computed_ahead(server):
     before = server.metric("slotcache_idle_prompt_tokens_total")
     started = speculate(server, **body)
     assert started["object"] == "speculation" and started["state"] == "started"
-    at_rest(server)
+    unloaded(server)
     answer = server.chat(**body)
     assert used(answer) == answer["usage"]["prompt_tokens"] - REST
     assert server.metric("slotcache_idle_prompt_tokens_total") - before == answer["usage"]["prompt_tokens"]
@@ -57,7 +57,7 @@ def test_before_there_are_documents_everything_in_front_of_them_is_computed(serv
     ]
     before = server.metric("slotcache_idle_prompt_tokens_total")
     speculate(server, messages=history, cache_scope="open")
-    at_rest(server)
+    unloaded(server)
     answer = server.chat(messages=history, documents=DOCUMENTS[:2], cache_scope="open")
     assert used(answer) == server.metric("slotcache_idle_prompt_tokens_total") - before > 40
     assert answer["slotcache"]["documents"][0]["cached_tokens"] == 0
@@ -67,7 +67,7 @@ def test_a_later_stage_takes_the_place_of_the_one_before_and_keeps_what_both_beg
     stages = [DOCUMENTS[:2], [*DOCUMENTS[:1], DOCUMENTS[4]], [*DOCUMENTS[:1], DOCUMENTS[4], DOCUMENTS[5]]]
     for documents in stages:
         assert speculate(server, messages=MESSAGES, documents=documents, cache_scope="stages", id="t")["state"] == "started"
-    at_rest(server)
+    unloaded(server)
     answer = server.chat(messages=MESSAGES, documents=stages[-1], cache_scope="stages")
     assert used(answer) == answer["usage"]["prompt_tokens"] - REST
 
@@ -83,7 +83,7 @@ def test_wrong_documents_never_reach_an_answer(server):
 def test_scopes_do_not_share_what_was_computed_ahead(server):
     body = {"messages": MESSAGES, "documents": DOCUMENTS[:3]}
     speculate(server, **body, cache_scope="mine")
-    at_rest(server)
+    unloaded(server)
     assert used(server.chat(**body, cache_scope="yours")) == 0
 
 
@@ -92,9 +92,9 @@ def test_states_are_computed_ahead_too_and_only_their_scope_finds_them(generate,
     body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "max_tokens": 8}
     with running(generate(tmp_path / "model.gguf")) as up:
         speculate(up, messages=MESSAGES, documents=DOCUMENTS[:2], cache_scope="mine", id="t")
-        at_rest(up)
+        unloaded(up)
         speculate(up, **body, cache_scope="mine", id="t")
-        at_rest(up)
+        unloaded(up)
         answer = up.chat(**body, cache_scope="mine")
         assert answer["slotcache"]["source"] == "snapshot" and used(answer) > answer["usage"]["prompt_tokens"] - 40
         assert used(up.chat(**body, cache_scope="yours")) == 0
@@ -183,7 +183,7 @@ def test_a_staged_search_drives_it_with_a_few_lines(server):
 
     documents = asyncio.run(turn())
     assert documents == DOCUMENTS[2:5]
-    at_rest(server)
+    unloaded(server)
     answer = server.chat(messages=MESSAGES, documents=documents, cache_scope="search")
     assert used(answer) == answer["usage"]["prompt_tokens"] - REST
 
@@ -210,7 +210,7 @@ def test_speculations_that_wait_are_bounded_like_requests(tiny):
 def test_speculations_that_are_done_are_let_go(server):
     for number in range(5):
         speculate(server, messages=MESSAGES, documents=DOCUMENTS[:1], cache_scope="done", id=f"done {number}")
-        at_rest(server)
+        unloaded(server)
     assert background(server) <= 1
 
 
@@ -218,6 +218,6 @@ def test_a_scope_that_is_dropped_is_not_computed_for(server):
     speculate(server, messages=MESSAGES, documents=LONG, cache_scope="gone", id="mine")
     speculate(server, messages=MESSAGES, documents=LONG, cache_scope="stays", id="mine")
     server.http.delete("/v1/cache", params={"scope": "gone"})
-    at_rest(server)
+    unloaded(server)
     assert server.http.get("/v1/cache", params={"scope": "gone"}).json()["runs"] == []
     assert server.http.get("/v1/cache", params={"scope": "stays"}).json()["tokens"]["device"] > 1000

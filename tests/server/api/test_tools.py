@@ -61,8 +61,8 @@ def joined(stream):
 def whole(answer):
     message = answer.choices[0].message
     calls = [[call.function.name, call.function.arguments] for call in message.tool_calls or []]
-    thought = getattr(message, "reasoning_content", None) or ""
-    said = {"content": message.content or "", "reasoning_content": thought, "tool_calls": calls}
+    reasoning = getattr(message, "reasoning_content", None) or ""
+    said = {"content": message.content or "", "reasoning_content": reasoning, "tool_calls": calls}
     return said, answer.choices[0].finish_reason
 
 
@@ -131,7 +131,7 @@ def test_a_schema_and_tools_are_one_or_the_other(family):
 
 @pytest.fixture(scope="module")
 def thinking(tiny, tmp_path_factory):
-    """A server of a random model whose prompts open a thought."""
+    """A server of a random model whose prompts open reasoning."""
     path = tmp_path_factory.mktemp("templates") / "template.jinja"
     path.write_text(TEMPLATE + "<think>\n{# <tool_call> #}")
     with running(tiny, chat_template_file=str(path)) as up:

@@ -128,7 +128,7 @@ def test_two_conversations_alternate_and_keep_their_history(tiny):
                 messages += [answer["choices"][0]["message"], {"role": "user", "content": f"Turn {turn}."}]
 
 
-def test_twenty_conversations_on_four_lanes(tiny):
+def test_twenty_conversations_on_four_slots(tiny):
     with running(tiny, ctx_size=8192) as server:
         histories = [[SYSTEM, {"role": "user", "content": f"Conversation {n}."}] for n in range(20)]
         held = [0] * 20
@@ -232,8 +232,8 @@ def test_a_model_with_a_sliding_window_reuses_what_the_window_has_passed(tmp_pat
         assert ask(up, [0, 1, 2])["choices"] == first["choices"]
 
 
-def test_too_many_lanes_for_a_model_are_refused_with_what_would_be_right(tmp_path):
-    with pytest.raises(ModelError, match="--parallel 100: at most 63 lanes"):
+def test_too_many_slots_for_a_model_are_refused_with_what_would_be_right(tmp_path):
+    with pytest.raises(ModelError, match="--parallel 100: at most 63 slots"):
         load(Settings(parallel=100, ctx_size=512), windowed(tmp_path / "windowed.gguf"))
 
 

@@ -35,7 +35,7 @@ SURE = {"temperature": 0, "ignore_eos": False}  # behind its end an answer is no
 SEEN: Counter[str] = Counter()  # over all lives
 EXPECTED = {
     *("own", "fork", "host", "none", "moved", "repeated", "kept", "edited", "branched", "left", "sampled", "not cached"),
-    *("burst", "brought along", "warmed", "speculated", "drop cache", "drop conversation", "with 1 lanes"),
+    *("burst", "brought along", "warmed", "speculated", "drop cache", "drop conversation", "with 1 slots"),
 }
 
 
@@ -50,7 +50,7 @@ class Chats(RuleBasedStateMachine):
     reference: Reference
 
     @initialize(
-        lanes=st.integers(1, 3),
+        slots=st.integers(1, 3),
         cache_ram=st.sampled_from([1, 2, 64]),
         idle_prefill=st.booleans(),
         idle_sets=st.sampled_from([0, 0, 6]),
@@ -63,14 +63,14 @@ class Chats(RuleBasedStateMachine):
         if exact:
             changed["cache_ram"] = 64
         self.stack = ExitStack()
-        names = {"lanes": "parallel"}
+        names = {"slots": "parallel"}
         changed = {names.get(name, name): value for name, value in changed.items()}
         self.client = ChatClient(self.stack.enter_context(running(FILE, ctx_size=4096, **changed)))
         self.world = World()
         self.talks: list[Talk] = []
         self.names = itertools.count()
         self.story = [f"exact={exact} {changed}"]  # what was done
-        SEEN[f"with {changed['parallel']} lanes"] += 1
+        SEEN[f"with {changed['parallel']} slots"] += 1
 
     # ---- what clients do -------------------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ def test_an_answer_with_control_tokens_is_not_remembered_by_the_text_without_the
 
 
 def test_what_must_be_too_long_is_refused_before_it_is_tokenised(server):
-    longest, limit = server.service.model.tokenizer.longest, server.service.intake.limit
+    longest, limit = server.service.model.tokenizer.longest, server.service.submitter.limit
     text = "<|im_start|>" * (longest * limit)
     for path, body in (
         ("/completion", {"prompt": text}),
@@ -112,7 +112,7 @@ def test_a_hint_takes_the_tokens_that_it_takes_and_no_room_that_there_is_not(tin
         hint = server.service.model.tokenize(" > ".join(document["id"] for document in documents))
         assert length < prompt.num_tokens <= length + len(hint) + 10
     with running(tiny, ctx_size=-(-(length + 8) // 256) * 256, batch_size=256) as server:
-        pad = server.service.intake.limit - length - 8
+        pad = server.service.submitter.limit - length - 8
         asked["messages"][0]["content"] += " 1" * (pad // 2)
         answer = server.http.post(CHAT, json=asked | {"max_tokens": 1})
         assert answer.status_code == 200, answer.text

@@ -110,8 +110,8 @@ def test_reasoning_of_the_beginning_stands_in_the_answer(tiny, tmp_path):
         assert message["reasoning_content"] == "I count." and message["content"].startswith("one")
         assert rendered(up, USER, begun(None, reasoning_content="I c")).endswith("<think>I c")
         message = up.chat(messages=[USER, begun(None, reasoning_content="I c")])["choices"][0]["message"]
-        thought = message["reasoning_content"]
-        assert thought.startswith("I c") and len(thought) > 3 and thought.count("I c") == 1 and not message["content"]
+        reasoning = message["reasoning_content"]
+        assert reasoning.startswith("I c") and len(reasoning) > 3 and reasoning.count("I c") == 1 and not message["content"]
 
 
 @pytest.mark.parametrize(

@@ -328,10 +328,10 @@ class Store:
 
     def turn(self, id, content="?", scope=""):
         """One turn more of a conversation; whether it is remembered."""
-        origin = self.held.origin(ChatRequest(messages=[], conversation=id, cache_scope=scope), caches=True)
-        assert origin is not None
-        entries = (*origin.entries, HistoryMessage.of(user(content)))
-        return self.held.remember(origin, f"{id}-{len(entries)}", entries)
+        ref = self.held.ref(ChatRequest(messages=[], conversation=id, cache_scope=scope), caches=True)
+        assert ref is not None
+        entries = (*ref.entries, HistoryMessage.of(user(content)))
+        return self.held.remember(ref, f"{id}-{len(entries)}", entries)
 
     @property
     def ids(self):
@@ -351,7 +351,7 @@ def test_a_conversation_that_is_not_used_is_forgotten():
     store.now = 22
     assert store.ids == set() and store.held.num_bytes == 0
     with pytest.raises(Exception, match="is remembered"):
-        store.held.origin(ChatRequest(messages=[], previous_response_id="b-2"), caches=True)
+        store.held.ref(ChatRequest(messages=[], previous_response_id="b-2"), caches=True)
 
 
 def test_bytes_are_bounded_and_shared_history_counts_once():
@@ -396,7 +396,7 @@ def test_what_is_deleted_while_its_prompt_is_made_stays_deleted(server, monkeypa
 def test_a_conversation_without_an_answer_or_a_request_is_not_there(server):
     """However long a trace of a request that was given up stays in memory: it is the collector's to decide."""
     asked = ChatRequest(messages=[{"role": "user", "content": "One?"}], cache_scope="given up", conversation="c")
-    trace = server.service.conversations.origin(asked, caches=True)
+    trace = server.service.conversations.ref(asked, caches=True)
     assert trace.conversation.id == "c"
     assert server.http.delete("/v1/conversations/c", params={"scope": "given up"}).status_code == 404
 

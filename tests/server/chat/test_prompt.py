@@ -39,13 +39,13 @@ def conversation(turns, size=1):
 
 
 def read(tree, prompt, scope=COMMON):
-    """Have a prompt computed and parked; its layout."""
+    """Have a prompt computed and idle; its layout."""
     layout = prompt.arrange(tree, scope)
     documents = [(document.key, document.start, document.stop) for document in layout.documents]
     claim = tree.claim(scope, layout.tokens, layout.stops, documents)
-    tree.ledger.advance(claim.sequence, len(layout.tokens))
+    tree.device.advance(claim.sequence, len(layout.tokens))
     tree.release(claim.sequence)
-    tree.ledger.take_operations()
+    tree.device.take_operations()
     return layout
 
 
@@ -131,7 +131,7 @@ NUMBERS = count(1)
 def hybrid(budget=10_000):
     tree = PrefixTree(5000, 16)
     states = HostMemory(budget, sizes=CopySizes(run_token=1, state=20))
-    return Scheduler(tree, num_lanes=2, snapshots=Snapshots(tree, states))
+    return Scheduler(tree, num_slots=2, snapshots=Snapshots(tree, states))
 
 
 def placed(job):
@@ -164,7 +164,7 @@ def test_a_burst_reuses_nearly_as_much_of_a_hybrid_as_of_a_dense_model():
     rng = np.random.default_rng(0)
     sets = [rng.permutation(10)[:5] for _ in range(40)]
     reused: dict[str, int] = {}
-    dense = Scheduler(PrefixTree(5000, 16, HostMemory(100_000)), num_lanes=2)
+    dense = Scheduler(PrefixTree(5000, 16, HostMemory(100_000)), num_slots=2)
     for name, scheduler in {"dense": dense, "hybrid": hybrid(100_000), "short": hybrid(4000)}.items():
         jobs = [ask(scheduler, documents(*("abcdefghij"[at] for at in chosen))) for chosen in sets]
         reused[name] = sum(job.reuse.cached for job in jobs)

@@ -23,10 +23,10 @@ def prompt(names, question):
     return ChatPrompt([fixed[0], DocumentSet(documents, tokens, "auto", None), fixed[1]])
 
 
-def serve(*sets, cells, lanes=1, host=0):
+def serve(*sets, cells, slots=1, host=0):
     """All at once in the queue; (order of starting, documents in the order used, documents reused) by request."""
     scheduler = Scheduler(
-        PrefixTree(cells, 16, HostMemory(host), costs=CPU), num_lanes=lanes, batch_size=64, prefill_budget=64
+        PrefixTree(cells, 16, HostMemory(host), costs=CPU), num_slots=slots, batch_size=64, prefill_budget=64
     )
     memory = Memory(cells)
     requests = [Request(number, prompt(names, number), 1, COMMON) for number, names in enumerate(sets)]
@@ -62,7 +62,7 @@ def test_a_cold_start_puts_first_what_those_that_wait_need():
     assert alone == ["412"] and none == [0]
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4])
-def test_order_does_not_lose_its_gain_when_requests_come_together(lanes):
-    _, _, reused = serve("123", "132", "213", "231", "312", "321", cells=2000, lanes=lanes, host=2000)
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_order_does_not_lose_its_gain_when_requests_come_together(slots):
+    _, _, reused = serve("123", "132", "213", "231", "312", "321", cells=2000, slots=slots, host=2000)
     assert sum(reused) == 5 * 3

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from slotcache.ordering.document import Document
-from slotcache.server.chat import conversation_files as shelf_module
+from slotcache.server.chat import conversation_files as files_module
 from slotcache.server.chat.body import ChatRequest
 from slotcache.server.chat.chat_prompt import DocumentSet
 from slotcache.server.chat.conversation_files import (
@@ -30,7 +30,7 @@ from slotcache.server.chat.conversation_files import (
     StoredAnswer,
     decode,
     encode,
-    free_shelf,
+    free_conversation_files,
 )
 from slotcache.server.chat.conversations import Conversations
 from slotcache.server.chat.history import HistoryMessage
@@ -47,7 +47,7 @@ def files(folder):
 
 
 class Server:
-    """A store with a shelf, which may be opened again."""
+    """A store with files, which may be opened again."""
 
     def __init__(self, folder, **changed):
         self.folder, self.changed = folder, {"number": 1000, "size": 1 << 20, "age": 1000} | changed
@@ -55,7 +55,7 @@ class Server:
 
     def open(self):
         bounds = (self.changed["number"], self.changed["size"], self.changed["age"])
-        self.held = Conversations(*bounds, shelf=ConversationFiles(self.folder))
+        self.held = Conversations(*bounds, files=ConversationFiles(self.folder))
         self.held.restore(VOCABULARY)
 
     def restart(self, **changed):
@@ -68,13 +68,13 @@ class Server:
 
     def begin(self, id, scope="", after=None):
         named = {"conversation": id} if after is None else {"previous_response_id": after}
-        return self.held.origin(ChatRequest(messages=[], cache_scope=scope, **named), caches=True)
+        return self.held.ref(ChatRequest(messages=[], cache_scope=scope, **named), caches=True)
 
-    def end(self, origin, id, content):
-        assert origin is not None
-        entries = (*origin.entries, HistoryMessage.of(user(content)))
+    def end(self, ref, id, content):
+        assert ref is not None
+        entries = (*ref.entries, HistoryMessage.of(user(content)))
         answer = f"{id}/{content[:20]}"
-        assert self.held.remember(origin, answer, entries)
+        assert self.held.remember(ref, answer, entries)
         return answer
 
     def head(self, id):
@@ -158,12 +158,12 @@ def test_a_killed_server_leaves_no_lock(tmp_path):
         with pytest.raises(BlockingIOError):
             ConversationFiles(tmp_path / "shelf")
         other.kill()
-    shelf = ConversationFiles(tmp_path / "shelf")
-    beside = free_shelf(tmp_path / "shelf")
+    files = ConversationFiles(tmp_path / "shelf")
+    beside = free_conversation_files(tmp_path / "shelf")
     assert beside.folder == tmp_path / "shelf-1"
-    shelf.close()
-    again = free_shelf(tmp_path / "shelf")
-    assert again.folder == shelf.folder
+    files.close()
+    again = free_conversation_files(tmp_path / "shelf")
+    assert again.folder == files.folder
     for one in (beside, again):
         one.close()
 
@@ -172,9 +172,9 @@ def test_a_folder_without_locks_is_refused_with_what_is_right(tmp_path, monkeypa
     def no_locks(file):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(shelf_module, "lock", no_locks)
+    monkeypatch.setattr(files_module, "lock", no_locks)
     with pytest.raises(FolderError, match=r"cannot be locked: No locks available: expected a folder"):
-        free_shelf(tmp_path / "shelf")
+        free_conversation_files(tmp_path / "shelf")
 
 
 def test_deleted_conversations_leave_no_file(tiny, tmp_path):
@@ -328,7 +328,7 @@ def test_the_answer_before_a_deleted_head_is_the_head_again(store):
 def test_the_head_again_is_the_answer_that_was_continued_and_not_the_head_before(store, restarts):
     first = store.turn("c", "One?")
     origins = [store.begin("c"), store.begin("c")]
-    second, other = (store.end(origin, "c", content) for origin, content in zip(origins, ("Two?", "Or?"), strict=True))
+    second, other = (store.end(ref, "c", content) for ref, content in zip(origins, ("Two?", "Or?"), strict=True))
     assert store.head("c") == other
     if restarts:
         store.restart()

@@ -41,7 +41,7 @@ def settled(server):
 
     def is_saved():
         runs = [node for root in tree.roots.values() for node in descendants(root)]
-        return engine.scheduler.idle and runs and all(node.blob for node in runs) and not tree.host.unsaved
+        return engine.scheduler.idle and runs and all(node.copy for node in runs) and not tree.host.unsaved
 
     until(lambda: engine.inbox.ask(is_saved).result())
     until(lambda: all(tier.idle for tier in server.service.tiers))

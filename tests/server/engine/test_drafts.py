@@ -1,4 +1,4 @@
-"""`draft`: the same answers in fewer steps, told in the answer, the lanes and the metrics; refused where it cannot be."""
+"""`draft`: the same answers in fewer steps, told in the answer, the slots and the metrics; refused where it cannot be."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ def test_drafts_are_told(drafting):
     assert [drafting.metric(name) - then for name, then in zip(names, before, strict=True)] == [drafted, accepted, drafted]
     assert drafting.metric("slotcache_steps_total") - steps < 200 - accepted + 10
     assert drafting.http.get("/props").json()["draft"] == {"mode": "lookup"}
-    assert {lane["speculative"] for lane in drafting.http.get("/slots").json()} == {True}
+    assert {slot["speculative"] for slot in drafting.http.get("/slots").json()} == {True}
 
 
 def test_a_chat_tells_its_drafts_with_its_timings(drafting):

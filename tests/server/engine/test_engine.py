@@ -16,7 +16,7 @@ from slotcache.server.chat.body import CompletionRequest
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
 from slotcache.server.engine.generation import Failure
 from slotcache.server.http.api_errors import RequestError
-from slotcache.server.service.intake import Prepared
+from slotcache.server.service.submitter import Prepared
 from slotcache.slots.scheduler import check
 
 from server.conftest import DEADLINE, running, until
@@ -133,7 +133,7 @@ def _is_down(url):
 def has_copies(engine):
     """Whether all idle KV has a copy in host memory, as some idle time makes it."""
     tree = engine.scheduler.tree
-    return engine.inbox.ask(lambda: 0 < tree.ledger.num_ready <= tree.host.num_tokens).result(DEADLINE)
+    return engine.inbox.ask(lambda: 0 < tree.device.num_ready <= tree.host.num_tokens).result(DEADLINE)
 
 
 def test_what_the_cache_decided_and_nobody_did_is_forgotten(tiny, monkeypatch):
@@ -180,8 +180,8 @@ def test_a_request_whose_end_fails_has_one_final_event(tiny, monkeypatch):
         monkeypatch.setattr(engine.scheduler, "finish", fail_once)
         stream = Stream(server, LONG | {"max_tokens": 8})
         assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
-        until(lambda: not engine.roster.samplers)
-        assert server.chat()["usage"]["completion_tokens"] == 4 and not engine.roster.samplers
+        until(lambda: not engine.generations.samplers)
+        assert server.chat()["usage"]["completion_tokens"] == 4 and not engine.generations.samplers
 
 
 def test_one_that_asks_a_stopped_engine_is_answered(tiny):

@@ -54,9 +54,9 @@ def are_copied(engine):
     tree, snapshots = engine.scheduler.tree, engine.scheduler.snapshots
 
     def question():
-        runs = {node for sequence in tree.ledger.parked.values() for node in path(sequence.tip) if tree.host.max_bytes}
+        runs = {node for sequence in tree.device.idle.values() for node in path(sequence.last_node) if tree.host.max_bytes}
         runs |= {node for root in snapshots.roots.values() for node in descendants(root)}
-        return bool(runs) and all(node.blob is not None and node.blob.data is not None for node in runs)
+        return bool(runs) and all(node.copy is not None and node.copy.data is not None for node in runs)
 
     return engine.inbox.ask(question).result(10)
 
@@ -208,7 +208,7 @@ def test_a_copy_that_does_not_come_back_is_not_used_again(tiny, monkeypatch):
         put = States._set
 
         def broken(states, data, sequence, flags):
-            if any(data is node.blob.data for node in engine.scheduler.tree.host.nodes):
+            if any(data is node.copy.data for node in engine.scheduler.tree.host.nodes):
                 raise RunnerError("it read 0 bytes")
             put(states, data, sequence, flags)
 

@@ -1,4 +1,4 @@
-"""Starts with less memory than the model wants: fewer cells and lanes, or one line that says what is missing."""
+"""Starts with less memory than the model wants: fewer cells and slots, or one line that says what is missing."""
 
 from dataclasses import replace
 
@@ -89,7 +89,7 @@ def test_no_flag_helps_where_the_weights_do_not_fit(wide):
         fit(Settings(device_memory=1), wide)
 
 
-def test_lanes_go_where_each_has_states_of_its_own(tmp_path):
+def test_slots_go_where_each_has_states_of_its_own(tmp_path):
     path = delta(tmp_path / "delta.gguf")
     _, whole = chosen(path, ctx_size=256)
     settings, takes = chosen(path, ctx_size=256, device_memory=int(whole))

@@ -100,13 +100,13 @@ def test_idle_work_goes_on_beside_a_client_that_does_not_read(narrow):
 def test_what_waits_for_a_client_that_does_not_read_is_its_text_and_no_more(narrow):
     ended = narrow.metric("slotcache_requests_total", end="length")
     held = []
-    submit = narrow.service.door.submit
-    narrow.service.door.submit = lambda generations: (held.extend(generations), submit(generations))[1]
+    submit = narrow.service.engine.submit
+    narrow.service.engine.submit = lambda generations: (held.extend(generations), submit(generations))[1]
     try:
         with stalled(narrow, return_progress=True):
             until(lambda: narrow.metric("slotcache_requests_total", end="length") == ended + 1)
     finally:
-        narrow.service.door.submit = submit
+        narrow.service.engine.submit = submit
     (generation,) = held
     assert generation not in narrow.service.open and not _alive(PendingTurn)  # what was asked is not kept for it
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 from slotcache.models.detokenizer import TextStream
-from slotcache.models.sampling import Chances
+from slotcache.models.sampling import Logprobs
 from slotcache.server.api.reply import Probabilities
 from slotcache.server.engine.generation import Delta, Pending
 
@@ -20,18 +20,18 @@ def told(pieces, stops) -> Iterator[tuple[str, Any]]:
     text, pending = TextStream(stops, pieces.__getitem__), Pending(tells=True)
     probabilities, kept = Probabilities(pieces.__getitem__), None
     for token in range(len(pieces)):
-        pending.push(token, Chances.certain(token))
+        pending.push(token, Logprobs.certain(token))
         settled = text.push(token)
         if text.stopped is not None or token == len(pieces) - 1:
             pending.text += settled + text.finish()
             kept = pending.cut() if text.stopped is not None else None
-            last = Delta(pending.text, tuple(pending.tokens), tuple(pending.chances), is_last=True, kept=kept)
+            last = Delta(pending.text, tuple(pending.tokens), tuple(pending.logprobs), is_last=True, kept=kept)
             yield last.text, [json.loads(bytes(entry)) for entry in probabilities.entries(last)]
             return
         pending.settle(settled, text.num_held)
-        sent, tokens, chances = pending.take()
-        assert len(tokens) == len(chances) and bool(tokens) == bool(sent)
-        yield sent, [json.loads(bytes(entry)) for entry in probabilities.entries(Delta(sent, tokens, chances))]
+        sent, tokens, logprobs = pending.take()
+        assert len(tokens) == len(logprobs) and bool(tokens) == bool(sent)
+        yield sent, [json.loads(bytes(entry)) for entry in probabilities.entries(Delta(sent, tokens, logprobs))]
 
 
 @given(pieces_of, stops_of)

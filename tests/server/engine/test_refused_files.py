@@ -53,7 +53,7 @@ def test_a_refused_slot_leaves_every_bit(model, tmp_path):
         made_by = provenance_of(up.service.settings, up.service.model, up.service.context)
 
         def kept():
-            """The KV and the states of what the lane ran last, as bytes."""
+            """The KV and the states of what the slot ran last, as bytes."""
             assert act(up, "save", filename="kept").status_code == 200
             found = record.records(slots / "kept", made_by)
             return [(one.tokens.tobytes(), one.data.tobytes(), state_of(one)) for one in found]

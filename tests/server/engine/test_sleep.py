@@ -40,9 +40,9 @@ def dozing(model, **changed):
 
 def doze(up):
     """Let the server fall asleep at once, as after an hour without a request."""
-    for computer in up.vectors.computers:
-        until(lambda queue=computer._queue: queue._thread is None)
-        computer._queue._fall_asleep()
+    for worker in up.vectors.workers:
+        until(lambda queue=worker._queue: queue._thread is None)
+        worker._queue._fall_asleep()
     engine = up.service.engine
 
     def falls_asleep():
@@ -159,11 +159,11 @@ def test_a_request_that_comes_when_the_load_has_just_ended_causes_no_second_one(
         doze(up)
         engine, holds, may_go_on = up.service.engine, threading.Event(), threading.Event()
         with held_load(up) as (began, may_end):
-            engine.sleep.rouse()
+            engine.sleep.wake()
             assert began.wait(DEADLINE)
             engine.inbox.put(lambda: (holds.set(), may_go_on.wait(DEADLINE)))
             assert holds.wait(DEADLINE)
-            engine.sleep.rouse()  # the engine finds it in front of the end of the load
+            engine.sleep.wake()  # the engine finds it in front of the end of the load
             may_end.set()
             until(lambda: all(thread.name != "wake" for thread in threading.enumerate()))
             may_go_on.set()
@@ -310,7 +310,7 @@ def test_a_warmed_and_pinned_prompt_outlives_a_sleep(napping):
     assert cached(napping.chat(messages=messages)) > REST
 
 
-def test_a_lane_is_saved_and_restored_asleep(file, tmp_path):
+def test_a_slot_is_saved_and_restored_asleep(file, tmp_path):
     with dozing(file, slot_save_path=str(tmp_path / "slots"), parallel=1) as up:
         first = up.chat(QUESTION)
         doze(up)
@@ -342,14 +342,14 @@ def test_without_host_memory_the_prompt_is_computed_again(file):
 
 def test_a_server_says_that_it_sleeps_once_its_memory_is_free(file, monkeypatch):
     with dozing(file) as up:
-        rest, seen = up.service.engine.runner.rest, []
+        unload, seen = up.service.engine.runner.unload, []
 
         def resting():
             seen.append((is_mapped(file), up.service.engine.sleep.is_asleep))
-            rest()
+            unload()
             seen.append((is_mapped(file), up.service.engine.sleep.is_asleep))
 
-        monkeypatch.setattr(up.service.engine.runner, "rest", resting)
+        monkeypatch.setattr(up.service.engine.runner, "unload", resting)
         doze(up)
         assert seen == [(True, False), (False, False)]
 

@@ -22,7 +22,7 @@ class Case:
     family: str
     text: str
     content: str = ""
-    thought: str = ""
+    reasoning: str = ""
     calls: tuple[tuple[str, ...], ...] = ()
     opened: str = ""
 
@@ -41,7 +41,7 @@ THOUGHTS = {
 
 
 def row_of(family):
-    """The row of a family, with the tags of thoughts that its templates have."""
+    """The row of a family, with the tags of reasoning that its templates have."""
     return detect("".join((*BY_NAME[family].signs, THOUGHTS.get(family, THINK.starts[0]))))
 
 
@@ -61,7 +61,7 @@ def without_ids(said):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}-{case.text[:24]!r}")
 def test_answers(case: Case):
     said = read(case)
-    assert (said["content"] or "", said.get("reasoning_content", "")) == (case.content, case.thought)
+    assert (said["content"] or "", said.get("reasoning_content", "")) == (case.content, case.reasoning)
     calls = said.get("tool_calls", [])
     for call, (name, arguments, *id) in zip(calls, case.calls, strict=True):
         assert call["function"]["name"] == name

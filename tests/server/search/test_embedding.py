@@ -45,12 +45,12 @@ def embedded(server, text):
 
 
 def of_query(server, text):
-    return unit(asyncio.run(server.library.embedding.query(text))[None])[0]
+    return unit(asyncio.run(server.folder_index.embedding.query(text))[None])[0]
 
 
 def of_documents(server):
     """The vectors of the index by the texts of their chunks."""
-    store = server.library.index.store
+    store = server.folder_index.index.store
     numbers, vectors = store.vectors()
     chunks = store.chunks(numbers.tolist())
     return {
@@ -84,7 +84,7 @@ def test_settings_say_other_prefixes_and_documents_are_embedded_again(serve):
 
 def test_a_long_question_keeps_its_prefix_and_its_end(serve):
     with serve() as up:
-        embedder, tokens_of = up.vectors.embedding.embedder, up.library.embedding._query_tokens
+        embedder, tokens_of = up.vectors.embedding.embedder, up.folder_index.embedding._query_tokens
         long, short = tokens_of("the city " * 5 * CONTEXT + QUESTION).tolist(), tokens_of(QUESTION).tolist()
         start = embedder.tokens("query: ").tolist()[:-1]  # without [SEP]
         assert 0.7 * CONTEXT < len(long) <= CONTEXT

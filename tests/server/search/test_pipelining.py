@@ -4,7 +4,7 @@ import asyncio
 
 from slotcache.retrieval import Hit, StoredChunk
 from slotcache.server.http.api_errors import RequestError
-from slotcache.server.search.retrieve import Ahead
+from slotcache.server.search.retrieve import StagePrefetch
 
 
 def hits(*ids):
@@ -20,7 +20,7 @@ async def handed(*stages, delay=0.0, lasts=True, fails=False):
         if fails:
             raise RequestError("no room")
 
-    ahead = Ahead(prefill, delay)
+    ahead = StagePrefetch(prefill, delay)
     for stage in stages:
         ahead.show(hits(*stage))
         await (ahead.settled() if lasts else asyncio.sleep(0))
@@ -44,7 +44,7 @@ def test_an_error_costs_the_head_start_only():
 def test_nothing_is_handed_over_after_the_stop():
     async def stopped():
         found = []
-        ahead = Ahead(found.append, 0.01)  # type: ignore[arg-type]
+        ahead = StagePrefetch(found.append, 0.01)  # type: ignore[arg-type]
         ahead.show(hits("a"))
         ahead.stop()
         await asyncio.sleep(0.03)

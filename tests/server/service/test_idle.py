@@ -172,7 +172,7 @@ def test_sets_of_documents_come_to_the_front(tiny, most, added):
         sizes = [used["tokens"] for used in answer["slotcache"]["documents"]]
         shared = sum(sizes[subset[-1]] for subset in added) - done
         assert 0 <= shared <= 2 * len(added), "a document for each, but for a token or two in which all begin alike"
-        assert [len(lane.history) > 0 for lane in server.service.engine.scheduler.lanes] == [True] + 3 * [False]
+        assert [len(slot.history) > 0 for slot in server.service.engine.scheduler.slots] == [True] + 3 * [False]
         server.chat("What is it?", documents=DOCUMENTS)
         assert settled(server) == done
 
@@ -257,9 +257,9 @@ def test_what_is_computed_for_one_scope_goes_on_when_another_is_dropped(eager):
 @pytest.mark.parametrize("act", ["erase", "speculate"])
 def test_what_gave_way_to_something_else_goes_on(eager, act):
     before = settled(eager)
-    lane = begun(eager, f"beside {act}")["slotcache"]["lane"]
+    slot = begun(eager, f"beside {act}")["slotcache"]["lane"]
     if act == "erase":
-        assert eager.http.post(f"/slots/{(lane + 1) % 4}", params={"action": "erase"}).status_code == 200
+        assert eager.http.post(f"/slots/{(slot + 1) % 4}", params={"action": "erase"}).status_code == 200
     else:
         turn = {"id": "turn", "messages": [{"role": "user", "content": "Which?"}], "cache_scope": "other"}
         assert eager.http.post("/v1/speculate", json=turn).json()["state"] == "started"

@@ -1,10 +1,10 @@
-"""Thoughts of a bounded length, byte by byte: each token is a piece of text here."""
+"""Reasoning of a bounded length, byte by byte: each token is a piece of text here."""
 
 from typing import Any
 
 import numpy as np
 import pytest
-from slotcache.models.detokenizer import ThoughtClock, ThoughtLimit
+from slotcache.models.detokenizer import ReasoningClock, ReasoningLimit
 from slotcache.models.grammar import Grammars
 from slotcache.models.json_schema import GrammarSource
 from slotcache.models.model import Model
@@ -18,14 +18,14 @@ NO_CONTEXT: Any = None  # the best token is chosen without one
 def clock(most: int, pieces: list[bytes], **changed):
     """A clock that has seen these pieces, one token each."""
     usual = {"start": b"<think>", "end": b"</think>", "is_open": False, "closing": (7,), "piece": pieces.__getitem__}
-    made = ThoughtClock(ThoughtLimit(most=most, **usual | changed))
+    made = ReasoningClock(ReasoningLimit(most=most, **usual | changed))
     for token in range(len(pieces)):
         made.push(token)
     return made
 
 
 def over_at(most: int, pieces: list[bytes], **changed) -> list[int]:
-    """The numbers of tokens behind which the thought must end."""
+    """The numbers of tokens behind which the reasoning must end."""
     return [seen for seen in range(len(pieces) + 1) if clock(most, pieces[:seen], **changed).is_over]
 
 
@@ -51,7 +51,7 @@ def over_at(most: int, pieces: list[bytes], **changed) -> list[int]:
         (0, [b"The ", b"<think>", b" tag"], {}, []),  # content
         (0, [b"The ", b"<think>", b" tag"], {"anywhere": True}, [2, 3]),
         (1, [b"a</think>", b"<think>", b"b"], OPEN, []),  # content, too
-        (2, [b"a</think>", b"x<think>", b"b"], OPEN | {"anywhere": True}, [3]),  # thoughts count together
+        (2, [b"a</think>", b"x<think>", b"b"], OPEN | {"anywhere": True}, [3]),  # reasoning count together
         (1, [b"<tool>", b"b"], OPEN | {"calls": (b"<tool>",)}, []),
         (2, [b"a", b"<tool>", b"{}", b"</tool>"], OPEN | {"calls": (b"<tool>",)}, []),  # no tag within a call
         (2, [b"a", b"<tool>", b"{}"], OPEN, [2, 3]),
@@ -80,8 +80,8 @@ def answer(model, most, grammar=None, message="", length=60, **changed):
     """The text of random logits, and whether all tokens after the first ones were forced."""
     usual = {"start": b"<think>", "end": b"</think>", "is_open": True, "piece": model.piece}
     closing = tuple(model.tokenize(message + "</think>").tolist())
-    limit = ThoughtLimit(most=most, closing=closing, **usual | changed)
-    changes = {"thought": limit, "grammar": grammar}
+    limit = ReasoningLimit(most=most, closing=closing, **usual | changed)
+    changes = {"reasoning": limit, "grammar": grammar}
     sampler, random, tokens = Sampler(model, GREEDY.changed(changes)), np.random.default_rng(5), []
     sampler.prime(np.zeros(0, np.int32))
     while len(tokens) < length and not (tokens and model.is_end(tokens[-1])):
@@ -98,8 +98,8 @@ def test_the_grammar_behind_a_thought_goes_on_where_it_is_ended(model, grammars,
     """Its rest is forced as soon as the tag has begun: the tag's own tokens come one by one all the same."""
     source = GrammarSource("lark", 'start: /[a-zA-Z .]*/ "</think>" "{" /[01]{3}/ "}"')
     text = answer(model, most, grammars.compile(source).result(), message)
-    thought, _, form = text.partition("</think>")
-    assert thought.endswith(message) and len(form) == 5 and form[0] == "{" and set(form[1:4]) <= {"0", "1"}
+    reasoning, _, form = text.partition("</think>")
+    assert reasoning.endswith(message) and len(form) == 5 and form[0] == "{" and set(form[1:4]) <= {"0", "1"}
 
 
 def test_a_thought_that_the_grammar_begins_ends_at_once(model, grammars):

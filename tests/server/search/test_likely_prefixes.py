@@ -56,17 +56,17 @@ def idle_tokens(server):
 
 def refresh(server):
     """Have the server look at its folder; return when it has."""
-    looked = server.library.beginnings.renew
+    looked = server.folder_index.prefixes.renew
     done = []
-    server.library.beginnings.renew = lambda: done.append(looked())
+    server.folder_index.prefixes.renew = lambda: done.append(looked())
     server.http.post("/v1/sources/refresh", json={})
     until(lambda: done)
-    server.library.beginnings.renew = looked
+    server.folder_index.prefixes.renew = looked
 
 
 def chunks(server):
     """The documents of the index by title."""
-    store = server.library.index.store
+    store = server.folder_index.index.store
     numbers = [number for path in store.files() for number in store.numbers_at(path, 1, 99)]
     return {chunk.title: chunk for chunk in store.chunks(numbers).values()}
 
@@ -188,7 +188,7 @@ def test_the_budget_holds_and_files_changed_last_come_first(tiny, tmp_path):
     names = [f"tree{number}" for number in range(60)]
     forest(tmp_path / "notes", names)
     with reading(tiny, tmp_path, read_ahead=1) as server:
-        now, most = settled(server), server.library.beginnings.most_tokens
+        now, most = settled(server), server.folder_index.prefixes.most_tokens
         assert most == (1 << 20) / 512, "bytes of a token's KV"
         assert most - 150 < now["tokens"] <= most and 0 < now["documents"] < 60
         assert set(at_the_front(server)) == set(names[: now["documents"]])

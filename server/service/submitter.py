@@ -24,7 +24,7 @@ from ..engine.generation import Generation
 from ..engine.view import View
 from ..formats.answer import GrammarSpec
 from ..http.api_errors import RequestError, too_long
-from ..search.retrieve import Account
+from ..search.retrieve import AnswerSources
 
 T = TypeVar("T")
 
@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Prepared:
     """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered.
 
-    echoes: the prompts' texts, where the answer begins with them. wanted: the grammar that the answers must fit. account:
-    the documents that were found, and those that an answer's text cites.
+    echoes: the prompts' texts, where the answer begins with them. grammar_spec: the grammar that the answers must fit.
+    answer_sources: the documents that were found, and those that an answer's text cites.
     """
 
     id: str
@@ -43,8 +43,8 @@ class Prepared:
     sampling: Sampling
     turn: PendingTurn | None = None
     echoes: tuple[str, ...] = ()
-    wanted: GrammarSpec | None = None
-    account: Account | None = None
+    grammar_spec: GrammarSpec | None = None
+    answer_sources: AnswerSources | None = None
 
     @property
     def prompt(self) -> ChatPrompt:
@@ -58,11 +58,11 @@ class Prepared:
         return len(self.prompts) * (self.options.n or 1)
 
 
-def _check_listed(submission: Prepared, generations: Sequence[Generation]) -> None:
+def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None:
     """Raise RequestError where a whole answer could list more probabilities than memory should hold."""
-    if submission.sampling.n_probs is None or submission.options.stream:
+    if prepared.sampling.n_probs is None or prepared.options.stream:
         return
-    listed = sum(one.limit for one in generations) * (submission.sampling.n_probs + 1)
+    listed = sum(one.limit for one in generations) * (prepared.sampling.n_probs + 1)
     if listed > MOST_LISTED:
         wrong = f"logprobs: the answer could list {listed:,} tokens: expected at most {MOST_LISTED:,}"
         raise RequestError(f"{wrong}; stream it, or ask for fewer choices or tokens", param="logprobs")
@@ -114,27 +114,27 @@ class Submitter:
         if prompt.num_tokens >= self.limit:
             raise too_long(prompt.num_tokens, self.limit)
 
-    def generations(self, submission: Prepared, background: bool = False) -> list[Generation]:
+    def generations(self, prepared: Prepared, background: bool = False) -> list[Generation]:
         """Return the generations that answer a request: each prompt's choices together, in order of the prompts.
 
         The choices of a prompt share its KV, even where nothing else may. background: in idle time. Raises RequestError.
         """
-        num_biases = len(submission.sampling.logit_bias) * submission.num_choices
+        num_biases = len(prepared.sampling.logit_bias) * prepared.num_choices
         if num_biases > MAX_BIASES:
             wrong = f"logit_bias: {num_biases:,} tokens for all answers together: expected at most {MAX_BIASES:,}"
             raise RequestError(wrong, param="logit_bias")
         made: list[Generation] = []
-        for prompt in submission.prompts:
+        for prompt in prepared.prompts:
             self._check_length(prompt)
             first = next(self._ids)
-            for choice in range(1 if background else submission.options.n or 1):
-                made.append(self._generation(submission, prompt, (first, choice), background))
-        _check_listed(submission, made)
+            for choice in range(1 if background else prepared.options.n or 1):
+                made.append(self._generation(prepared, prompt, (first, choice), background))
+        _check_listed(prepared, made)
         return made
 
-    def _generation(self, submission: Prepared, prompt: ChatPrompt, place: tuple[int, int], background: bool) -> Generation:
+    def _generation(self, prepared: Prepared, prompt: ChatPrompt, place: tuple[int, int], background: bool) -> Generation:
         """Return one generation. place: the number of its prompt's first choice, and its own choice."""
-        options, (first, choice) = submission.options, place
+        options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
         shared, caches = self.scope(options), self.caches(options)
@@ -149,17 +149,17 @@ class Submitter:
             cache=cache,
             priority=options.priority,
             background=background,
-            wanted_lane=-1 if choice or background else self._lane(options),
+            wanted_slot=-1 if choice or background else self._slot(options),
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
             draft=Lookup() if self._drafts(options) and not background else None,
         )
-        piece, keeps = self._pieces(submission), request.keeps
+        piece, keeps = self._pieces(prepared), request.keeps
         # Only the first choice is read as a chat's answer, so the control tokens of others would count as text.
         keeps = keeps and (choice == 0 or piece == self._model.piece)
         return Generation(
-            id=submission.id,
+            id=prepared.id,
             request=request,
-            sampling=submission.sampling.varied(choice),
+            sampling=prepared.sampling.varied(choice),
             text=TextStream(options.stops(), piece),
             limit=limit,
             wanted=wanted,
@@ -184,20 +184,22 @@ class Submitter:
         wants = self.defaults.drafts if options.draft is None else options.draft != "off"
         return wants and not self.why_no_drafts
 
-    def _lane(self, options: Options) -> int:
-        """Return the lane that a request wants; -1: any. Raises RequestError."""
-        if options.id_slot >= self._view.num_lanes:
-            expected = f"expected -1 (any) to {self._view.num_lanes - 1}"
+    def _slot(self, options: Options) -> int:
+        """Return the slot that a request wants; -1: any. Raises RequestError."""
+        if options.id_slot >= self._view.num_slots:
+            expected = f"expected -1 (any) to {self._view.num_slots - 1}"
             raise RequestError(f"id_slot is {options.id_slot:,}: {expected}", param="id_slot")
         return options.id_slot
 
-    def _pieces(self, submission: Prepared) -> Callable[[int], bytes]:
+    def _pieces(self, prepared: Prepared) -> Callable[[int], bytes]:
         """Return the bytes of a token in an answer: none of a control token, but those that a chat's reader reads."""
-        spelt = submission.turn.chat.form.spelt if submission.turn else frozenset()
+        spelt = prepared.turn.chat.form.spelt if prepared.turn else frozenset()
         return self._model.piece_with(spelt) if spelt else self._model.piece
 
-    def idle_prefill(self, prompt: ChatPrompt, scope: Scope, guess: bool = False, follows: int | None = None) -> Generation:
-        """Return a generation that only computes a prompt, in idle time. guess, follows: as in `Request`."""
+    def idle_prefill(
+        self, prompt: ChatPrompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None
+    ) -> Generation:
+        """Return a generation that only computes a prompt, in idle time. is_prefetch, follows: as in `Request`."""
         number, can_cut = next(self._ids), self._model.can_trim
         request = Request(
             id=number,
@@ -207,7 +209,7 @@ class Submitter:
             cache=can_cut,
             snapshot_scope=None if can_cut else scope,
             background=True,
-            guess=guess,
+            is_prefetch=is_prefetch,
             follows=follows,
         )
         text = TextStream((), self._model.piece)

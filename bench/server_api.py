@@ -54,7 +54,7 @@ class Chunk:
         return self.finish_reason is not None
 
 
-class Dialect(Protocol):
+class ServerApi(Protocol):
     """An API: it builds the request of a query and reads the events of the stream."""
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
@@ -73,7 +73,7 @@ def question_with_documents(query: Query) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatDialect:
+class ChatApi:
     """OpenAI's `/v1/chat/completions`. Without `documents_field`, documents are text in the user message.
 
     own_scope: each session has a cache scope of its own, so that sessions share no KV.
@@ -128,7 +128,7 @@ class ChatDialect:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionDialect:
+class CompletionApi:
     """llama-server's own `/completion`: the template is applied by a request before; `timings.cache_n` is the reuse."""
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:

@@ -62,8 +62,8 @@ def test_no_comment_joins_one_that_is_still_unsent():
                 await takes.wait()
             sent.append(message)
 
-        pulse = SsePing(send, 0.001)
-        beat, beats = pulse._beat, 0
+        ping = SsePing(send, 0.001)
+        beat, beats = ping._beat, 0
 
         def counted():
             nonlocal beats
@@ -72,12 +72,12 @@ def test_no_comment_joins_one_that_is_still_unsent():
             if beats == 20:
                 due.set()
 
-        pulse._beat = counted
-        await pulse.send(START)
+        ping._beat = counted
+        await ping.send(START)
         await due.wait()
         most = waiting
         takes.set()
-        await pulse.send(END)
+        await ping.send(END)
         return most, sent
 
     most, sent = asyncio.run(stalled())
