@@ -1,4 +1,4 @@
-/** The live view: figures over time, lanes, tiers, and the tree of cached runs. */
+/** The live view: figures over time, slots, tiers, and the tree of cached runs. */
 
 import { ApiError, call, get } from "./api.js";
 import { duration, figure, h, size, svg } from "./dom.js";
@@ -22,16 +22,16 @@ export class LiveView {
     this._history = new History(KEPT);
     this._timer = 0;
     this._charts = SERIES.map(([name, title, unit, value]) => new Chart(name, title, unit, value));
-    this._lanes = h("tbody");
+    this._slots = h("tbody");
     this._tiers = h("div.tiers");
     this._problem = h("p.notice", { hidden: true, role: "alert" });
     this._tree = new TreeView();
-    const heads = ["Lane", "State", "Prompt", "Reused", "Answer"];
+    const heads = ["Slot", "State", "Prompt", "Reused", "Answer"];
     this.element = h("section.live", { "aria-label": "Live" }, this._problem,
       h("div.charts", {}, this._charts.map((chart) => chart.element)),
       h("section.panel", {}, h("h2", {}, "Memory"), this._tiers),
-      h("section.panel", {}, h("h2", {}, "Lanes"), h("div.wide", { tabindex: "0", role: "region", "aria-label": "Lanes" }, h("table.lanes", {},
-        h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), this._lanes))),
+      h("section.panel", {}, h("h2", {}, "Slots"), h("div.wide", { tabindex: "0", role: "region", "aria-label": "Slots" }, h("table.slots", {},
+        h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), this._slots))),
       this._tree.element);
   }
 
@@ -56,8 +56,8 @@ export class LiveView {
   }
 
   async _show() {
-    const [metrics, slots, cache] = await Promise.all([shown(call("metrics")), shown(call("slots")), get(`v1/cache${scopeQuery()}`)]);
-    const lanes = slots ? await slots.json() : [];
+    const [metrics, answer, cache] = await Promise.all([shown(call("metrics")), shown(call("slots")), get(`v1/cache${scopeQuery()}`)]);
+    const slots = answer ? await answer.json() : [];
     this._problem.hidden = true;
     if (metrics) {
       const values = parseMetrics(await metrics.text());
@@ -65,8 +65,8 @@ export class LiveView {
       this._showTiers(values);
     }
     for (const chart of this._charts) chart.show(this._history);
-    this._lanes.replaceChildren(...lanes.map(laneRow));
-    this._tree.show(cache, lanes, settings().scope);
+    this._slots.replaceChildren(...slots.map(slotRow));
+    this._tree.show(cache, slots, settings().scope);
   }
 
   _tell(error) {
@@ -99,14 +99,14 @@ async function shown(answer) {
   }
 }
 
-function laneRow(lane) {
-  const cached = lane.n_prompt_tokens_cache ?? 0;
-  const done = cached + (lane.n_prompt_tokens_processed ?? 0);
-  const isReading = lane.state === "prefill";
-  const cells = lane.is_processing
-    ? [isReading ? "reading" : "writing", isReading ? `${figure(done)} / ${figure(lane.n_prompt_tokens)}` : figure(lane.n_prompt_tokens), figure(cached), figure(lane.generated_tokens)]
-    : ["idle", lane.n_prompt_tokens ? `${figure(lane.n_prompt_tokens)} kept` : "–", "–", "–"];
-  return h("tr", { data: { state: lane.is_processing ? lane.state : "idle" } }, h("th", { scope: "row" }, String(lane.id)), cells.map((text) => h("td", {}, text)));
+function slotRow(slot) {
+  const cached = slot.n_prompt_tokens_cache ?? 0;
+  const done = cached + (slot.n_prompt_tokens_processed ?? 0);
+  const isReading = slot.state === "prefill";
+  const cells = slot.is_processing
+    ? [isReading ? "reading" : "writing", isReading ? `${figure(done)} / ${figure(slot.n_prompt_tokens)}` : figure(slot.n_prompt_tokens), figure(cached), figure(slot.generated_tokens)]
+    : ["idle", slot.n_prompt_tokens ? `${figure(slot.n_prompt_tokens)} kept` : "–", "–", "–"];
+  return h("tr", { data: { state: slot.is_processing ? slot.state : "idle" } }, h("th", { scope: "row" }, String(slot.id)), cells.map((text) => h("td", {}, text)));
 }
 
 function bytes(name, used, budget) {

@@ -33,12 +33,12 @@ export class TreeView {
 
   /**
    * @param {{tokens: {device: number, host: number}, runs: object[]}} cache  of `/v1/cache`
-   * @param {object[]} lanes  of `/slots`
+   * @param {object[]} slots  of `/slots`
    * @param {string} scope
    */
-  show({ tokens, runs }, lanes, scope) {
+  show({ tokens, runs }, slots, scope) {
     const { blocks, rows, end } = layOut(runs, LEAST / Math.max(this._tree.clientWidth, 1));
-    this._lanes = new Map(lanes.filter((lane) => lane.is_processing).map((lane) => [lane.sequence, lane.id]));
+    this._slots = new Map(slots.filter((slot) => slot.is_processing).map((slot) => [slot.sequence, slot.id]));
     this._blocks = blocks.filter(({ row }) => row < MOST_ROWS);
     const hidden = rows - MOST_ROWS;
     this._told.textContent = `${figure(tokens.device)} tokens on the device, ${figure(tokens.host)} in host memory, in the ${scope ? `scope “${scope}”` : "common scope"}.${hidden > 0 ? ` ${hidden} more rows are not drawn.` : ""}${runs.length ? "" : " Nothing is cached yet."}`;
@@ -57,8 +57,8 @@ export class TreeView {
     before.delete(block.id);
     const { row, rows, start, tokens, run, place, level } = block;
     const name = this._nameOf(block);
-    const lanes = run.sequences.map((sequence) => this._lanes.get(sequence)).filter((lane) => lane !== undefined);
-    const label = `${name}, tokens ${start} to ${start + tokens}, ${PLACES[place]}${run.pinned ? ", pinned" : ""}${lanes.length ? `, lane ${lanes.join(", ")}` : ""}`;
+    const slots = run.sequences.map((sequence) => this._slots.get(sequence)).filter((slot) => slot !== undefined);
+    const label = `${name}, tokens ${start} to ${start + tokens}, ${PLACES[place]}${run.pinned ? ", pinned" : ""}${slots.length ? `, slot ${slots.join(", ")}` : ""}`;
     element.tabIndex = -1;
     element.textContent = (block.width / end) * this._tree.clientWidth < LEGIBLE ? "" : name;
     element.title = label;

@@ -26,10 +26,10 @@ def test_the_tree_names_this_browser_s_texts_and_no_other_s(server, open_page, c
 
 def test_figures_and_slots_move(server, open_page):
     page = open_page(server, "/#/live")
-    page.wait_for_function("() => document.querySelectorAll('.lanes tbody tr').length === 4")
+    page.wait_for_function("() => document.querySelectorAll('.slots tbody tr').length === 4")
     body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with server.http.stream("POST", "/v1/chat/completions", json=body | {"cache_prompt": True}):
-        page.wait_for_selector(".lanes [data-state=generating], .lanes [data-state=prefill]")
+        page.wait_for_selector(".slots [data-state=generating], .slots [data-state=prefill]")
         page.wait_for_function("() => Number(document.querySelectorAll('.chart strong')[1].textContent) > 0")
         page.wait_for_selector(".chart path.line[d^=M]", state="attached")
     assert page.locator(".tier").all_inner_texts()[0].startswith("Device")
