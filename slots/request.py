@@ -168,7 +168,7 @@ class Request:
     """What was asked. priority: those of a higher one go first. limit: the most tokens to generate.
 
     background: prefill while the server is idle, in small steps. is_prefetch: a background request for no client in
-    particular; its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_lane:
+    particular; its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_slot:
     the one that it waits for; -1: any. snapshot_scope: of its snapshots, if its model cannot be cut and may keep them.
     draft: the source of its drafts, if it has any.
     """

@@ -217,7 +217,7 @@ class Decision:
 
     def described(self, placement: MemoryPlacement) -> str:
         """Describe a placement in words."""
-        parts = [f"{placement.cells:,} cells (-c)", f"{placement.slots} lanes (-np)"]
+        parts = [f"{placement.cells:,} cells (-c)", f"{placement.slots} slots (-np)"]
         if self.num_layers:
             parts.append(f"{placement.gpu_layers} of {self.num_layers} layers on the GPU (-ngl)")
             if self.has_experts and placement.gpu_experts < self.num_layers - 1:
@@ -460,7 +460,7 @@ class Fitting:
     def _advice(self, would: MemoryPlacement | None) -> str:
         if would is None:
             remedies = "it takes a smaller file, more memory, or a higher --device-memory"
-            return f"{CELLS} cells and a lane do not fit either: {remedies}"
+            return f"{CELLS} cells and a slot do not fit either: {remedies}"
         flags = {
             "-c": (would.cells, self.wanted.cells),
             "-np": (would.slots, self.wanted.slots),

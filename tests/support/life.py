@@ -34,7 +34,7 @@ EXPECTED = {
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
     *("refused", "interrupted", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
     *("recovered", "kept over a failure", "began again", "poison"),
-    *("overtaken", "guess", "private", "its slot", "adapters in turn"),
+    *("overtaken", "prefetch", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
 }
 
@@ -294,7 +294,7 @@ class Life(RuleBasedStateMachine):
         assert plan.spans or not self.open, "requests are open and nothing is computed"
         self.check_rest(plan)
         SEEN.update(type(operation).__name__ for operation in plan.operations)
-        SEEN["guess"] += any(job.request.is_prefetch for job in self.scheduler.running)
+        SEEN["prefetch"] += any(job.request.is_prefetch for job in self.scheduler.running)
         SEEN["adapters in turn"] += len({job.request.scope.adapters for job in self.scheduler.running}) > 1
         SEEN["private"] += any(not job.request.keeps for job in self.scheduler.running)
         paused = [job.request.id for job in self.scheduler.waiting if job.reuse.num_preempted]

@@ -60,7 +60,7 @@ class World:
         """tokens: or a whole prompt."""
         prompt = Fixed(list(tokens), stops) if isinstance(tokens, Iterable) else tokens
         draft = Lookup() if drafts else None
-        asked = {"priority": priority, "wanted_lane": slot, "draft": draft, "background": background}
+        asked = {"priority": priority, "wanted_slot": slot, "draft": draft, "background": background}
         job = self.scheduler.submit(Request(len(self.jobs), prompt, limit, scope, **asked))
         self.jobs.append(job)
         return job

@@ -85,7 +85,7 @@ def test_where_the_memory_to_leave_free_is_not_there_less_of_it_stays(wide):
 
 
 def test_no_flag_helps_where_the_weights_do_not_fit(wide):
-    with pytest.raises(ModelError, match=r"CPU lacks .*256 cells and a lane do not fit either"):
+    with pytest.raises(ModelError, match=r"CPU lacks .*256 cells and a slot do not fit either"):
         fit(Settings(device_memory=1), wide)
 
 
@@ -111,7 +111,7 @@ def test_without_a_fit_the_start_ends_with_what_was_missing(wide):
 def test_doctor_prints_the_decision_and_why(wide):
     told = run("doctor", "-m", wide, "--device-memory", 60).stdout
     assert "memory of CPU: at most 60 MiB (--device-memory)" in told
-    assert "wanted: 8,192 cells (-c), 4 lanes (-np): CPU lacks" in told and "fitted: " in told
+    assert "wanted: 8,192 cells (-c), 4 slots (-np): CPU lacks" in told and "fitted: " in told
     assert "CPU: " in told and ": weights " in told and ", compute buffer " in told
     refused = run("doctor", "-m", wide, "--device-memory", 1)
     assert refused.returncode == 2 and "CPU lacks" in refused.stderr
