@@ -11,6 +11,7 @@ from types import ModuleType
 
 from ..models.errors import LibraryError
 from .config.flags import add_arguments, notes_of, settings_of, with_dashes
+from .config.settings import VERSION
 from .http.log import configure
 
 logger = logging.getLogger("slotcache")
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="slotcache", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"slotcache {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serving = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
     add_arguments(serving)

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from msgspec import convert
@@ -43,7 +42,7 @@ from .chat.conversation_files import ConversationFiles, HistoryVocabulary, free_
 from .chat.conversations import Conversations, PendingTurn
 from .chat.sampling_fields import Defaults
 from .chat.tokens import AnswerMemory
-from .config.settings import Settings, SettingsError
+from .config.settings import VERSION, Settings, SettingsError
 from .engine.engine import Engine
 from .engine.fit import Decision, context_settings, fit, open_model, with_layout
 from .engine.generation import Generation
@@ -61,7 +60,7 @@ SAMPLE = 1 << 16  # bytes
 
 def build_info() -> str:
     """Return the build: of llama.cpp, and of this server."""
-    return f"b{llama.LIBRARY.version}-slotcache-{_version()}"
+    return f"b{llama.LIBRARY.version}-slotcache-{VERSION}"
 
 
 def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
@@ -72,7 +71,7 @@ def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
     with model.path.open("rb") as file:
         file.seek(max(model.path.stat().st_size - SAMPLE, 0))
         end = file.read(SAMPLE)
-    parts = (_version(), model.description, model.size, end, template, *_shaping(settings))
+    parts = (VERSION, model.description, model.size, end, template, *_shaping(settings))
     return f"b{llama.LIBRARY.version}-{hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()}"
 
 
@@ -97,13 +96,6 @@ def _shaping(settings: Settings) -> tuple[object, ...]:
         settings.gpu_layers,
         *(settings.n_cpu_moe, settings.cpu_moe, settings.override_tensor),
     )
-
-
-def _version() -> str:
-    try:
-        return version("slotcache")
-    except PackageNotFoundError:
-        return "0"
 
 
 # ---- Loading ------------------------------------------------------------------------------------------------------------

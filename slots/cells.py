@@ -69,7 +69,7 @@ def swap_out(
         if copy is None:
             copy = HostCopy(node.start, stop)
             copies.append(Save(holder.id, copy))
-        moves: list = stays if is_needed else leaves
+        moves: list[Operation] | list[Restore | Share] = stays if is_needed else leaves
         moves.append(Restore(copy, holder.id, node.start, stop))
         sharers = (sequence for sequence in node.sequences if sequence is not holder)
         moves += [Share(holder.id, one.id, node.start, min(stop, one.length)) for one in sharers]

@@ -25,7 +25,7 @@ class Counters:
     accepted_tokens: int = 0  # of these, the ones that were the sampler's choice
     preemptions: int = 0
     restarts: int = 0  # of requests, behind a step that failed
-    cached_tokens: dict[str, int] = field(default_factory=dict)
+    cached_tokens: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def prompt_tokens(self) -> int:

@@ -33,7 +33,7 @@ class DeviceCells:
         self.idle: dict[Node, Sequence] = {}  # by last node; at most one a node
         self.leaves = Candidates(self._place, self.is_leaf)
         self._num_sequences = num_sequences
-        self._free_ids = list(range(num_sequences))[::-1]
+        self.free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
         self._num_idled = 0  # ever
         self._on_idle, self._policy, self._recompute_last = on_idle, policy, recompute_last
@@ -42,7 +42,7 @@ class DeviceCells:
         """Forget everything, even in an inconsistent state. No cell or sequence is in use then."""
         self.idle, self._operations = {}, []
         self.num_ready = self.num_pending = self.num_in_use = 0
-        self._free_ids = list(range(self._num_sequences))[::-1]
+        self.free_ids = list(range(self._num_sequences))[::-1]
         self.leaves.clear()
 
     @property
@@ -53,7 +53,7 @@ class DeviceCells:
     @property
     def num_free_ids(self) -> int:
         """Sequences that could begin now."""
-        return len(self._free_ids)
+        return len(self.free_ids)
 
     def take_operations(self) -> tuple[Operation, ...]:
         """Return the memory operations decided since the last call, in the order in which they must run."""
@@ -68,7 +68,7 @@ class DeviceCells:
 
     def begin(self, last_node: Node) -> Sequence:
         """Return a new sequence, still without KV, on the path to `last_node`. Needs a free id."""
-        return Sequence(self._free_ids.pop(), last_node)
+        return Sequence(self.free_ids.pop(), last_node)
 
     def resume(self, sequence: Sequence, last_node: Node) -> None:
         """Let an idle sequence run again, on a path to `last_node` that begins with its own."""
@@ -171,7 +171,7 @@ class DeviceCells:
             node.sequences.discard(sequence)
             self._offer(node)
         self._operations.append(Drop(sequence.id))
-        self._free_ids.append(sequence.id)
+        self.free_ids.append(sequence.id)
 
     def is_leaf(self, node: Node) -> bool:
         """Return whether the cells of a run can be freed: an idle sequence ends in it, and no other one holds it.

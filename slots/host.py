@@ -275,7 +275,8 @@ class PromptTree(RadixTree):
 
     def cached_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
         """Return the runs with KV that a prompt begins with, first to last, each with the position where its KV ends."""
-        match, runs = self.match(scope, tokens), []
+        match = self.match(scope, tokens)
+        runs: list[tuple[Node, int]] = []
         for node in reversed(path(match.node)):
             known = min(node.end, match.length)
             stop = known if node.copy is not None else min(known, node.start + node.ready)

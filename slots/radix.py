@@ -42,9 +42,9 @@ class Node:
     tokens: np.ndarray
     start: int
     parent: Node | None = field(repr=False)
-    children: dict[int, Node] = field(default_factory=dict, repr=False)
+    children: dict[int, Node] = field(default_factory=dict[int, "Node"], repr=False)
     ready: int = 0
-    sequences: set[Sequence] = field(default_factory=set, repr=False)
+    sequences: set[Sequence] = field(default_factory=set["Sequence"], repr=False)
     in_use: int = 0
     last_use: int = 0
     frequency: int = 0  # requests that used it
@@ -55,8 +55,8 @@ class Node:
     pinned_until: float = 0.0  # the time at which a client's pin ends; 0: not pinned
     copy: HostCopy | None = field(default=None, repr=False)
     state: HostCopy | None = field(default=None, repr=False)
-    documents: dict[str, Node] = field(default_factory=dict, repr=False)
-    document_of: set[tuple[Node, str]] = field(default_factory=set, repr=False)
+    documents: dict[str, Node] = field(default_factory=dict[str, "Node"], repr=False)
+    document_of: set[tuple[Node, str]] = field(default_factory=set[tuple["Node", str]], repr=False)
 
     @property
     def end(self) -> int:
@@ -174,7 +174,7 @@ class RadixTree:
 
     def __init__(self) -> None:
         self.roots: dict[Scope, Root] = {}
-        self._clock = 0
+        self._clock: int = 0
 
     def match(self, scope: Scope | None, tokens: np.ndarray) -> Match:
         """Return the longest known prefix of `tokens` (int32) in `scope`. It may end inside a run. Changes nothing."""

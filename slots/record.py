@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
@@ -109,7 +109,7 @@ def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[BufferedIOBase]:
+def open_file(path: Path) -> Generator[BufferedIOBase]:
     """Open a regular file; a pipe of that name would block for ever. Raises OSError and CorruptFile."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

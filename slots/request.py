@@ -217,9 +217,9 @@ class ReadDocuments:
     many of the first documents were read or found cached when they were looked for last.
     """
 
-    pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict)
+    pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict[int, tuple[KvPart, ...]])
     num_prefix: int = 0
-    tokens: dict[int, int] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict[int, int])
     reached: int = 0
     looked: int = 0
 

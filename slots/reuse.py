@@ -41,7 +41,7 @@ class Reuse:
     num_overtaken: later requests that were admitted before it.
     """
 
-    spans: list[ReusedSpan] = field(default_factory=list)
+    spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])
     num_preempted: int = 0
     num_overtaken: int = 0
 

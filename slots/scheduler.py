@@ -89,7 +89,7 @@ class StepBuilder:
         """Take over the results: see `Scheduler.commit`."""
         self._counters.count_step(len(plan.spans))
         tokens = iter(sampled)
-        progress = []
+        progress: list[tuple[Job, int]] = []
         for job, span in zip(self.jobs, plan.spans, strict=True):
             job.computed = span.stop - span.drafted
             if span.drafted and job.request.draft is not None:
@@ -423,7 +423,7 @@ def check_tree(tree: PrefixTree) -> None:
             assert origin.documents[key] is node
     check_host(tree, nodes)
     ids = [sequence.id for sequence in sequences]
-    assert len(ids) == len(set(ids)) and not set(ids) & set(device._free_ids)
+    assert len(ids) == len(set(ids)) and not set(ids) & set(device.free_ids)
     assert device.leaves.nodes == {node for node in device.idle if device.is_leaf(node)}
     for last_node, sequence in device.idle.items():
         assert sequence.last_node is last_node and not sequence.active and last_node.start < sequence.length <= last_node.end
@@ -478,4 +478,4 @@ def check(scheduler: Scheduler) -> None:
     assert all(job.sequence is None for job in scheduler.waiting)
     active = len(scheduler.running)
     held = {sequence for root in tree.roots.values() for node in descendants(root) for sequence in node.sequences}
-    assert len(device._free_ids) + len(held | {r.sequence for r in scheduler.running}) >= active + len(device.idle)
+    assert len(device.free_ids) + len(held | {r.sequence for r in scheduler.running}) >= active + len(device.idle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 from starlette.requests import Request
@@ -23,6 +22,7 @@ from ..chat.body import (
     TextRequest,
     WarmRequest,
 )
+from ..config.settings import VERSION
 from ..engine.usage import Fields
 from ..search.retrieve import SearchRequest
 from . import cache, chat, completions, embeddings, llama_server, messages, responses, search
@@ -70,7 +70,7 @@ def document(rows: Iterable[ApiRoute]) -> Fields:
             paths.setdefault(path, {})[row.method.lower()] = _operation(row, path)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "slotcache", "version": _version()},
+        "info": {"title": "slotcache", "version": VERSION},
         "paths": paths,
         "components": {"schemas": components},
     }
@@ -91,13 +91,6 @@ def _operation(row: ApiRoute, path: str) -> Fields:
         reference = {"$ref": f"#/components/schemas/{row.body.__name__}"}
         operation["requestBody"] = {"content": {"application/json": {"schema": reference}}, "required": True}
     return operation
-
-
-def _version() -> str:
-    try:
-        return version("slotcache")
-    except PackageNotFoundError:
-        return "0"
 
 
 NAME: Fields = {"type": "string", "maxLength": MAX_NAME}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
@@ -24,6 +25,17 @@ Value = str | int | float | bool
 T = TypeVar("T")
 OF_LLAMA = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 """The parameters of sampling that llama-server reads from its variables, too."""
+
+
+def _version() -> str:
+    try:
+        return version("slotcache")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0"
+
+
+VERSION = _version()
+"""Of slotcache, as pyproject.toml has it."""
 
 
 class SettingsError(Exception):

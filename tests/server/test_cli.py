@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from slotcache.models import llama
 from slotcache.models.demo.corpus import SUGGESTED
 from slotcache.models.hardware import used_features
 from slotcache.server import serve
+from slotcache.server.cli import main
 from slotcache.server.config.settings import SETTINGS, Settings
 from slotcache.server.engine import fit
 from slotcache.server.serve import make_server
@@ -193,3 +195,11 @@ def test_state_is_shown_without_text(tiny):
         assert "secret question" not in json.dumps([slots, props]) + server.http.get("/metrics").text
         assert server.metric("slotcache_generated_tokens_total") == 8
         assert server.metric("slotcache_ttft_seconds_count") == 1
+
+
+def test_the_version_is_the_project_s(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert ended.value.code == 0
+    assert capsys.readouterr().out in (f"slotcache {project['version']}\n", "slotcache 0\n"), "0: it is not installed"

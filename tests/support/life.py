@@ -401,7 +401,7 @@ class Life(RuleBasedStateMachine):
             assert host.num_bytes == host.num_tokens == host.num_states == 0 and not host.nodes
         assert device.num_ready == device.num_pending == device.num_in_use == 0 and not tree.roots and not device.idle
         assert self.memory.num_used == 0 and not any(self.memory.cells.values()), "cells have leaked"
-        assert sorted(device._free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
+        assert sorted(device.free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
         assert not any(root.children for root in self.snapshots.roots.values())
         assert not any(slot.job for slot in self.scheduler.slots) and self.scheduler.idle
 
