@@ -105,6 +105,7 @@ class Queue:
         """The device has lost all KV, and with it the copies that were not made yet. again: requests to put first."""
         for job in self._waiting:
             job.readings.forget_unmade()
+            job.taken = None  # its run may have gone without a trace: a tree that is cleared leaves its nodes as they are
         self._waiting.extendleft(reversed(again))
         self.unblock()
 

@@ -213,6 +213,26 @@ def test_what_is_forgotten_behind_a_failure_is_not_written_any_more():
     assert not server.snapshots.host.take_unsaved() and not server.kept()
 
 
+def test_a_preempted_request_does_not_go_on_from_a_state_of_a_tree_that_was_cleared():
+    server = Server(budget=200)
+    request = Request(1, Fixed(PROMPT, [20]), 2, Scope.private(1), cache=False, snapshot_scope=S)
+    job = server.scheduler.submit(request)
+    while job.computed < 20:
+        plan = server.scheduler.plan()
+        server.scheduler.commit(plan, server.memory.run(plan))
+    server.scheduler._preempt()
+    assert job.taken is not None
+    server.scheduler.recover(keep=False)
+    server.memory.apply(Clear())
+    while job.num_tokens < job.num_prompt + 2:
+        plan = server.scheduler.plan()
+        server.scheduler.commit(plan, server.memory.run(plan))
+        check(server.scheduler)
+    server.scheduler.finish(job)
+    check(server.scheduler)
+    assert server.ask(PROMPT) > 0
+
+
 def test_each_segment_of_a_prompt_is_looked_at_a_few_times_however_many_snapshots_it_has(monkeypatch):
     server, looks, compare = Server(budget=10_000, cells=1000, spacing=1, unused=1000), [], radix.common_prefix
     monkeypatch.setattr(radix, "common_prefix", lambda a, b: looks.append(a) or compare(a, b))
