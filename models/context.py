@@ -121,11 +121,9 @@ def open_context(model: Model, params: llama.llama_context_params) -> llama.llam
 
 # ---- The memory that a context takes on each device, by llama.cpp's own count. ------------------------------------------
 #
-# Of all places that tell it only one is whole, a C++ function of libllama that llama-server's `--fit` asks, too. The
-# log
+# Of all places that tell it only one is whole, a C++ function of libllama that llama-server's `--fit` asks, too. The log
 # counts no weights unless they are loaded, and no public function counts anything. Weights could be counted from the
-# file, yet the place of each tensor is llama.cpp's choice: it depends on the device, the layer, and the operations that
-# a
+# file, yet the place of each tensor is llama.cpp's choice: it depends on the device, the layer, and the operations that a
 # backend has.
 #
 # The function returns a `std::map`, which is read here as GNU's library lays it out. llama-cpp-python is pinned to one

@@ -204,9 +204,8 @@ def _compute_all(constraints: Sequence[Constraint]) -> None:
 
 # ---- Compiles grammars, and keeps the compiled ones. --------------------------------------------------------------------
 #
-# The format of a chat that calls functions is written in Lark. `marker` gives each of its marks as the vocabulary has
-# it, a
-# control token or a text. Free text ends in front of a control token by itself; a rule that ends with a text needs
+# The format of a chat that calls functions is written in Lark. `marker` gives each of its marks as the vocabulary has it,
+# a control token or a text. Free text ends in front of a control token by itself; a rule that ends with a text needs
 # `[lazy]`:
 #
 #     start: (before call)+                                   start: TEXT? (<[7]> call)+

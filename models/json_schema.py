@@ -398,8 +398,7 @@ def _start() -> subprocess.Popen[str]:
 
 # ---- Compiles grammars in a process of its own, with limits of time, memory and depth. ----------------------------------
 #
-# A grammar of a few hundred bytes can take minutes, gigabytes, or more stack than a thread has, and llguidance cannot
-# be
+# A grammar of a few hundred bytes can take minutes, gigabytes, or more stack than a thread has, and llguidance cannot be
 # stopped. Here it only ends this process: the server refuses the grammar and starts another one.
 #
 # Each line that comes is a source; each line that goes is llguidance's grammar for it, or the reason why it is refused.

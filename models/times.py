@@ -120,11 +120,9 @@ def _place(subject: Subject) -> Path:
 # The costs of a device: measured constants for CPUs, and times of this very machine for other devices.
 #
 # No other module contains a measured constant (tests/models/test_costs.py). They are of the bench model (114 M weights)
-# on 2
-# CPU cores. Only their ratios count: another CPU is faster or slower in all of them. `slotcache bench residency`
-# measures
-# moves and idle cells again. Other devices differ too much for that: `hardware/timing.py` times each at its first
-# start.
+# on 2 CPU cores. Only their ratios count: another CPU is faster or slower in all of them. `slotcache bench residency`
+# measures moves and idle cells again. Other devices differ too much for that: `models/timing.py` times each at its
+# first start.
 
 MIN_ROWS = 8  # from this many tokens on, every CPU kernel rounds a token as it would in a larger batch
 TILE = 64  # query tokens: GGML_FA_TILE_Q, below which the CPU's flash attention takes token by token, cell by cell

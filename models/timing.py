@@ -29,8 +29,7 @@ from .times import Subject, Times, identify, keep_times, kept_times, summarize, 
 # Whether a CPU computes a model faster with its weights in another layout: measured at the model's first start.
 #
 # It depends on the CPU, on llama.cpp's kernels for it, and on the quantisation: on an EPYC, Q4_0 takes 0.7 of the time
-# and
-# Q4_K 1.3. The measurement is a process of its own, since some machines report AMX and forbid its use, which ends the
+# and Q4_K 1.3. The measurement is a process of its own, since some machines report AMX and forbid its use, which ends the
 # process.
 
 logger = logging.getLogger("slotcache")

@@ -19,9 +19,8 @@ from .markdown import MAX_HEADING, Outline, Unreadable
 # ---- Lines of print to headings, paragraphs, lists and code, by their sizes and places. ---------------------------------
 #
 # A line in larger letters than the body's is a heading. A paragraph ends at a wider gap than that between its lines, at
-# an
-# indented line, and at a line of another kind. Page numbers, lines at the top or the bottom of most pages, and
-# tables of contents are no text.
+# an indented line, and at a line of another kind. Page numbers, lines at the top or the bottom of most pages, and tables
+# of contents are no text.
 
 LARGER = 1.12  # of the body's size: a heading's
 WIDER = 1.3  # of the usual distance of two lines: that of two paragraphs

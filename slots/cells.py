@@ -25,11 +25,9 @@ from .scope import Scope
 # ---- Swap ---------------------------------------------------------------------------------------------------------------
 # Swapping: while a prompt is computed, the KV of other requests is in host memory. It comes back behind the step.
 #
-# Attention passes over all cells in use. On the CPU an unseen cell costs an eighth to a quarter of a seen one (the
-# kernel goes
-# by tiles of cells, which may belong to several requests). Moving a cell away and back takes as long as passing over it
-# for
-# some tens of tokens; a step computes hundreds.
+# Attention passes over all cells in use. On the CPU an unseen cell costs an eighth to a quarter of a seen one (the kernel
+# goes by tiles of cells, which may belong to several requests). Moving a cell away and back takes as long as passing over
+# it for some tens of tokens; a step computes hundreds.
 #
 # To whom the cells belong, where a step computes for A while B and C run:
 #
@@ -38,11 +36,9 @@ from .scope import Scope
 #     after             | A and B | A | new tokens of A | B | C | ...
 #     next step for A   | A and B | A | new tokens of A | free ...      A is in place, so only B and C move
 #
-# The first swap for A clears the pool: all KV is copied first, and then A's comes back into the first cells. A run
-# stays on
-# the device if any sequence of A holds it, even if B's holds it too. Sequences, pins and counts do not change: for the
-# tree
-# nothing has moved.
+# The first swap for A clears the pool: all KV is copied first, and then A's comes back into the first cells. A run stays
+# on the device if any sequence of A holds it, even if B's holds it too. Sequences, pins and counts do not change: for the
+# tree nothing has moved.
 
 Moves = tuple[Operation, ...]
 

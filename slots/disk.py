@@ -32,8 +32,7 @@ from .tier import Provenance, Record, own_folder, remove_stale
 # The index of record files: the runs in them, the files that stand on a file, and the file that leaves first.
 #
 # A run is of no use without the runs before it. So a file counts as used a moment after every file that stands on it:
-# then no
-# file stands on the least recently used one. The order lives in the files' times, and outlives the server.
+# then no file stands on the least recently used one. The order lives in the files' times, and outlives the server.
 
 MOMENT = 1000  # ns: what file systems tell apart
 

@@ -88,8 +88,7 @@ class Pins:
 
 # ---- The prefix tree: a radix tree over tokens that is the index of all KV, with a count of its cells. ------------------
 #
-# A slot is a place to run, not a cache: computed KV stays in the tree, held by idle sequences, until cells run out
-# and
+# A slot is a place to run, not a cache: computed KV stays in the tree, held by idle sequences, until cells run out and
 # the leaf of the lowest priority is evicted. Sources: SGLang's radix attention; RAGCache, section 5.1 (knowledge tree);
 # llama_cpp_ex ADR 007 (a slot's history outlives its request).
 

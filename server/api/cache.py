@@ -140,10 +140,8 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
 # Turns that a client opens before its search is done (RAGCache, section 5.3: dynamic speculative pipelining).
 #
 # A client that searches in stages sends the messages at once, and then the documents of each stage. While idle, the
-# server
-# prefills the prompt of the newest stage; a later stage replaces an earlier one, and their common prefix stays cached.
-# The
-# chat completion with the final documents reuses the part that was right. A wrong prefetch delays no request.
+# server prefills the prompt of the newest stage; a later stage replaces an earlier one, and their common prefix stays
+# cached. The chat completion with the final documents reuses the part that was right. A wrong prefetch delays no request.
 
 
 async def speculate(request: Request, asked: SpeculateRequest) -> Response:

@@ -109,10 +109,8 @@ Part = Fixed | DocumentSet
 
 # ---- The cached part of a prompt whose sets of documents have no order yet. ---------------------------------------------
 #
-# The order of one set decides how far the rest of the prompt is cached, the next sets included. So the sets are
-# searched
-# twice: forwards for the nodes that each may follow, then backwards for the tokens that are cached behind each. Both
-# take
+# The order of one set decides how far the rest of the prompt is cached, the next sets included. So the sets are searched
+# twice: forwards for the nodes that each may follow, then backwards for the tokens that are cached behind each. Both take
 # time in proportion to the prompt and to the cached paths of its documents, for any number of sets.
 
 
@@ -285,9 +283,8 @@ class CachedDocuments:
 
 # ---- A prompt as parts, and its layout once its documents have an order. ------------------------------------------------
 #
-# The order is chosen at admission, by the prefix tree as it is then, over the whole conversation. Documents of an
-# earlier turn
-# keep their order, because the rest of the conversation is cached behind that order only.
+# The order is chosen at admission, by the prefix tree as it is then, over the whole conversation. Documents of an earlier
+# turn keep their order, because the rest of the conversation is cached behind that order only.
 
 
 class ChatPrompt:

@@ -267,8 +267,7 @@ def _digest(content: bytes | memoryview) -> bytes:
 # Stored answers in a folder, so that conversations outlive a restart: written behind the event loop's back.
 #
 # Each answer is a file of its own, written aside and renamed. Nothing is synchronised: the newest answers may be lost
-# when the
-# machine fails, and a file that is torn then is noticed when it is read.
+# when the machine fails, and a file that is torn then is noticed when it is read.
 
 logger = logging.getLogger("slotcache.conversations")
 

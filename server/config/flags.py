@@ -13,8 +13,7 @@ from .settings import SETTINGS, Setting, Settings, Value, written
 # llama-server's flags that no setting stands for, as tables: its command lines start this server, too.
 #
 # A flag that changes nothing a client sees is accepted, with a line in the log if it asks for more than it gets. A flag
-# that
-# would change answers, or the machine that computes them, is refused with a line that says what to do instead.
+# that would change answers, or the machine that computes them, is refused with a line that says what to do instead.
 
 Row = tuple[str, int, str]
 """The names of a flag, the number of words that follow it, and its variable in the environment after LLAMA_ARG_, if any."""

@@ -326,7 +326,7 @@ class Missing:
 class View:
     """Safe from any thread. Scopes are given by the clients' names.
 
-    lower: the tiers below host memory. token_bytes: of one token's KV. made_by: as in `LaneStore`. lane_store: the
+    lower: the tiers below host memory. token_bytes: of one token's KV. made_by: as in `SlotStore`. slot_store: the
     histories of slots in files.
     """
 

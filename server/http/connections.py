@@ -111,8 +111,7 @@ def most_connections(descriptors: int = 1) -> int:
 # ---- Takes new connections, a few at a time, and no more than there is room for. ----------------------------------------
 #
 # asyncio takes up to 2,048 at once, before it reads a byte of one that is open; where descriptors run out it logs a
-# traceback
-# for each of them and pauses for a second.
+# traceback for each of them and pauses for a second.
 
 AT_ONCE = 16  # connections taken before those that are open have their turn
 PAUSE = 0.05  # s until the next attempt, when none could be taken

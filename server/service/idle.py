@@ -93,8 +93,7 @@ class Backlog(Generic[T]):
 # ---- Likely prefixes ----------------------------------------------------------------------------------------------------
 # The prefixes of likely prompts: what each chat about the server's documents begins with, then one document.
 #
-# Only a prefix can be reused, so a document helps a new question only at the front of its prompt, behind the same
-# system
+# Only a prefix can be reused, so a document helps a new question only at the front of its prompt, behind the same system
 # message. The prefixes follow the newest chats that searched; before any chat, they have no system message.
 
 docs_logger = logging.getLogger("slotcache.docs")
