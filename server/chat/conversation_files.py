@@ -292,7 +292,7 @@ class ConversationFiles:
         self._waiting: dict[str, StoredAnswer | None] = {}  # by the file's name; None: delete it
         self._changed = threading.Condition()  # guards what waits; never held during file access
         self._busy = self._closing = self._failing = False
-        self._thread = threading.Thread(target=self._write_behind, name="shelf", daemon=True)
+        self._thread = threading.Thread(target=self._write_behind, name="conversations", daemon=True)
         self._thread.start()
 
     def put(self, stored: StoredAnswer) -> None:

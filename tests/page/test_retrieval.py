@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from server.conftest import running, until
 from slotcache.models.demo import FILE
 from support.notes import write
@@ -16,10 +17,21 @@ def search(server, query):
     return found[0] if found else {"text": ""}
 
 
-def test_answers_from_the_folder_cite_their_places(folder_index, open_page):
+@pytest.fixture
+def open_folder(folder_index, open_page):
+    """A function that opens the page and waits until it knows of the folder: a question before that goes without."""
+
+    def open_folder():
+        page = open_page(folder_index)
+        page.wait_for_selector(".switch input:checked")
+        return page
+
+    return open_folder
+
+
+def test_answers_from_the_folder_cite_their_places(folder_index, open_folder):
     id = search(folder_index, "lamp of Sundrift")["id"]
-    page = open_page(folder_index)
-    page.wait_for_selector(".switch input:checked")
+    page = open_folder()
     say(page, f"😀 So [{id}]: it is **green**, the {QUOTE} [{id}]. The {QUOTE}, yes.")
     answer = ask(page, "Which colour has the lamp of Sundrift?").locator(".answer")
     page.wait_for_selector(".cite")
@@ -35,9 +47,9 @@ def test_answers_from_the_folder_cite_their_places(folder_index, open_page):
         assert page.evaluate("document.activeElement.className") == "cite"
 
 
-def test_a_source_stands_between_its_neighbours(folder_index, open_page):
+def test_a_source_stands_between_its_neighbours(folder_index, open_folder):
     for at, name in enumerate(LAMPS):
-        page = open_page(folder_index)
+        page = open_folder()
         say(page, f"[{search(folder_index, f'lamp of {name}')['id']}]")
         ask(page, f"lamp of {name}").locator(".cite").click()
         page.wait_for_selector("#drawer .passage.here")
@@ -47,9 +59,9 @@ def test_a_source_stands_between_its_neighbours(folder_index, open_page):
         assert passages.nth(at).inner_text().startswith(f"The lamp of {name} is")
 
 
-def test_a_source_names_its_page(folder_index, open_page):
+def test_a_source_names_its_page(folder_index, open_folder):
     found = search(folder_index, "crane granite")
-    page = open_page(folder_index)
+    page = open_folder()
     say(page, "It lifts nine tons of granite.")
     turn = ask(page, "What does the crane lift?")
     assert int(found["page"]) > 1 and f"coast/report.pdf, page {found['page']}" in turn.locator(".sources").inner_text()
@@ -59,12 +71,11 @@ def test_a_source_names_its_page(folder_index, open_page):
     assert page.locator("#drawer .where").inner_text() == f"coast/report.pdf, page {found['page']}"
 
 
-def test_what_is_found_while_one_types_is_read_before_the_question(folder_index, open_page):
-    page = open_page(folder_index)
+def test_what_is_found_while_one_types_is_read_before_the_question(folder_index, open_folder):
+    page = open_folder()
     page.click("#open-settings")
     page.fill("#setting-system", "Answer in one sentence.")
     page.click("text=Done")
-    page.wait_for_selector(".switch input:checked")
     with page.expect_request(lambda request: request.url.endswith("/v1/search")) as sent:
         page.type("#question", "When is the entrance of the Clock", delay=20)
         page.wait_for_selector(".note:has-text('Clock Museum')")
@@ -77,8 +88,8 @@ def test_what_is_found_while_one_types_is_read_before_the_question(folder_index,
     assert "on the device" in turn.locator("tr", has_text="Clock Museum").first.inner_text(), "it was read while one typed"
 
 
-def test_the_next_question_is_searched_behind_the_chat(folder_index, open_page):
-    page = open_page(folder_index)
+def test_the_next_question_is_searched_behind_the_chat(folder_index, open_folder):
+    page = open_folder()
     ask(page, "Who is the mayor of Osselby?")
     with page.expect_request(lambda request: request.url.endswith("/v1/search")) as sent:
         page.type("#question", "Where is the Gallowmere Ferry")
@@ -87,9 +98,8 @@ def test_the_next_question_is_searched_behind_the_chat(folder_index, open_page):
     assert chat["previous_response_id"].startswith("chatcmpl-") and chat["messages"] == []
 
 
-def test_a_chat_that_the_server_forgot_is_sent_with_what_was_found(folder_index, open_page):
-    page = open_page(folder_index)
-    page.wait_for_selector(".switch input:checked")
+def test_a_chat_that_the_server_forgot_is_sent_with_what_was_found(folder_index, open_folder):
+    page = open_folder()
     ask(page, "Who is the mayor of Tarnwick?")
     folder_index.http.delete(f"/v1/conversations/{page.url.rpartition('/')[2]}")
     page.watch.expected = ("404",)
@@ -101,9 +111,8 @@ def test_a_chat_that_the_server_forgot_is_sent_with_what_was_found(folder_index,
     assert sum(cost.values()) > 2 * cost["computed"]
 
 
-def test_after_a_stop_the_chat_goes_on_from_the_last_answer(folder_index, open_page):
-    page = open_page(folder_index)
-    page.wait_for_selector(".switch input:checked")
+def test_after_a_stop_the_chat_goes_on_from_the_last_answer(folder_index, open_folder):
+    page = open_folder()
     ask(page, "Who is the mayor of Tarnwick?")
     say(page, "And so on. " * 200)
     page.fill("#question", "What is the speciality of Tarnwick?")
@@ -118,8 +127,8 @@ def test_after_a_stop_the_chat_goes_on_from_the_last_answer(folder_index, open_p
     assert body["previous_response_id"] and [one["role"] for one in body["messages"]] == ["user", "assistant", "user"]
 
 
-def test_the_folder_is_searched_only_where_the_reader_wants_it(folder_index, open_page):
-    page = open_page(folder_index)
+def test_the_folder_is_searched_only_where_the_reader_wants_it(folder_index, open_folder):
+    page = open_folder()
     page.click(".switch")
     searches = folder_index.folder_index.num_searches
     with page.expect_request(lambda request: request.url.endswith("/v1/chat/completions")) as sent:
@@ -130,9 +139,9 @@ def test_the_folder_is_searched_only_where_the_reader_wants_it(folder_index, ope
     page.wait_for_selector(".switch input:not(:checked)")
 
 
-def test_the_folder_shows_its_files_and_their_errors(folder_index, open_page):
+def test_the_folder_shows_its_files_and_their_errors(folder_index, open_folder):
     root = folder_index.folder_index.folders[0].root
-    page = open_page(folder_index)
+    page = open_folder()
     page.click(".folder .plain")
     page.wait_for_selector(".files li")
     rows = dict(row.split("\n") for row in page.locator(".files li").all_inner_texts())
@@ -146,12 +155,12 @@ def test_the_folder_shows_its_files_and_their_errors(folder_index, open_page):
     (root / "coast/new.md").unlink()
 
 
-def test_a_source_that_is_gone_is_told(folder_index, open_page):
+def test_a_source_that_is_gone_is_told(folder_index, open_folder):
     root = folder_index.folder_index.folders[0].root
     write(root, {"soon.md": "# Soon\n\nThe mill of Soonby grinds barley on Sundays."})
     folder_index.folder_index.watcher.refresh()
     until(lambda: "Soonby" in search(folder_index, "mill of Soonby")["text"])
-    page = open_page(folder_index)
+    page = open_folder()
     say(page, "The mill of Soonby grinds barley")
     turn = ask(page, "mill of Soonby")
     (root / "soon.md").unlink()
@@ -163,16 +172,14 @@ def test_a_source_that_is_gone_is_told(folder_index, open_page):
     assert "its file may have changed" in page.locator("#drawer .notice").inner_text()
 
 
-def test_a_question_that_nothing_matches_is_told(folder_index, open_page):
-    page = open_page(folder_index)
-    page.wait_for_selector(".switch input:checked")
+def test_a_question_that_nothing_matches_is_told(folder_index, open_folder):
+    page = open_folder()
     turn = ask(page, "Zyzzyva?")
     assert "Nothing in the folder matches" in turn.inner_text() and turn.locator(".sources, .read").count() == 0
 
 
-def test_an_answer_from_a_folder_that_is_still_read_says_so(folder_index, open_page):
-    page, watcher = open_page(folder_index), folder_index.folder_index.watcher
-    page.wait_for_selector(".switch input:checked")
+def test_an_answer_from_a_folder_that_is_still_read_says_so(folder_index, open_folder):
+    page, watcher = open_folder(), folder_index.folder_index.watcher
     index = folder_index.folder_index.index
     watcher.state, index.progress = "reading", replace(index.progress, files_left=3)  # as while it reads
     turn = ask(page, "Zyzzyva?")

@@ -27,7 +27,7 @@ def busy(server, seconds):
     """Keep the engine from all work for a while."""
     began = threading.Event()
     server.service.engine.inbox.ask(lambda: (began.set(), time.sleep(seconds)))
-    assert began.wait(5)
+    assert began.wait(30)
     yield
 
 
