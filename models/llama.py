@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fnmatch
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, NewType, TypeVar, get_args, get_type_hints
 
 from .errors import LibraryError
+from .trial import failure
 
 # ---- The library --------------------------------------------------------------------------------------------------------
 
@@ -28,6 +30,7 @@ NPM = Path(sys.prefix, "node_modules/@node-llama-cpp/linux-x64")
 NAMES = ("libllama.so", "libllama.v*.so", "xllamacpp*.so", "libllama.dylib")
 REMEDY = "pip install 'slotcache[llama]' builds one that fits, 'slotcache[prebuilt]' brings one; in a checkout, make serve"
 MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's numbers
+SEGMENT = 56  # bytes of the row of a segment in an ELF file
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +55,24 @@ def find() -> Library:
     """
     for variable in VARIABLES:
         if folder := os.environ.get(variable):
-            return _in_folder(Path(folder).expanduser(), variable)
+            return _in_folder(Path(os.path.expanduser(folder)), variable)
     for module, package, folder in (("llama_cpp", "llama-cpp-python", "lib"), ("xllamacpp", "xllamacpp", "")):
-        if spec := find_spec(module):
-            return _in_folder(Path(spec.origin or module).parent / folder, package, _version_of(package))
+        if (spec := find_spec(module)) and spec.origin:  # none: a folder of that name, and no package
+            return _in_folder(Path(spec.origin).parent / folder, package, _version_of(package))
     if NPM.is_dir():
-        return _in_folder(NPM / "bins/linux-x64", "npm", json.loads((NPM / "package.json").read_text())["version"])
+        return _in_folder(NPM / "bins/linux-x64", "npm", _version_in(NPM / "package.json"))
     raise LibraryError(f"llama.cpp is not installed: {REMEDY}")
 
 
 def _in_folder(folder: Path, origin: str, version: str = "") -> Library:
     """Raises LibraryError."""
-    found = [path for name in NAMES for path in sorted(folder.glob(name))]
+    folder = folder.absolute()  # a bare name would be looked for in the system's folders
+    try:
+        names = os.listdir(folder)
+        found = [folder / name for pattern in NAMES for name in sorted(fnmatch.filter(names, pattern))]
+        found = [path for path in found if path.is_file()]
+    except OSError as error:
+        raise Library(folder, origin, version).refused(f"cannot be read: {error.strerror}") from None
     if not found:
         raise Library(folder, origin, version).refused(f"has none of {', '.join(NAMES)}")
     return Library(found[0], origin, version)
@@ -76,11 +85,34 @@ def _version_of(package: str) -> str:
         return ""
 
 
+def _version_in(description: Path) -> str:
+    """Return the version in an npm package's description; "" where it has none."""
+    try:
+        return str(json.loads(description.read_text())["version"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+LOADING = """
+import ctypes, sys
+class Result(ctypes.Structure): _fields_ = (("bytes", ctypes.c_char * 65536),)
+library = ctypes.CDLL(sys.argv[1])
+for name in "llama_version", "llama_model_default_params", "llama_context_default_params":
+    if function := getattr(library, name, None):
+        function.restype = ctypes.c_char_p if name == "llama_version" else Result
+        function()
+print("passed")
+"""
+"""Loads a library and calls what this module calls of it before anything is known about it. A result has room for any layout."""
+
+
 def _open(found: Library) -> ctypes.CDLL:
-    """Load a library. Raises LibraryError."""
+    """Load a library, which another process has loaded before. Raises LibraryError."""
     try:
         if sys.platform == "linux":
             _check_file(found)
+        if reason := failure(found.path, "loads", [sys.executable, "-I", "-S", "-c", LOADING, str(found.path)]):
+            raise found.refused(f"cannot be loaded: {reason}")
         return ctypes.CDLL(str(found.path))
     except OSError as error:
         raise found.refused(f"cannot be loaded: {error}") from None
@@ -95,11 +127,13 @@ def _check_file(found: Library) -> None:
         if _number(head, 18, 2) != MACHINES.get(platform.machine()):
             raise found.refused(f"is not for {platform.machine()}, this machine's CPU")
         start, width, count = _number(head, 32, 8), _number(head, 54, 2), _number(head, 56, 2)
+        if width != SEGMENT or start + width * count > size:
+            raise found.refused("is incomplete")
         file.seek(start)
         rows = file.read(width * count)
     sections_end = _number(head, 40, 8) + _number(head, 58, 2) * _number(head, 60, 2)
     segment_ends = [_number(rows, at + 8, 8) + _number(rows, at + 32, 8) for at in range(0, width * count, width)]
-    if max(start + width * count, sections_end, *segment_ends) > size:
+    if max(sections_end, *segment_ends) > size:
         raise found.refused("is incomplete")
 
 

@@ -30,11 +30,11 @@ def doctor(settings: Settings) -> int:
 
 def _print_library() -> None:
     """Print the library of llama.cpp, the parts of it in use, and what of the CPU it leaves unused. Raises ModelError."""
-    used = used_features()
     print(f"{llama.LIBRARY}: llama.cpp {llama.llama_version().decode()}, {llama.LIBRARY.path}")
+    gate.check()
+    used = used_features()
     print(f"  in use: {', '.join(path.name for path in gate.files_in_use())}")
     print(f"  made for: {', '.join(used)}")
-    gate.check()
     print("  tried: a small model's KV comes back as it was saved")
     if unused := unused_features(used):
         print(f"  faster: a build that uses {', '.join(unused)} of this CPU, as make native compiles it")

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 from importlib.util import find_spec
+from inspect import getsource
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from slotcache.models.errors import LibraryError
 from slotcache.models.hardware import command
 
 LIBRARY = llama.LIBRARY.path
-MACHINE = 18  # where an ELF file has its CPU
+MACHINE, SEGMENTS, SEGMENT_SIZE = 18, 32, 54  # where an ELF file has its CPU, and its list of segments
 
 
 def starts(folder: Path | str, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -36,12 +37,6 @@ def without_its_end(path: Path) -> None:
     path.write_bytes(LIBRARY.read_bytes()[:-100])
 
 
-def of_another_cpu(path: Path) -> None:
-    content = bytearray(LIBRARY.read_bytes())
-    content[MACHINE : MACHINE + 2] = (243).to_bytes(2, "little")  # RISC-V
-    path.write_bytes(content)
-
-
 def text(path: Path) -> None:
     path.write_text("GROUP ( libother.so )\n")
 
@@ -50,13 +45,26 @@ def nothing(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def with_bytes(at: int, new: bytes):
+    """A library whose header has other bytes at a place."""
+
+    def write(path: Path) -> None:
+        content = bytearray(LIBRARY.read_bytes())
+        content[at : at + len(new)] = new
+        path.write_bytes(content)
+
+    return write
+
+
 @pytest.mark.skipif(platform.system() != "Linux", reason="ELF files")
 @pytest.mark.parametrize(
     "make, reason",
     [
         (cut_short, "is incomplete"),
         (without_its_end, "is incomplete"),
-        (of_another_cpu, f"is not for {platform.machine()}, this machine's CPU"),
+        (with_bytes(SEGMENTS, b"\xff" * 8), "is incomplete"),
+        (with_bytes(SEGMENT_SIZE, b"\0\0"), "is incomplete"),
+        (with_bytes(MACHINE, b"\xf3\0"), f"is not for {platform.machine()}, this machine's CPU"),
         (text, "is no library of a 64-bit Linux"),
         (nothing, "is no library of a 64-bit Linux"),
     ],
@@ -69,13 +77,82 @@ def test_a_file_that_cannot_be_loaded_is_one_clear_line(tmp_path, make, reason):
     assert str(refused.value) == f"llama.cpp of SLOTCACHE_LLAMA is refused: {path} {reason}; {llama.REMEDY}"
 
 
-@pytest.mark.parametrize("folder", ["empty", "missing"])
-def test_a_folder_without_a_library_is_one_line_and_code_2(tmp_path, folder):
+NONE = "has none of " + ", ".join(llama.NAMES)
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("empty", NONE),
+        ("no files", NONE),
+        ("missing", "cannot be read: No such file or directory"),
+        ("file", "cannot be read: Not a directory"),
+        ("loop", "cannot be read: Too many levels of symbolic links"),
+        ("n" * 5000, "cannot be read: File name too long"),
+    ],
+)
+def test_a_folder_without_a_library_is_one_line(tmp_path, name, reason):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        LibraryError, match=r"^llama\.cpp of a 1\.2 is refused: \S+ has none of libllama\.so, .*; pip install"
-    ):
-        llama._in_folder(tmp_path / folder, "a", "1.2")
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "no files").mkdir()
+    os.mkfifo(tmp_path / "no files/libllama.so")  # to open it would wait for ever
+    (tmp_path / "no files/libllama.v1.so").symlink_to("libllama.v1.so")
+    (tmp_path / "no files/xllamacpp.so").mkdir()
+    with pytest.raises(LibraryError) as refused:
+        llama._in_folder(tmp_path / name, "a", "1.2")
+    assert str(refused.value) == f"llama.cpp of a 1.2 is refused: {tmp_path / name} {reason}; {llama.REMEDY}"
+
+
+def test_a_home_that_nobody_has_is_one_line(monkeypatch):
+    monkeypatch.setenv("SLOTCACHE_LLAMA", "~nobody-has-this-name/lib")
+    with pytest.raises(LibraryError, match=r"refused: /\S+/~nobody-has-this-name/lib cannot be read: No such file"):
+        llama.find()
+
+
+def test_a_relative_folder_is_this_one_and_not_the_system_s(tmp_path, monkeypatch):
+    (tmp_path / "libllama.so").touch()
+    monkeypatch.chdir(tmp_path)
+    assert llama._in_folder(Path(), "a").path == tmp_path / "libllama.so"
+
+
+# ---- Libraries that are what they seem, and end the process that loads them. --------------------------------------------
+
+
+def compiled(folder: Path, source: str) -> Path:
+    """A folder with a library of this source."""
+    (folder / "lib.c").write_text(source)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libllama.so", folder / "lib.c"], check=True)
+    return folder
+
+
+DOCTOR = "import sys; from slotcache.models import trial; from slotcache.server.cli import main; sys.exit(main(['doctor']))"
+
+
+@pytest.mark.skipif(platform.system() != "Linux" or not shutil.which("cc"), reason="needs a C compiler")
+@pytest.mark.parametrize(
+    "source, reason",
+    [
+        ("__attribute__((constructor)) void begin(void) { __builtin_trap(); }", "ended the process: Illegal instruction"),
+        ("void abort(void); __attribute__((constructor)) void begin(void) { abort(); }", "ended the process: Aborted"),
+        ("void _exit(int); __attribute__((constructor)) void begin(void) { _exit(0); }", "ended the process without a word"),
+        ("__attribute__((constructor)) void begin(void) { for (;;) ; }", "did not end within 2 s"),
+        ("void abort(void); const char *llama_version(void) { abort(); }", "ended the process: Aborted"),
+    ],
+)
+def test_a_library_that_ends_its_process_ends_another_one(tmp_path, source, reason):
+    patient = DOCTOR.replace("trial;", "trial; trial.PATIENCE = 2;")
+    done = starts(compiled(tmp_path, source), patient, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert (done.returncode, done.stdout) == (2, "")
+    where = f"slotcache: llama.cpp of SLOTCACHE_LLAMA is refused: {tmp_path}/libllama.so"
+    assert done.stderr == f"{where} cannot be loaded: {reason}; {llama.REMEDY}\n"
+
+
+@pytest.mark.skipif(platform.system() != "Linux" or not shutil.which("cc"), reason="needs a C compiler")
+def test_a_library_that_prints_is_judged_by_what_it_does(tmp_path):
+    prints = 'int puts(const char *); __attribute__((constructor)) void begin(void) { puts("not passed"); }'
+    done = starts(compiled(tmp_path, prints), DOCTOR, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.returncode == 2 and "libllama.so lacks llama_" in done.stderr
 
 
 def test_the_command_ends_with_that_line(tmp_path):
@@ -167,6 +244,40 @@ def test_another_layout_of_a_context_is_refused(monkeypatch, name):
 
 def test_our_layout_is_the_library_s():
     llama.check_layout()
+
+
+def unlike() -> None:
+    """Print what llama-cpp-python's bindings have otherwise: a function's types, a structure's fields, an enum's values."""
+    import ctypes
+    from importlib import import_module
+
+    from slotcache.models import llama as ours
+
+    theirs = import_module("llama_cpp.llama_cpp")
+
+    def kind(of) -> str:
+        if of in (ctypes.c_void_p, ctypes.c_char_p) or hasattr(of, "contents") or hasattr(of, "_restype_"):
+            return "pointer"
+        return getattr(of, "__name__", "void")
+
+    def seen(found) -> object:
+        if isinstance(found, int):
+            return found
+        fields = getattr(found, "_fields_", None) or [("", of) for of in (found.restype, *found.argtypes)]
+        return [(name, kind(of)) for name, of in fields]
+
+    kinds = (int, type(ctypes.Structure), type(ours.llama_decode))
+    both = [name for name, found in vars(ours).items() if isinstance(found, kinds) and hasattr(theirs, name)]
+    for name in both:
+        if seen(vars(ours)[name]) != seen(vars(theirs)[name]):
+            print(name, seen(vars(ours)[name]), seen(vars(theirs)[name]))
+    print(len(both), "compared")
+
+
+@pytest.mark.skipif(llama.LIBRARY.origin != "llama-cpp-python", reason="compares with llama-cpp-python's bindings")
+def test_our_types_are_those_of_llama_cpp_python_s_bindings():
+    done = starts("", getsource(unlike) + "unlike()")
+    assert done.stdout == "111 compared\n", done.stdout + done.stderr
 
 
 # ---- Parts that need no llama.cpp ---------------------------------------------------------------------------------------

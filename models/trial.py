@@ -1,0 +1,65 @@
+"""Tries a library in a process of its own, which it may end, once for the same files on the same CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from .model_files import cache_folder, keep, stamp
+
+PATIENCE = 60  # s
+PASSED = "passed"  # what a trial prints, behind whatever the library prints
+CPU_INFO = Path("/proc/cpuinfo")
+INSTRUCTIONS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|adx|movbe|popcnt|gfni|vaes|vpclmul|sha_")  # of x86's flags
+DOOR = Path(__file__).with_name("llama.py")  # what calls a library
+SEARCHED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "GGML_BACKEND_PATH")  # where a library finds others
+
+
+def failure(library: Path, name: str, command: Sequence[str]) -> str:
+    """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU."""
+    kept = cache_folder() / "libraries" / f"{name}-{_key(library)}"
+    with contextlib.suppress(OSError):
+        if kept.read_bytes() == PASSED.encode():
+            return ""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return f"did not end within {PATIENCE:g} s"
+    except OSError as error:
+        return f"could not be tried: {error}"
+    if done.returncode < 0:
+        return f"ended the process: {signal.strsignal(-done.returncode)}"
+    said = (done.stderr if done.returncode else done.stdout).decode("utf-8", "replace").splitlines()
+    if done.returncode or PASSED not in said:
+        return said[-1] if said else "ended the process without a word"
+    with contextlib.suppress(OSError):  # without a cache directory, it is tried at every start
+        keep(kept, PASSED)
+    return ""
+
+
+def _key(library: Path) -> str:
+    """Return a digest of all that a trial's result depends on; no library is loaded for it."""
+    folders = {library.parent, library.resolve().parent}
+    near = [path for folder in folders for path in folder.iterdir() if re.search("llama|ggml", path.name) and path.is_file()]
+    parts = sorted(map(stamp, [*near, DOOR])), instructions(), [os.environ.get(name) for name in SEARCHED]
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def instructions(cpu_info: Path = CPU_INFO) -> list[str]:
+    """Return the sets of instructions that this CPU has, sorted, by Linux's names; elsewhere the name of the CPU.
+
+    x86's other flags are left out: a new kernel changes them.
+    """
+    with contextlib.suppress(OSError):
+        for line in cpu_info.read_text().splitlines():
+            title, _, names = line.partition(":")
+            if title.strip() in ("flags", "Features"):
+                return sorted(name for name in names.split() if title[0] == "F" or INSTRUCTIONS.match(name))
+    return [platform.processor()]
