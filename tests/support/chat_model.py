@@ -58,8 +58,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The documents of one message in its prompt. rank: the documents in the prompt; order: their places, once known."""
+    """The documents of one message in its prompt. given: all, repeated ones too; rank: those in the prompt; order: their
+    places, once known.
+    """
 
+    given: tuple[Document, ...]
     rank: tuple[Document, ...]
     repeated: tuple[str, ...]
     hinted: bool
@@ -79,7 +82,7 @@ class Shown:
 
     def texts(self) -> list[str]:
         assert self.order is not None
-        hint = order_hint(self.order, self.rank) if self.hinted and self.order != self.rank else ""
+        hint = order_hint(self.order, self.given) if self.hinted and self.order != self.rank else ""
         return [*map(document_text, self.order), location_hint(self.repeated), hint]
 
 
@@ -238,6 +241,7 @@ def _entered(kept: Sequence[Entry], new: Sequence[Message], options: Mapping[str
         rank = tuple(one for one in given if one not in twice)
         above.update(one.key for one in rank)
         shown = Shown(
+            tuple(given),
             rank,
             tuple(one.id for one in twice),
             options.get("order_hint", True),
