@@ -103,6 +103,8 @@ def readings(model: Model) -> list[Reading]:
 
 def quantised(source: Path, target: Path) -> Path:
     """`source` in Q4_K_M, made by llama.cpp."""
+    if not more_llama.CAN_QUANTISE:
+        pytest.skip(f"{llama.LIBRARY} has no function that quantises")
     llama.capture()
     params = more_llama.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.allow_requantize = more_llama.LLAMA_FTYPE_MOSTLY_Q4_K_M, 1, True

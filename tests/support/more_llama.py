@@ -10,6 +10,7 @@ from slotcache.models.llama import (
     float_p,
     float_t,
     int32_t,
+    library,
     llama_batch,
     llama_context_p,
     llama_sampler_p,
@@ -52,10 +53,15 @@ char_p = Annotated[bytes, ctypes.c_char_p]
 strings_p = Annotated[ctypes.Array[ctypes.c_char_p], ctypes.POINTER(ctypes.c_char_p)]
 
 
-@bind
-def llama_model_quantize_default_params() -> llama_model_quantize_params: ...
-@bind
-def llama_model_quantize(fname_inp: char_p, fname_out: char_p, params: pointer, /) -> uint32_t: ...
+CAN_QUANTISE = hasattr(library, "llama_model_quantize")  # xllamacpp's library leaves it out
+if CAN_QUANTISE:
+
+    @bind
+    def llama_model_quantize_default_params() -> llama_model_quantize_params: ...
+    @bind
+    def llama_model_quantize(fname_inp: char_p, fname_out: char_p, params: pointer, /) -> uint32_t: ...
+
+
 @bind
 def llama_batch_get_one(tokens: pointer, n_tokens: int32_t, /) -> llama_batch: ...
 @bind
