@@ -76,8 +76,8 @@ def slow_disk(trigger: Trigger) -> None:
 
 
 def eager(trigger: Trigger) -> None:
-    """Comment on every stream each millisecond, from the start on, and wait for ever for clients that read nothing."""
-    _break(SsePing, "__init__", lambda real: lambda self, send, interval: real(self, send, EAGER))
+    """Ping every stream each millisecond, from the start on, and wait for ever for clients that read nothing."""
+    _break(SsePing, "__init__", lambda real: lambda self, send, interval, event: real(self, send, EAGER, event))
     _break(Connection, "connection_made", lambda real: lambda self, transport: (_narrow(transport), real(self, transport)))
     Connection.patience = EVER
 

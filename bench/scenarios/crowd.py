@@ -207,7 +207,7 @@ async def _hold(port: int, sent: bytes, end: float) -> int:
 
 
 async def _unread(port: int, args: argparse.Namespace, outcome: Outcome) -> None:
-    """Ask for streams that nobody reads, of a server that comments on each of them every millisecond."""
+    """Ask for streams that nobody reads, of a server that pings each of them every millisecond."""
     held = await rude.stall(f"http://{HOST}:{port}", args.streams, args.tokens)
     outcome.opened = len(held)
     await asyncio.sleep(args.unread_seconds)

@@ -31,6 +31,9 @@ class ChatReply:
         first: Fields = {"role": "assistant", "content": None}
         return [self._chunk(index, first, {}) for index in range(len(self._readers))]
 
+    def ping(self) -> list[bytes]:
+        return [sse_event(self._head | {"choices": [_choice(0, {})]})]
+
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
         return [sse_event(self._head | {"choices": [_choice(index, {})]} | self.envelope.progress(progress))]
 

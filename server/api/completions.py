@@ -36,6 +36,9 @@ from .reply import (
 )
 
 
+COMMENT = b":\n\n"
+
+
 class NativeReply:
     """The replies of `/completion` and `/infill`."""
 
@@ -45,7 +48,10 @@ class NativeReply:
         self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
-        return []
+        return []  # llama-server's clients count on tokens in each piece
+
+    def ping(self) -> list[bytes]:
+        return [COMMENT]
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
         return [sse_event(self._piece(index, Delta("")) | self.envelope.progress(progress))]
@@ -183,7 +189,10 @@ class TextReply:
         self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
-        return [sse_event(self._body([_choice(index, echo)])) for index, echo in enumerate(self._echoes) if echo]
+        return [sse_event(self._body([_choice(index, echo)])) for index, echo in enumerate(self._echoes)]
+
+    def ping(self) -> list[bytes]:
+        return [sse_event(self._body([_choice(0, "")]))]
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
         return [sse_event(self._body([_choice(index, "")]) | self.envelope.progress(progress))]

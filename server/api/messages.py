@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -477,23 +477,27 @@ class _OpenBlock:
 
 
 class MessagesReply:
-    """The replies of `/v1/messages`. lengths: the prompt's tokens, and the cached ones of these.
+    """The replies of `/v1/messages`. num_prompt: the prompt's tokens, at most; `message_delta` tells how many of them were
+    cached.
 
     shows_reasoning: false leaves their text out; sealed in the signature, it comes back with the history.
     """
 
-    def __init__(self, envelope: ResponseMeta, lengths: Callable[[], tuple[int, int]], shows_reasoning: bool) -> None:
+    def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool) -> None:
         self.envelope, self._reader = envelope, envelope.reader()
-        self._lengths, self._shows_reasoning = lengths, shows_reasoning
+        self._num_prompt, self._shows_reasoning = num_prompt, shows_reasoning
         self._blocks: list[_OpenBlock] = []
         self._is_open = False  # the last block
 
     def begin(self) -> list[bytes]:
-        message = self._message([]) | {"usage": self._usage(*self._lengths(), num_generated=0)}
-        return self._sent([{"type": "message_start", "message": message}, {"type": "ping"}])
+        usage = _parted(self._num_prompt, num_cached=0, num_created=0, num_generated=0)
+        return self._sent([{"type": "message_start", "message": self._message([]) | {"usage": usage}}, {"type": "ping"}])
+
+    def ping(self) -> list[bytes]:
+        return self._sent([{"type": "ping"}])
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
-        return self._sent([{"type": "ping"}])
+        return self.ping()
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         return self._read(self._reader.push(delta.text))
@@ -579,24 +583,25 @@ class MessagesReply:
     def _costs(self, end: End) -> Fields:
         """Return the usage of the whole answer, and our own `slotcache` beside it."""
         report = end.report
-        usage = self._usage(report.num_prompt, report.num_cached, num_generated=report.num_generated)
+        # The last token of a prompt is always computed, so it counts as one of the others.
+        num_created = max(report.num_prompt - report.num_cached - 1, 0) if self.envelope.caches else 0
+        usage = _parted(
+            report.num_prompt, num_cached=report.num_cached, num_created=num_created, num_generated=report.num_generated
+        )
         return {"usage": usage, "slotcache": report.slotcache()}
-
-    def _usage(self, num_prompt: int, num_cached: int, *, num_generated: int) -> Fields:
-        """Return the usage, in which the prompt's tokens are parted: read from the cache, left in it, and the others.
-
-        The last token of a prompt is always computed, so it counts as one of the others.
-        """
-        created = max(num_prompt - num_cached - 1, 0) if self.envelope.caches else 0
-        return {
-            "input_tokens": num_prompt - num_cached - created,
-            "cache_read_input_tokens": num_cached,
-            "cache_creation_input_tokens": created,
-            "output_tokens": num_generated,
-        }
 
     def _sent(self, events: Iterator[Fields] | list[Fields]) -> list[bytes]:
         return [sse_event(body, str(body["type"])) for body in events]
+
+
+def _parted(num_prompt: int, *, num_cached: int, num_created: int, num_generated: int) -> Fields:
+    """Return the usage, in which the prompt's tokens are parted: read from the cache, left in it, and the others."""
+    return {
+        "input_tokens": num_prompt - num_cached - num_created,
+        "cache_read_input_tokens": num_cached,
+        "cache_creation_input_tokens": num_created,
+        "output_tokens": num_generated,
+    }
 
 
 def _decoded(arguments: str) -> object:
@@ -616,4 +621,4 @@ async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:
     chat = await beside_others(request, asked.chat)
     envelope = submit(request, await accept(request, chat, kind="msg_"))
     (answered, *_) = envelope.generations
-    return MessagesReply(envelope, lambda: (answered.job.num_prompt, answered.job.reuse.cached), asked.shows_reasoning)
+    return MessagesReply(envelope, answered.request.prompt.num_tokens, asked.shows_reasoning)

@@ -226,7 +226,11 @@ class ReplyFormat(Protocol):
     envelope: ResponseMeta
 
     def begin(self) -> list[bytes]:
-        """Called once, before the first text or the first end."""
+        """Called once, before the prompt is computed: the engine may not know the request yet."""
+        ...
+
+    def ping(self) -> list[bytes]:
+        """An event that says nothing, for a client that counts only events as signs of life. At any time after `begin`."""
         ...
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]: ...
@@ -253,24 +257,22 @@ class ReplyFormat(Protocol):
 async def stream(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
     """Yield the server-sent events of an answer. events: with the index of their choice, up to each choice's end."""
     ends: dict[int, End] = {}
-    begun = False
+    if first := reply.begin():
+        yield b"".join(first)
     async for index, event in events:
-        sent: list[bytes] = []
-        if not begun and isinstance(event, Delta | End):
-            begun, sent = True, reply.begin()
         match event:
             case PromptProgress():
-                sent += reply.progress(index, event)
+                sent = reply.progress(index, event)
             case Delta():
-                sent += reply.delta(index, event)
+                sent = reply.delta(index, event)
             case End(text, tokens=tokens):
-                if text or tokens:
-                    sent += reply.delta(index, event.delta())
+                sent = reply.delta(index, event.delta()) if text or tokens else []
                 sent += reply.end(index, event)
                 ends[index] = event
             case Failure(error):
-                sent += reply.fail(error)
-        yield b"".join(sent)
+                sent = reply.fail(error)
+        if sent:  # else the stream stays silent, and gets a ping in time
+            yield b"".join(sent)
         if isinstance(event, Failure):
             return
     yield b"".join(reply.close([ends[index] for index in sorted(ends)]))
@@ -424,27 +426,26 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     return with_documents(asked, found.hits), found
 
 
-# ---- Comments in a stream that is silent for long, so that no proxy on its way closes it. -------------------------------
-
-PING: Message = {"type": "http.response.body", "body": b":\n\n", "more_body": True}
+# ---- Pings in a stream that is silent for long, so that neither a proxy on its way nor its client gives up. -------------
 
 
 class SsePing:
-    """Passes a response's messages on, and sends a comment whenever `interval` seconds have passed without one.
+    """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without one.
 
-    One timer for the whole stream: a message costs no more than reading the clock. While a comment waits for a client that
-    reads nothing, no other one joins it.
+    An event and no comment, since parsers drop comments, and clients that wait for events would hang up. One timer for the
+    whole stream: a message costs no more than reading the clock. While a ping waits for a client that reads nothing, no
+    other one joins it.
     """
 
-    def __init__(self, send: Send, interval: float) -> None:
-        self._send, self._interval = send, interval
+    def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
+        self._send, self._interval, self._event = send, interval, event
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._ping: asyncio.Future[None] | None = None
 
     async def send(self, message: Message) -> None:
-        """Pass a message on. Comments begin behind the first one and end in front of the last."""
+        """Pass a message on. Pings begin behind the first one and end in front of the last."""
         self._last = self._loop.time()
         if message["type"] == "http.response.start" and self._interval > 0:
             self._timer = self._loop.call_at(self._last + self._interval, self._beat)
@@ -463,7 +464,8 @@ class SsePing:
         if now >= self._last + self._interval:
             self._last = now
             if self._ping is None or self._ping.done():
-                self._ping = asyncio.ensure_future(self._send(PING))
+                ping: Message = {"type": "http.response.body", "body": b"".join(self._event()), "more_body": True}
+                self._ping = asyncio.ensure_future(self._send(ping))
                 self._ping.add_done_callback(_look_at)
         self._timer = self._loop.call_at(self._last + self._interval, self._beat)
 
@@ -540,10 +542,10 @@ class EventStream(StreamingResponse):
         events = _events(self._generations, _speller(service, reply))
         super().__init__(stream(reply, events), headers={"Cache-Control": "no-store"})
         asked = reply.envelope.options.sse_ping_interval
-        self._ping_interval = service.settings.sse_ping_interval if asked is None else asked
+        self._ping, self._ping_interval = reply.ping, service.settings.sse_ping_interval if asked is None else asked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ping = SsePing(send, self._ping_interval)
+        ping = SsePing(send, self._ping_interval, self._ping)
         try:
             await super().__call__(scope, receive, ping.send)
         finally:

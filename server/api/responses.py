@@ -527,14 +527,14 @@ class ResponsesReply:
         self._num_events = self._length = self._reasoning = 0  # events so far; characters so far, and those of reasoning
 
     def begin(self) -> list[bytes]:
-        if self._num_events:
-            return []
-        return [self._event({"type": f"response.{what}"} | self._now("in_progress")) for what in ("created", "in_progress")]
+        return [self._event({"type": "response.created"} | self._now("in_progress")), *self.ping()]
+
+    def ping(self) -> list[bytes]:
+        return [self._event({"type": "response.in_progress"} | self._now("in_progress"))]
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
-        begun = self.begin()
         told = {"type": "response.in_progress"} | self._now("in_progress") | self.envelope.progress(progress)
-        return [*begun, self._event(told)]
+        return [self._event(told)]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         self._length += len(delta.text)
@@ -555,7 +555,7 @@ class ResponsesReply:
     def fail(self, error: RequestError) -> list[bytes]:
         told = {"code": error.type, "message": error.message}
         failed = self._response("failed") | {"error": told}
-        return [*self.begin(), self._event({"type": "response.failed", "response": failed})]
+        return [self._event({"type": "response.failed", "response": failed})]
 
     def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
         (answer,) = answers

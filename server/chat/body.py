@@ -132,7 +132,7 @@ Choices = Annotated[int, Meta(ge=1, le=128)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 
 MAX_OPERATIONS = 256  # `response_fields`: each is looked up in the body of each choice
-LEAST_PING = 1.0  # seconds between two comments of a stream
+LEAST_PING = 1.0  # seconds between two pings of a stream
 
 
 class StreamOptions(Struct, frozen=True):

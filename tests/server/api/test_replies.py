@@ -48,7 +48,7 @@ def responses(kept=None, **changed: Any):
 
 
 def messages(shows_reasoning=True):
-    return MessagesReply(envelope(), lambda: (20, 8), shows_reasoning)
+    return MessagesReply(envelope(), 20, shows_reasoning)
 
 
 def streamed(dialect, size, text=TEXT, end=None):

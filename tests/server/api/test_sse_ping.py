@@ -1,23 +1,33 @@
-"""Comments in a silent stream."""
+"""A stream is never silent: its first event comes before the prompt is computed, and pings follow."""
 
 import asyncio
+import json
 import threading
 import time
 from contextlib import contextmanager
 
 import pytest
-from slotcache.server.api.reply import PING, SsePing
+from slotcache.server.api.reply import SsePing
 
 from server.conftest import running
 
 ASKED = {"prompt": "A word", "n_predict": 1, "stream": True}
+MESSAGES = {"messages": [{"role": "user", "content": "A word"}], "max_tokens": 1, "stream": True}
+RESPONSE = {"input": "A word", "max_output_tokens": 1, "stream": True}
+ROUTES = {
+    "/v1/completions": (ASKED, ["text_completion"] * 2),
+    "/v1/chat/completions": (MESSAGES, ["chat.completion.chunk"] * 2),
+    "/v1/messages": (MESSAGES, ["message_start", "ping", "ping"]),
+    "/v1/responses": (RESPONSE, ["response.created", "response.in_progress", "response.in_progress"]),
+}
+"""Bodies, and the kinds of the events that come while the engine computes nothing: the first, and a ping."""
 START = {"type": "http.response.start", "status": 200, "headers": []}
 END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 @pytest.fixture(scope="module")
 def fast(tiny):
-    """A server whose comments come much faster than a client may ask for."""
+    """A server whose pings come much faster than a client may ask for."""
     with running(tiny, sse_ping_interval=0.02) as up:
         yield up
 
@@ -31,38 +41,99 @@ def busy(server, seconds):
     yield
 
 
-def comments(server, seconds=0.3, **body):
-    """The comments of a stream that is silent for some seconds, and its events."""
-    with busy(server, seconds), server.http.stream("POST", "/completion", json=ASKED | body) as answer:
-        text = answer.read().decode()
-    return text.count(":\n\n"), text.count("data: {")
+def pings(server, seconds=0.3, **body):
+    """The pings of a stream that is silent for some seconds: chunks without text, but for the first event."""
+    with busy(server, seconds), server.http.stream("POST", "/v1/completions", json=ASKED | body) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    first, *others, text, last = [event["choices"][0] for event in events]
+    assert last["finish_reason"] and text["text"] and all(one == first for one in others)
+    return len(others)
 
 
-def test_a_silent_stream_gets_comments(fast):
-    silent, events = comments(fast)
-    assert silent > 3 and events == 2
+def test_a_silent_stream_gets_pings(fast):
+    assert pings(fast) > 3
+
+
+@contextmanager
+def stopped(server):
+    """Keep the engine from all work. Yields what lets it go on."""
+    began, go = threading.Event(), threading.Event()
+    server.service.engine.inbox.ask(lambda: (began.set(), go.wait(30)))
+    assert began.wait(5)
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_events_come_while_the_prompt_waits(fast, path):
+    body, expected = ROUTES[path]
+    with stopped(fast) as go, fast.http.stream("POST", path, json=body) as answer:
+        events = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
+        early = [next(events) for _ in expected]
+        go.set()
+        rest = list(events)
+    assert [event.get("type", event.get("object")) for event in early] == expected
+    assert rest and "error" not in rest[-1]
+    if path == "/v1/responses":
+        numbers = [event["sequence_number"] for event in (*early, *rest)]
+        assert numbers == list(range(len(numbers)))
+    if path == "/v1/messages":
+        first, last = early[0]["message"]["usage"], rest[-2]["usage"]
+        assert first["input_tokens"] == last["input_tokens"] > 0 and first["output_tokens"] == 0
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_what_can_be_refused_is_refused_before_the_first_event(fast, path):
+    body, _ = ROUTES[path]
+    long = "A word. " * 9000
+    too_long = {name: long for name in ("prompt", "input") if name in body} or {
+        "messages": [{"role": "user", "content": long}]
+    }
+    for wrong in (too_long, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}}):
+        assert fast.http.post(path, json=body | wrong).status_code == 400
+
+
+def test_native_streams_have_comments_instead(fast):
+    with stopped(fast) as go, fast.http.stream("POST", "/completion", json=ASKED) as answer:
+        lines = answer.iter_lines()
+        early = [next(lines) for _ in range(2)]
+        go.set()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    assert early == [":", ""] and all(event["tokens"] for event in events[:-1]) and events[-1]["stop"]
+
+
+def test_a_full_queue_is_refused_before_the_first_event(tiny):
+    with running(tiny, parallel=1, max_queue=0) as server, stopped(server) as go:
+        with server.http.stream("POST", "/v1/completions", json=ASKED) as first:
+            lines = filter(None, first.iter_lines())
+            next(lines)
+            assert server.http.post("/completion", json=ASKED).status_code == 429
+            go.set()
+            assert [*lines][-1] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("interval", [1e-9, 0.999])
-def test_a_client_may_not_ask_for_more_than_one_a_second(server, interval):
+def test_a_client_may_not_ask_for_more_than_one_ping_a_second(server, interval):
     answer = server.http.post("/completion", json=ASKED | {"sse_ping_interval": interval})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "sse_ping_interval"
     assert "expected 1 s or more" in answer.json()["error"]["message"]
 
 
-def test_no_comment_joins_one_that_is_still_unsent():
+def test_no_ping_joins_one_that_is_still_unsent():
     async def stalled():
-        """The comments that wait for a client that reads nothing, after 20 of them were due, and those sent at last."""
+        """The pings that wait for a client that reads nothing, after 20 of them were due, and those sent at last."""
         sent, waiting, takes, due = [], 0, asyncio.Event(), asyncio.Event()
 
         async def send(message):
             nonlocal waiting
-            if message is PING:
+            if message.get("body") == b"ping":
                 waiting += 1
                 await takes.wait()
             sent.append(message)
 
-        ping = SsePing(send, 0.001)
+        ping = SsePing(send, 0.001, lambda: [b"ping"])
         beat, beats = ping._beat, 0
 
         def counted():
@@ -86,17 +157,18 @@ def test_no_comment_joins_one_that_is_still_unsent():
 
 @pytest.mark.parametrize("interval", [-1, 0, 30, None])
 def test_it_gets_none_where_none_are_wanted_or_none_is_due(server, interval):
-    assert comments(server, 0.1, sse_ping_interval=interval) == (0, 2)
+    assert pings(server, 0.1, sse_ping_interval=interval) == 0
 
 
 def test_the_setting_is_the_default(tiny):
     with running(tiny, sse_ping_interval=1) as server:
-        assert comments(server, 1.3)[0] == 1
-        assert comments(server, 1.3, sse_ping_interval=-1)[0] == 0
+        assert pings(server, 1.3) == 1
+        assert pings(server, 1.3, sse_ping_interval=-1) == 0
 
 
-def test_a_client_that_leaves_between_comments_ends_its_stream(fast):
+def test_a_client_that_leaves_between_pings_ends_its_stream(fast):
     asked = ASKED | {"n_predict": 4000, "ignore_eos": True}
     with busy(fast, 0.1), fast.http.stream("POST", "/completion", json=asked) as answer:
-        assert next(answer.iter_lines()) == ":"
+        lines = filter(None, answer.iter_lines())
+        assert next(lines) == next(lines)
     assert fast.http.post("/completion", json=ASKED | {"stream": False}).status_code == 200
