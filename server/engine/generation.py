@@ -281,6 +281,13 @@ class Generation:
     def num_generated(self) -> int:
         return self.job.num_tokens - self.job.num_prompt
 
+    @property
+    def is_past_half(self) -> bool:
+        """Whether more than half of its prompt is computed, and not all of it, now that it has ended."""
+        if not self.admitted or self.job.is_reading:
+            return False
+        return self.job.num_prompt < 2 * self.job.computed < 2 * self.job.num_prompt
+
     def push(self, token: int, is_end: bool, logprobs: Logprobs | None = None) -> Event | None:
         """Take the next token (already appended to the request); return its event. An End ends the generation.
 

@@ -1,9 +1,11 @@
-"""Work for idle time: follow-up turns, document sets, popular prefixes.
+"""Work for idle time: abandoned prompts, follow-up turns, document sets, popular prefixes.
 
-First the next turn of each conversation: its history as the template shows it then, up to the user's message. That is the
+First the rest of each prompt whose client left when more than half of it was computed: it will ask again.
+
+Then the next turn of each conversation: its history as the template shows it then, up to the user's message. That is the
 answer's last token, the tokens that end it, and the whole answer where the template changes it (drops its reasoning, say).
 
-Then, with --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat that read documents 1 to 5 does not
+After these, with --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat that read documents 1 to 5 does not
 help a new chat that starts with document 3. So idle prefill brings sets of the documents to the front of a prompt: each
 document alone, then pairs, and larger sets.
 
@@ -31,6 +33,7 @@ from ...retrieval.index import Index
 from ...retrieval.store import count_uses, likeliest
 from ...retrieval.writing import StoredChunk
 from ...slots.radix import NO_TOKENS
+from ...slots.request import Prompt
 from ...slots.scope import Scope
 from ..chat.body import ChatRequest
 from ..chat.builder import PromptBuilder
@@ -74,6 +77,7 @@ class Backlog(Generic[T]):
 
     def add(self, item: T, num_bytes: int) -> None:
         """Add an item that keeps `num_bytes` in memory, unless it alone exceeds the bound."""
+        self.remove(item)
         if num_bytes > self._max_bytes:
             return
         self._items[item] = num_bytes
@@ -298,6 +302,19 @@ MAX_BYTES = 32 << 20  # of memory that the backlog may keep
 PAUSE = 0.005  # s without a request before work begins: one that was accepted is submitted by then
 
 
+@dataclass(frozen=True, slots=True)
+class AbandonedPrompt:
+    """A prompt whose client left while it was computed. The choices of a request have the same one."""
+
+    prompt: Prompt
+    scope: Scope
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that its tokens take."""
+        return 4 * self.prompt.num_tokens
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AnsweredChat:
     """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages.
@@ -326,14 +343,14 @@ class LikelyPrompts:
 
 
 class IdlePrefill:
-    """Computes next turns in the order of the answers, then likely prompts, those of the newest answer first.
+    """Finishes abandoned prompts; then next turns in the order of the answers, and likely prompts of the newest answer first.
 
     Last come prefixes of prompts about the server's documents. Its generations are in the engine's background, one at a
     time. A request that arrives aborts the current one; idle prefill resumes when the server is idle. It belongs to the
     event loop.
 
     open: requests that the engine has not ended yet. num_arriving: those whose prompts are being made. next_turns: whether
-    to compute next turns. num_sets: most sets of an answer's documents to bring to the front. prefixes: of prompts about
+    to compute abandoned prompts and next turns. num_sets: most sets of an answer's documents to bring to the front. prefixes: of prompts about
     the server's documents, once these are open.
     """
 
@@ -351,6 +368,7 @@ class IdlePrefill:
         self._engine, self._view, self._builder, self._submitter = engine, view, builder, submitter
         self._open, self.num_arriving = open, 0
         self._next_turns, self._num_sets = next_turns, num_sets
+        self._abandoned: Backlog[AbandonedPrompt] = Backlog(MAX_WAITING, MAX_BYTES)
         self._answers: Backlog[AnsweredChat] = Backlog(MAX_WAITING, MAX_BYTES)
         self._sets: Backlog[LikelyPrompts] = Backlog(MAX_WAITING, MAX_BYTES)
         self.prefixes: LikelyPrefixes | None = None
@@ -363,12 +381,12 @@ class IdlePrefill:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._answers or self._sets or (self.prefixes and self.prefixes.has_more))
+        return bool(self._abandoned or self._answers or self._sets or (self.prefixes and self.prefixes.has_more))
 
     @property
     def num_bytes(self) -> int:
         """Memory that the backlog takes, about."""
-        return self._answers.num_bytes + self._sets.num_bytes
+        return self._abandoned.num_bytes + self._answers.num_bytes + self._sets.num_bytes
 
     def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
         """Queue what may follow an answer. prompt: the one that was answered."""
@@ -379,6 +397,12 @@ class IdlePrefill:
         is_first = sum(entry.role == "user" for entry in answered.entries) == 1
         if is_first and (prompts := deque(itertools.islice(likely_prompts(prompt), self._num_sets))):
             self._sets.add(LikelyPrompts(answered.scope, prompts), answered.num_bytes)
+
+    def add_abandoned(self, generation: Generation) -> None:
+        """Queue the rest of a prompt whose client has gone, where more than half of it is computed and may be kept."""
+        abandoned = AbandonedPrompt(generation.request.prompt, generation.request.index_scope)
+        if self._next_turns and abandoned.scope.is_shared and generation.is_past_half:
+            self._abandoned.add(abandoned, abandoned.num_bytes)
 
     def resume(self) -> None:
         """Start to compute, unless a request is open or arrives, nothing is left, or it runs already."""
@@ -419,6 +443,8 @@ class IdlePrefill:
     def forget(self, scope: str) -> None:
         """Abort, and drop the scope's part of the backlog."""
         self.abort()
+        for abandoned in [abandoned for abandoned in self._abandoned if abandoned.scope.name == scope]:
+            self._abandoned.remove(abandoned)
         for answered in [answered for answered in self._answers if answered.scope.name == scope]:
             self._answers.remove(answered)
         for sets in [sets for sets in self._sets if sets.scope.name == scope]:
@@ -429,6 +455,11 @@ class IdlePrefill:
     async def _work(self) -> None:
         try:
             await asyncio.sleep(PAUSE)
+            while self._abandoned:
+                abandoned = self._abandoned.newest
+                if not await self._finish(abandoned):
+                    return
+                self._abandoned.remove(abandoned)
             while self._answers:
                 answered = self._answers.oldest
                 if not await self._prefill_next_turn(answered):
@@ -450,6 +481,12 @@ class IdlePrefill:
         finally:
             if self._task is asyncio.current_task():
                 self._task = None
+
+    async def _finish(self, abandoned: AbandonedPrompt) -> bool:
+        """Compute the rest of a prompt, unless it would evict. False: stop for now."""
+        missing = await self._view.missing(abandoned.prompt, abandoned.scope)
+        has_room = missing.fits or not missing.idle
+        return not has_room or await self._prefill(abandoned.prompt, abandoned.scope, is_prefetch=True)
 
     async def _prefill_next_turn(self, answered: AnsweredChat) -> bool:
         """Prefill the prefix of the turn after an answer. False: stop for now."""
@@ -474,7 +511,7 @@ class IdlePrefill:
         return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
 
     async def _prefill(
-        self, prompt: ChatPrompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None
+        self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None
     ) -> bool:
         """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or it would evict).
 
@@ -493,8 +530,8 @@ class IdlePrefill:
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
         if isinstance(event, Failure):
-            self._answers.clear()
-            self._sets.clear()
+            for backlog in (self._abandoned, self._answers, self._sets):
+                backlog.clear()
             return False
         logger.debug("%d tokens of %d computed ahead", missing.tokens, event.report.num_prompt)
         return True

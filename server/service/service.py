@@ -162,8 +162,8 @@ class Service:
 
     def _close_abandoned(self, generation: Generation, ended: asyncio.Future[None]) -> None:
         """Close a generation that the engine has ended, for its client or because the engine stopped."""
-        if not ended.cancelled():
-            ended.exception()  # asyncio logs an exception that is never looked at
+        if not ended.cancelled() and ended.exception() is None:
+            self.idle.add_abandoned(generation)
         self._close(generation)
 
     def _conclude(self, answer_sources: AnswerSources | None, generation: Generation, event: Final) -> Final:

@@ -14,7 +14,7 @@ from ...models.lora import Adapters
 from ...models.model import Model
 from ...models.sampling_params import GREEDY, Sampling
 from ...slots.lookup import Lookup
-from ...slots.request import Request
+from ...slots.request import Prompt, Request
 from ...slots.scope import Scope
 from ..chat.body import AdapterScale, Options
 from ..chat.chat_prompt import ChatPrompt
@@ -197,7 +197,7 @@ class Submitter:
         return self._model.piece_with(spelt) if spelt else self._model.piece
 
     def idle_prefill(
-        self, prompt: ChatPrompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None
+        self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None
     ) -> Generation:
         """Return a generation that only computes a prompt, in idle time. is_prefetch, follows: as in `Request`."""
         number, can_cut = next(self._ids), self._model.can_trim
