@@ -235,7 +235,7 @@ class Settings(Numbers):
     api_key_file: str = row("", ("--api-key-file",), "a file with more such keys, one a line; # begins a comment", llama="LLAMA_ARG_API_KEY_FILE")
     allowed_hosts: str = row("", ("--allowed-hosts",), "host names of this server beside loopback's and --host, separated by commas; *: any")
     cors_origins: str = row("", ("--cors-origins",), "origins whose web pages may send requests, such as http://localhost:3000, separated by commas; localhost: of this machine, at any port; *: any", llama="LLAMA_ARG_CORS_ORIGINS")
-    ctx_size: int = row(0, ("-c", "--ctx-size"), "KV cells in the pool that all requests share; 0: the length that the model was trained for, at most 16384", most=(1 << 31) - 1, llama="LLAMA_ARG_CTX_SIZE")
+    ctx_size: int = row(0, ("-c", "--ctx-size"), "KV cells in the pool that all requests share; 0: the length that the model was trained for, at most the 65536 that --fit finds memory for, or 16384 without it", most=(1 << 31) - 1, llama="LLAMA_ARG_CTX_SIZE")
     kv_unified: bool = row(True, ("-kvu", "--kv-unified"), "a request may fill the whole pool; off: at most an equal share of it for each slot, as in llama-server with -np", fixed={"-no-kvu": "off"}, llama="LLAMA_ARG_KV_UNIFIED")
     parallel: int = row(4, ("-np", "--parallel"), "slots: requests that run at the same time", least=1, most=127, words={"-1": 4}, llama="LLAMA_ARG_N_PARALLEL")
     batch_size: int = row(512, ("-b", "--batch-size"), "most tokens a step computes", least=1, llama="LLAMA_ARG_BATCH")

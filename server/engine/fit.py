@@ -94,11 +94,12 @@ def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: E
 # ---- From settings to the context of a model. ---------------------------------------------------------------------------
 
 DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
+LONG_CONTEXT = 65536  # the most that --fit chooses instead: agents open with 25,000 tokens and more
 
 
-def num_cells(settings: Settings, model: Model) -> int:
-    """Return the cells that a server wants."""
-    return settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
+    """Return the cells that a server wants. most: without --ctx-size."""
+    return settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most)
 
 
 def context_settings(settings: Settings, model: Model) -> ContextSettings:
@@ -124,16 +125,17 @@ class Limit:
     """Of one device, in bytes. free: infinite where the device does not tell it. cap: --device-memory; 0: none.
 
     counts_weights: False for host memory behind a GPU: weights there are mapped from the file, and the system may drop and
-    read them again.
+    read them again. aside: that stay free in any case.
     """
 
     free: float
     cap: int
     counts_weights: bool
+    aside: int = 0
 
     def most(self, margin: int) -> float:
         """Return the bytes that may be taken. margin: those that stay free where the cap does not hold."""
-        return min(max(self.free - margin, 0), self.cap or math.inf)
+        return min(max(self.free - max(margin, self.aside), 0), self.cap or math.inf)
 
     def excess(self, use: Use, margin: int) -> float:
         """Return the bytes by which a use is too large; at most 0 if it fits."""
@@ -143,7 +145,8 @@ class Limit:
         """Say where the most comes from."""
         if self.cap and self.most(margin) == self.cap:
             return "--device-memory"
-        return "memory unknown" if math.isinf(self.free) else f"{mib(self.free)} free, {mib(margin)} stay so"
+        stay = max(margin, self.aside)
+        return "memory unknown" if math.isinf(self.free) else f"{mib(self.free)} free, {mib(stay)} stay so"
 
 
 def limits(settings: Settings) -> dict[str, Limit]:
@@ -163,6 +166,17 @@ def beside(settings: Settings) -> int:
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
     paths = [Path(file).expanduser() for file in files if file]
     return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+ASIDE = 2 << 30  # bytes of host memory that a long context leaves to the system
+
+
+def aside(settings: Settings) -> int:
+    """Return the bytes of host memory that a long context leaves free: the system's, and the host tier's beside them.
+
+    The tier takes at most half of what is free behind the start, so with as much as the system's it has its part.
+    """
+    return ASIDE + min(settings.cache_ram * MIB, ASIDE)
 
 
 def mib(size: float) -> str:
@@ -353,7 +367,7 @@ class Fitting:
         self.name, self.num_layers, self.has_experts = model.path.name, model.num_layers, model.num_expert_layers > 0
         on_gpu = self.num_layers + 1 if settings.gpu_layers < 0 else min(settings.gpu_layers, self.num_layers + 1)
         self.wanted = MemoryPlacement(
-            cells=num_cells(settings, model),
+            cells=num_cells(settings, model, LONG_CONTEXT if settings.fit else DEFAULT_CONTEXT),
             slots=settings.parallel,
             gpu_layers=on_gpu,
             gpu_experts=max(self.num_layers - settings.n_cpu_moe, 0),
@@ -364,6 +378,10 @@ class Fitting:
 
     def decide(self) -> Decision:
         """Choose a placement. Raises ModelError: none fits."""
+        if not self.settings.ctx_size and self.wanted.cells > DEFAULT_CONTEXT:
+            if (decision := self._lengthened()) is not None:
+                return decision
+            self.wanted = replace(self.wanted, cells=DEFAULT_CONTEXT)
         for margin, counts_weights, note in self._rungs():
             self.limits[HOST] = replace(self.limits[HOST], counts_weights=counts_weights)
             may = list(self._concessions()) if self.settings.fit else []
@@ -371,6 +389,17 @@ class Fitting:
             if chosen is not None:
                 return self._decision(chosen, margin, note)
         raise ModelError(self._complaint())
+
+    def _lengthened(self) -> Decision | None:
+        """Choose the most cells beyond the usual ones; None: memory has no room for any, or for all else as it is wanted."""
+        host, margin = self.limits[HOST], self.settings.fit_target * MIB
+        self.limits[HOST] = replace(host, counts_weights=not self.has_gpu, aside=aside(self.settings))
+        longer = Concession("cells", DEFAULT_CONTEXT, CELLS)
+        chosen = search(self.wanted, [longer], lambda placement: self.excess(placement, margin))
+        if chosen is not None:
+            return self._decision(chosen, margin, "")
+        self.limits[HOST] = host
+        return None
 
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
         """Yield what must hold: a margin, whether weights in host memory count; and a note on what no longer holds."""

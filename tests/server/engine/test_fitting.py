@@ -131,3 +131,35 @@ def test_more_cells_than_are_counted_lie_on_a_line(wide):
     measure.close()
     assert (one.kv, twice.kv) == (MOST_COUNTED * 8192, 2 * MOST_COUNTED * 8192)
     assert twice.weights == one.weights and one.compute < twice.compute < 2 * one.compute
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A model with the KV of Qwen2.5 7B, 57 KB a token, which was trained for long contexts; its weights are small."""
+    shape = replace(SHAPES["tiny"], width=512, heads=8, kv_heads=8, feed_forward=32, layers=28, context=131072)
+    return generate(tmp_path_factory.mktemp("models") / "long.gguf", shape)
+
+
+GIB = 1 << 30
+OTHERS = int(4.68e9) + 300 * MIB - 60 * MIB  # bytes that Qwen2.5 7B takes beyond that model: weights, and logits
+
+
+def long_context(monkeypatch, path, free, **given):
+    """The cells that are chosen where that much memory is free."""
+    monkeypatch.setattr("slotcache.server.engine.fit.free_memory", lambda: free)
+    return fit(Settings(threads=1, **given), path)[0].ctx_size
+
+
+def test_an_agent_s_prompt_fits_a_7b_model_on_12_gib(long, monkeypatch):
+    assert long_context(monkeypatch, long, 12 * GIB - OTHERS) >= 32768
+
+
+def test_the_default_context_grows_with_the_memory_and_leaves_the_host_tier_its_part(long, monkeypatch):
+    free = [4 * GIB, 21 * GIB // 4, 7 * GIB, 64 * GIB]
+    sizes = [long_context(monkeypatch, long, one) for one in free]
+    assert sizes[0] == 16384 < sizes[1] < sizes[2] < sizes[3] == 65536 and all(size % 256 == 0 for size in sizes)
+    without = long_context(monkeypatch, long, free[1], cache_ram=0)
+    assert without - sizes[1] == pytest.approx(2 * GIB / 57344, abs=2000)
+    assert long_context(monkeypatch, long, 64 * GIB, ctx_size=100_000) == 100_000
+    assert long_context(monkeypatch, long, 64 * GIB, fit=False) == 16384
+    assert long_context(monkeypatch, long, 64 * GIB, device_memory=2048) < 40_000
