@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -169,9 +170,20 @@ def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> 
     return messages
 
 
+BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]*?\bcch=)[0-9A-Za-z]+(?=;|\s|$)")
+
+
 def system_text(system: str | list[TextBlock]) -> JsonValue:
     """Return the content of the system's message."""
-    return system if isinstance(system, str) else _parts([block.text for block in system])
+    return _same_bill(system) if isinstance(system, str) else _parts([_same_bill(block.text) for block in system])
+
+
+def _same_bill(text: str) -> str:
+    """Return a text of the system with the same checksum in Claude Code's billing line, in front, for every request.
+
+    Another one each time would leave nothing behind it to reuse. llama-server writes fffff, too.
+    """
+    return BILLING.sub(r"\1fffff", text, count=1) if BILLING.match(text) else text
 
 
 def wants_cache(contents: Iterable[object]) -> bool:

@@ -68,6 +68,28 @@ def test_usage_parts_the_prompt(server):
     assert streamed[-2]["usage"] == again
 
 
+BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
+
+
+@pytest.mark.parametrize("is_block", [True, False])
+def test_another_checksum_in_the_billing_line_costs_nothing(server, is_block):
+    """So Claude Code opens each request."""
+
+    def asked(cch, bill=BILL, **fields):
+        texts = [bill.format(cch), "You are an agent. " * 40]
+        system = [{"type": "text", "text": text} for text in texts] if is_block else "\n".join(texts)
+        return message(server, system=system, cache_prompt=True, cache_scope=f"bill {is_block}", **fields)["usage"]
+
+    total = asked("fa690")["input_tokens"] + asked("fa690")["cache_read_input_tokens"] + REST - 1
+    for cch in ("defa0", "1c8b4", "0123456789"):
+        usage = asked(cch)
+        assert usage["input_tokens"] + usage["cache_creation_input_tokens"] == REST
+    assert total > 200
+    for bill in ("About x-anthropic-billing-header: cch={};", "cch={};"):  # a text like any other
+        asked("fa690", bill)
+        assert asked("1c8b4", bill)["cache_read_input_tokens"] < 100
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_sequence_is_named(server, stream):
     text = message(server)["content"][0]["text"]
