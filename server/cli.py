@@ -1,4 +1,4 @@
-"""The command `slotcache`: serve, order, demo, doctor, generate, bench."""
+"""The command `slotcache`: serve, launch, order, demo, doctor, generate, bench."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments[:1] and arguments[0] in WITH_OWN_FLAGS:  # they must not need a server's
         module = _module_of("bench", WITH_OWN_FLAGS[arguments[0]])
         return module.main(arguments[1:]) if module else 2
-    parser = _parser()
-    chosen = parser.parse_args(with_dashes(arguments))
+    # What follows -- is the agent's own.
+    cut = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
+    chosen = _parser().parse_args(with_dashes(arguments[:cut]), argparse.Namespace(rest=arguments[cut + 1 :]))
     try:
         configure(getattr(chosen, "log_format", "text"), getattr(chosen, "log_file", ""), getattr(chosen, "verbose", False))
     except OSError as error:
@@ -45,6 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     serving = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
     add_arguments(serving)
     serving.set_defaults(command=_serve)
+    launching = commands.add_parser(
+        "launch", help="start a coding agent with settings of its own, and the server if none runs", allow_abbrev=False
+    )
+    launching.add_argument("client", metavar="CLIENT", help="its command: claude, for example; another one names all")
+    launching.add_argument("--print", action="store_true", dest="prints", help="print its settings, write and start nothing")
+    add_arguments(launching)
+    launching.set_defaults(command=_launch)
     ordering = commands.add_parser("order", help="order the documents of chats for another server", allow_abbrev=False)
     _module("front.settings").add_arguments(ordering)
     ordering.set_defaults(command=_order)
@@ -69,6 +77,12 @@ def _serve(chosen: argparse.Namespace) -> int:
     for note in notes_of(chosen):
         logger.warning("%s", note)
     return serve(settings_of(chosen))
+
+
+def _launch(chosen: argparse.Namespace) -> int:
+    from .launch import launch
+
+    return launch(settings_of(chosen), chosen.client, chosen.rest, prints=chosen.prints)
 
 
 def _order(chosen: argparse.Namespace) -> int:

@@ -35,7 +35,6 @@ from .reply import (
     while_connected,
 )
 
-
 COMMENT = b":\n\n"
 
 

@@ -5,9 +5,9 @@ First the rest of each prompt whose client left when more than half of it was co
 Then the next turn of each conversation: its history as the template shows it then, up to the user's message. That is the
 answer's last token, the tokens that end it, and the whole answer where the template changes it (drops its reasoning, say).
 
-After these, with --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat that read documents 1 to 5 does not
-help a new chat that starts with document 3. So idle prefill brings sets of the documents to the front of a prompt: each
-document alone, then pairs, and larger sets.
+After these, with --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat that read documents 1 to 5
+does not help a new chat that starts with document 3. So idle prefill brings sets of the documents to the front of a prompt:
+each document alone, then pairs, and larger sets.
 
 Last, with --read-ahead, documents of the server that no chat has asked about yet (`LikelyPrefixes`).
 """
@@ -343,15 +343,15 @@ class LikelyPrompts:
 
 
 class IdlePrefill:
-    """Finishes abandoned prompts; then next turns in the order of the answers, and likely prompts of the newest answer first.
+    """Computes abandoned prompts, next turns in the order of the answers, then likely prompts, the newest answer's first.
 
     Last come prefixes of prompts about the server's documents. Its generations are in the engine's background, one at a
     time. A request that arrives aborts the current one; idle prefill resumes when the server is idle. It belongs to the
     event loop.
 
     open: requests that the engine has not ended yet. num_arriving: those whose prompts are being made. next_turns: whether
-    to compute abandoned prompts and next turns. num_sets: most sets of an answer's documents to bring to the front. prefixes: of prompts about
-    the server's documents, once these are open.
+    to compute abandoned prompts and next turns. num_sets: most sets of an answer's documents to bring to the front.
+    prefixes: of prompts about the server's documents, once these are open.
     """
 
     def __init__(
@@ -510,9 +510,7 @@ class IdlePrefill:
     def _next_prompt(self, answered: AnsweredChat) -> ChatPrompt | None:
         return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
 
-    async def _prefill(
-        self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None
-    ) -> bool:
+    async def _prefill(self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None) -> bool:
         """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or it would evict).
 
         True where it can never be cached, too: then the next one has its turn.

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from slotcache.server.api.reply import SsePing
@@ -105,13 +105,13 @@ def test_native_streams_have_comments_instead(fast):
 
 
 def test_a_full_queue_is_refused_before_the_first_event(tiny):
-    with running(tiny, parallel=1, max_queue=0) as server, stopped(server) as go:
-        with server.http.stream("POST", "/v1/completions", json=ASKED) as first:
-            lines = filter(None, first.iter_lines())
-            next(lines)
-            assert server.http.post("/completion", json=ASKED).status_code == 429
-            go.set()
-            assert [*lines][-1] == "data: [DONE]"
+    with running(tiny, parallel=1, max_queue=0) as server, stopped(server) as go, ExitStack() as open_streams:
+        first = open_streams.enter_context(server.http.stream("POST", "/v1/completions", json=ASKED))
+        lines = filter(None, first.iter_lines())
+        next(lines)
+        assert server.http.post("/completion", json=ASKED).status_code == 429
+        go.set()
+        assert [*lines][-1] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("interval", [1e-9, 0.999])

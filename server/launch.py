@@ -1,0 +1,414 @@
+"""Coding agents: started with settings of their own, and a server if none runs (`slotcache launch CLIENT`).
+
+What a client is told, and where, stands in its own documentation: Claude Code's variables and --settings, Codex's
+config.toml under CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's
+crush.json under CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+from ..models.errors import ModelError
+from .config.settings import SETTINGS, Settings, SettingsError, listed, written
+from .engine.fit import Decision, fit, mib
+from .serve import model_path
+
+# ---- The clients: what each is told of the server, in files of its folder, variables and arguments. ---------------------
+
+KEY = "SLOTCACHE_API_KEY"  # the variable in which clients find the server's key
+PATIENCE = 3_600_000  # ms that a client waits for an answer; pings show it that the server lives
+MOST_OUTPUT = 8192  # tokens of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a client has to know. url: without a path. context: tokens of a request. key: "none" where none is wanted."""
+
+    url: str
+    name: str
+    context: int
+    key: str = "none"
+
+    @property
+    def v1(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def output(self) -> int:
+        """The tokens that an answer may have: a quarter of the context at most, so that room for the question stays."""
+        return min(MOST_OUTPUT, self.context // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSetup:
+    """How a client is started. files: their texts, by their names in its folder. kept: those it adds to, written once."""
+
+    files: Mapping[str, str]
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    arguments: Sequence[str] = ()
+    kept: Sequence[str] = ()
+
+
+def claude(model: ServedModel, folder: Path) -> AgentSetup:
+    """The attribution header would change the front of each prompt; the window of a foreign model is not known to it."""
+    names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
+    names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
+    variables = dict.fromkeys(names, model.name) | {
+        "ANTHROPIC_BASE_URL": model.url,
+        "ANTHROPIC_AUTH_TOKEN": model.key,
+        "ANTHROPIC_API_KEY": "",
+        "API_TIMEOUT_MS": str(PATIENCE),
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(model.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(model.output),
+    }
+    return AgentSetup({"settings.json": _json({"env": variables})}, arguments=("--settings", str(folder / "settings.json")))
+
+
+def codex(model: ServedModel, folder: Path) -> AgentSetup:
+    """It notes trusted folders in its file, so what differs from start to start goes into arguments."""
+    provider = {
+        "name": "slotcache",
+        "wire_api": "responses",
+        "env_key": KEY,
+        "stream_idle_timeout_ms": PATIENCE,
+    }
+    lines = ['model_provider = "slotcache"', 'web_search = "disabled"', "", "[model_providers.slotcache]"]
+    text = "\n".join([*lines, *(f"{name} = {json.dumps(value)}" for name, value in provider.items()), ""])
+    changing = {
+        "model": model.name,
+        "model_context_window": model.context,
+        "model_providers.slotcache.base_url": model.v1,
+    }
+    arguments = [part for name, value in changing.items() for part in ("-c", f"{name}={json.dumps(value)}")]
+    return AgentSetup({"config.toml": text}, {"CODEX_HOME": str(folder), KEY: model.key}, arguments, kept=("config.toml",))
+
+
+def opencode(model: ServedModel, folder: Path) -> AgentSetup:
+    """The key of the cache opts in to it, also where the server was started without --cache-prompt."""
+    limit = {"context": model.context, "output": model.output}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "slotcache",
+        "options": {"baseURL": model.v1, "apiKey": model.key, "timeout": False, "setCacheKey": True},
+        "models": {model.name: {"name": model.name, "tool_call": True, "limit": limit}},
+    }
+    chosen = f"slotcache/{model.name}"
+    settings: dict[str, object] = {"$schema": "https://opencode.ai/config.json", "provider": {"slotcache": provider}}
+    settings |= {"model": chosen, "small_model": chosen}
+    return AgentSetup({"opencode.json": _json(settings)}, {"OPENCODE_CONFIG": str(folder / "opencode.json")})
+
+
+def qwen(model: ServedModel, folder: Path) -> AgentSetup:
+    """Variables that it also reads win over its files, so those of OpenAI are set, too."""
+    entry = {
+        "id": model.name,
+        "name": model.name,
+        "baseUrl": model.v1,
+        "envKey": KEY,
+        "generationConfig": {"timeout": PATIENCE, "maxRetries": 1, "contextWindowSize": model.context},
+    }
+    settings = {
+        "modelProviders": {"openai": [entry]},
+        "security": {"auth": {"selectedType": "openai"}},
+        "model": {"name": model.name},
+    }
+    variables = {
+        "QWEN_CODE_SYSTEM_SETTINGS_PATH": str(folder / "settings.json"),
+        KEY: model.key,
+        "OPENAI_API_KEY": model.key,
+        "OPENAI_BASE_URL": model.v1,
+        "OPENAI_MODEL": model.name,
+    }
+    return AgentSetup({"settings.json": _json(settings)}, variables)
+
+
+def crush(model: ServedModel, folder: Path) -> AgentSetup:
+    """Its data has a folder of its own as well: the model that was chosen last is kept there, and wins."""
+    entry = {
+        "id": model.name,
+        "name": model.name,
+        "context_window": model.context,
+        "default_max_tokens": model.output,
+    }
+    provider = {"name": "slotcache", "type": "openai-compat", "base_url": model.v1, "api_key": model.key, "models": [entry]}
+    chosen = {"model": model.name, "provider": "slotcache"}
+    settings = {
+        "$schema": "https://charm.land/crush.json",
+        "providers": {"slotcache": provider},
+        "models": {"large": chosen, "small": chosen},
+    }
+    variables = {"CRUSH_GLOBAL_CONFIG": str(folder), "CRUSH_GLOBAL_DATA": str(folder / "data")}
+    return AgentSetup({"crush.json": _json(settings)}, variables)
+
+
+def cline(model: ServedModel, folder: Path) -> AgentSetup:
+    """Its whole state has a folder of its own, its sessions as well."""
+    kind = "openai-compatible"
+    told = {"provider": kind, "baseUrl": model.v1, "apiKey": model.key, "model": model.name, "timeout": PATIENCE}
+    entry = {"settings": told, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    settings = {"version": 1, "lastUsedProvider": kind, "providers": {kind: entry}}
+    variables = {"CLINE_DIR": str(folder), "CLINE_DATA_DIR": str(folder / "data")}
+    return AgentSetup({"data/settings/providers.json": _json(settings)}, variables)
+
+
+def _json(settings: object) -> str:
+    return json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+
+
+CLIENTS: dict[str, tuple[Callable[[ServedModel, Path], AgentSetup], str]] = {
+    "claude": (claude, "npm install -g @anthropic-ai/claude-code"),
+    "codex": (codex, "npm install -g @openai/codex"),
+    "opencode": (opencode, "npm install -g opencode-ai"),
+    "qwen": (qwen, "npm install -g @qwen-code/qwen-code"),
+    "crush": (crush, "npm install -g @charmland/crush"),
+    "cline": (cline, "npm install -g cline"),
+}
+"""By the name of its command: how it is set up, and how it is installed."""
+
+
+# ---- Its folder ---------------------------------------------------------------------------------------------------------
+
+MARK = "README"
+NOTE = "Written by `slotcache launch`, anew at each start: change nothing here.\n"
+
+
+class LaunchError(Exception):
+    """A client that cannot be started. The message says why, and what would help."""
+
+
+def folder_of(client: str) -> Path:
+    """Return the folder of a client's settings."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "slotcache" / "launch" / client
+
+
+def write(folder: Path, setup: AgentSetup) -> None:
+    """Write the files of a client, which only their owner may read. Raises LaunchError: one there is somebody else's."""
+    mark = folder / MARK
+    if not mark.exists() and (others := [name for name in setup.files if (folder / name).exists()]):
+        raise LaunchError(f"{folder / others[0]} was not written by slotcache launch: move it, then start again")
+    files = {name: text for name, text in setup.files.items() if not (name in setup.kept and (folder / name).exists())}
+    for name, text in ({MARK: NOTE} | files).items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+            out.write(text)
+
+
+# ---- The server that runs already, or the one to start. -----------------------------------------------------------------
+
+LEAST_CONTEXT = 32768  # tokens: Claude Code opens with 25,000
+LAST_LINES = 5  # of a server's log, where it cannot be started
+LAST_SECONDS = 30.0  # that a server has to end in
+POLL = 0.2  # s between two looks at a server that loads its model
+
+_open = build_opener(ProxyHandler({})).open  # a proxy would not know this machine's addresses
+
+
+def address_of(settings: Settings) -> str:
+    """Return the address at which a client on this machine reaches the server of these settings."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.hosts[0], settings.hosts[0])
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def _status(url: str) -> int:
+    """Return the status of a server's health; 0: nothing listens there."""
+    try:
+        with _open(f"{url}/health", timeout=10) as answer:
+            return answer.status
+    except HTTPError as error:
+        return error.code
+    except (URLError, OSError):
+        return 0
+
+
+def _get(url: str, path: str, key: str) -> Any:
+    try:
+        with _open(Request(f"{url}{path}", headers={"Authorization": f"Bearer {key}"}), timeout=30) as answer:
+            return json.load(answer)
+    except HTTPError as error:
+        hint = ": name its key with --api-key" if error.code == 401 else ""
+        raise LaunchError(f"the server at {url} answered {error.code}{hint}") from None
+    except (URLError, OSError, ValueError) as error:
+        raise LaunchError(f"the server at {url} cannot be read: {error}") from None
+
+
+def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
+    """Return the model that a server generates with, and whether it caches by default. Raises LaunchError."""
+    for entry in _get(url, "/v1/models", key).get("data", ()):
+        if entry.get("owned_by") == "slotcache" and "n_ctx" in entry["meta"]:
+            caches = _get(url, "/props", key)["settings"]["cache_prompt"]
+            return ServedModel(url, entry["id"], entry["meta"]["n_ctx"], key), caches
+    raise LaunchError(f"no slotcache that generates text listens at {url}: choose another --port")
+
+
+def fitted(settings: Settings) -> tuple[Settings, int, str]:
+    """Return the settings of a server to start, the context of a request, and what it costs on this machine.
+
+    Raises LaunchError: the context is too small; and ModelError.
+    """
+    path = model_path(settings)
+    fitted, decision = fit(settings, path)
+    context = fitted.ctx_size if fitted.kv_unified else fitted.ctx_size // fitted.parallel
+    if decision is None or context < LEAST_CONTEXT:
+        raise LaunchError(f"{_too_small(context, path.name)}: {_remedy(settings, decision)}")
+    kv, whole = (sum(sizes) for sizes in zip(*((use.kv, use.total) for use in decision.chosen.uses), strict=True))
+    cost = f"{context:,} tokens of context take {mib(kv)} of KV, {mib(whole)} with the model"
+    return replace(fitted, cache_prompt=True), context, cost
+
+
+def _too_small(context: int, name: str) -> str:
+    return f"a coding agent needs a context of {LEAST_CONTEXT:,} tokens at least, and {name} has {context:,} here"
+
+
+def _remedy(settings: Settings, decision: Decision | None) -> str:
+    """Say what would give a context that is large enough, and what it takes."""
+    if decision is None:
+        return "choose a model that generates text"
+    placed = decision.chosen.placement.cells
+    kv = sum(use.kv for use in decision.chosen.uses) * LEAST_CONTEXT / max(placed, 1)
+    slots = "" if settings.kv_unified else ", and leave out --no-kv-unified"
+    if settings.ctx_size or placed < decision.wanted.placement.cells:
+        return f"-c {LEAST_CONTEXT} takes {mib(kv)} of KV{slots}"
+    return f"choose a model that was trained for more tokens{slots}"
+
+
+@contextmanager
+def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
+    """Run a server while the context lasts. Raises LaunchError where it does not come up."""
+    given = {one.variable: written(getattr(settings, one.name)) for one in SETTINGS if settings.is_given(one.name)}
+    script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
+    command = [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
+    with log.open("wb") as out:
+        # A session of its own: ctrl-C is the client's.
+        process = subprocess.Popen(
+            [*command, "serve"],
+            env=os.environ | given,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        _wait(url, lambda: process.poll() is None, log)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
+    """Wait until a server has loaded its model. Raises LaunchError: it has ended before."""
+    while (status := _status(url)) != 200:
+        if not lives():
+            lines = log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:] if log else []
+            raise LaunchError("\n".join([f"the server at {url} did not come up", *lines]))
+        if status not in (0, 503):
+            raise LaunchError(f"what listens at {url} is no slotcache: choose another --port")
+        time.sleep(POLL)
+
+
+# ---- The command --------------------------------------------------------------------------------------------------------
+
+
+def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints: bool) -> int:
+    """Start a client and return its exit code; 2: it cannot be started.
+
+    arguments: its own. prints: show its settings, and write and start nothing.
+    """
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        return _launch(settings, client, arguments, prints)
+    except (LaunchError, ModelError, SettingsError, OSError) as error:
+        print(f"slotcache: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: object) -> None:
+    """End by an exception, which ends the server on its way."""
+    sys.exit(128 + number)
+
+
+def _launch(settings: Settings, client: str, arguments: Sequence[str], prints: bool) -> int:
+    if client not in CLIENTS:
+        raise LaunchError(f"{client!r} is not known here: expected one of {', '.join(CLIENTS)}")
+    make, install = CLIENTS[client]
+    if not (prints or shutil.which(client)):
+        raise LaunchError(f"{client} is not installed: {install}; or see its settings with --print")
+    url, folder, key = address_of(settings), folder_of(client), min(listed(settings.api_key), default="none")
+    if _status(url):
+        _wait(url, lambda: _status(url) > 0)
+        return _with_model(*_checked(url, key), make, folder, [client, *arguments], prints)
+    settings, context, cost = fitted(settings)
+    if prints:
+        note = f"no server answers at {url}: without --print one is started with --cache-prompt; {cost}"
+        model = ServedModel(url, settings.names(model_path(settings))[0], context, key)
+        return _with_model(model, note, make, folder, [client, *arguments], prints)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    print(f"slotcache: starting a server at {url}: {cost}", file=sys.stderr)
+    with _serving(settings, url, folder.parent / f"{client}.log"):
+        return _with_model(*_checked(url, key), make, folder, [client, *arguments], prints)
+
+
+def _checked(url: str, key: str) -> tuple[ServedModel, str]:
+    """Return the model of a server that runs, and a note on it. Raises LaunchError: its context is too small."""
+    model, caches = served_model(url, key)
+    if model.context < LEAST_CONTEXT:
+        raise LaunchError(f"{_too_small(model.context, model.name)}: start the server at {url} with -c {LEAST_CONTEXT}")
+    without = "; it was started without --cache-prompt, so most clients compute each prompt anew"
+    return model, f"the server at {url} has {model.context:,} tokens of context{'' if caches else without}"
+
+
+def _with_model(
+    model: ServedModel,
+    note: str,
+    make: Callable[[ServedModel, Path], AgentSetup],
+    folder: Path,
+    command: Sequence[str],
+    prints: bool,
+) -> int:
+    """Start a client with its settings, or print these."""
+    setup = make(model, folder)
+    line = [command[0], *setup.arguments, *command[1:]]
+    if prints:
+        print(f"# {note}")
+        for name, text in setup.files.items():
+            print(f"# {folder / name}\n{text}")
+        print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in setup.variables.items()), shlex.join(line)]))
+        return 0
+    print(f"slotcache: {note}", file=sys.stderr)
+    write(folder, setup)
+    return _run(line, os.environ | setup.variables)
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run a client in this terminal, whose ctrl-C is the client's; return its exit code."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # a function: a client would inherit SIG_IGN
+    try:
+        return subprocess.call(list(command), env=dict(variables))
+    finally:
+        signal.signal(signal.SIGINT, before)
