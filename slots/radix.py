@@ -307,3 +307,59 @@ def descendants(root: Node) -> Iterator[Node]:
         node = stack.pop()
         yield node
         stack.extend(node.children.values())
+
+
+# ---- Text that changes from one prompt to the next, with the same text behind it. ---------------------------------------
+
+LONGEST_CHANGE = 64  # tokens of a piece, on either side
+SAME_BEHIND = 32  # tokens behind it that have to be the same; an answer's opening alone is shorter
+MOST_BRANCHES = 4  # earlier prompts that are compared, those used last
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangedPiece:
+    """A short piece of a prompt where an earlier one had another. before, after: the tokens (int32) of that one and of this.
+
+    num_behind: tokens behind it that both prompts have: without the change they would have been reused.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    num_behind: int
+
+
+def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece | None:
+    """Return what differs at a position of a prompt, whose path ends at `last_node`, from an earlier prompt in the tree.
+
+    None: no earlier prompt parts there, or none goes on like this one after a short piece.
+    """
+    own = next((node for node in path(last_node, at) if node.start == at), None)
+    if own is None or own.parent is None:
+        return None
+    branches = sorted((node for node in own.parent.children.values() if node is not own), key=lambda node: -node.last_use)
+    found = (_change(_continuation(node, len(tokens) - at), tokens[at:]) for node in branches[:MOST_BRANCHES])
+    return max(filter(None, found), key=lambda piece: piece.num_behind, default=None)
+
+
+def _continuation(node: Node, num_tokens: int) -> np.ndarray:
+    """Return at least so many tokens of the prompt that went on with a run and was used last, if it has as many."""
+    runs = [node]
+    while runs[-1].end - node.start < num_tokens + LONGEST_CHANGE and runs[-1].children:
+        runs.append(max(runs[-1].children.values(), key=lambda child: child.last_use))
+    return np.concatenate([run.tokens for run in runs])
+
+
+def _change(old: np.ndarray, new: np.ndarray) -> ChangedPiece | None:
+    """Return the shortest piece at the beginning of both behind which they are the same."""
+    places: dict[bytes, int] = {}
+    for at in range(min(LONGEST_CHANGE, len(new) - SAME_BEHIND) + 1):
+        places.setdefault(new[at : at + SAME_BEHIND].tobytes(), at)
+    pairs = [
+        (at, places[window])
+        for at in range(min(LONGEST_CHANGE, len(old) - SAME_BEHIND) + 1)
+        if (window := old[at : at + SAME_BEHIND].tobytes()) in places
+    ]
+    if not pairs:
+        return None
+    before, after = min(pairs, key=sum)
+    return ChangedPiece(old[:before], new[:after], common_prefix(old[before:], new[after:]))

@@ -19,9 +19,22 @@ import numpy as np
 from ...models.detokenizer import TextStream
 from ...models.sampling import Logprobs
 from ...models.sampling_params import Sampling
+from ...slots.radix import changed_piece
 from ...slots.request import Job, Layout, Request
 from ..http.api_errors import RequestError
-from .usage import Fields, Miss, Report, Reused, document_reuse, first_gap, segment_reuse, timings, volatile_span
+from .usage import (
+    LONGEST,
+    Change,
+    Fields,
+    Miss,
+    Report,
+    Reused,
+    document_reuse,
+    first_gap,
+    segment_reuse,
+    timings,
+    volatile_span,
+)
 
 # ---- Events of a generation, and the mailbox where its client finds them. -----------------------------------------------
 
@@ -221,6 +234,7 @@ class Pending:
 
 
 AROUND = 32  # tokens on either side of a miss that are searched for volatile text
+OPENING = 8  # tokens in front of a changed piece that are quoted with it: it may begin within a word
 
 OnEnd = Callable[["Generation", Final], Final]
 """Accounts for a generation's end; returns the final event for its client."""
@@ -401,7 +415,29 @@ class Generation:
         at = first_gap(self._reused(layout))
         why = f"{layout.segment_at(at)} is not cached here"
         volatile = self._volatile(at) if layout.splits(at) else None
-        return {"at": at, "why": f"{why}: {volatile} differs" if volatile else why}
+        miss: Miss = {"at": at, "why": f"{why}: {volatile} differs" if volatile else why}
+        if change := self._change(at):
+            miss["changed"] = change
+        return miss
+
+    def _change(self, at: int) -> Change | None:
+        """Return the piece that differs from an earlier prompt of the scope, if the same text follows in both.
+
+        The earlier text is shown in a scope with a name, which a client has to know: others may share the nameless one.
+        """
+        job = self.job
+        if job.sequence is None or job.layout.moved:
+            return None
+        piece = changed_piece(job.sequence.last_node, job.tokens[: job.num_prompt], at)
+        if piece is None:
+            return None
+        each = (self.first_token - self.admitted) * 1000 / max(job.num_prompt - job.reuse.cached, 1)
+        opening = job.tokens[max(at - OPENING, 0) : at]
+        after, before = (self.detokenize(np.concatenate((opening, part)))[:LONGEST] for part in (piece.after, piece.before))
+        change: Change = {"after": after, "tokens": piece.num_behind, "ms": round(piece.num_behind * each, 1)}
+        if self.scope:
+            change["before"] = before
+        return change
 
     def _volatile(self, at: int) -> str | None:
         """Return the text at a token's place in the prompt, if it is of a kind that changes with each request."""

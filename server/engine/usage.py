@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -68,11 +68,25 @@ class SegmentReuse(TypedDict):
     saved_ms: float
 
 
+class Change(TypedDict):
+    """Text that stands where an earlier prompt had other text, in front of the same as there.
+
+    before: that other text, where it is shown; both with a few words in front. tokens, ms: what the same text behind it
+    took to compute again.
+    """
+
+    before: NotRequired[str]
+    after: str
+    tokens: int
+    ms: float
+
+
 class Miss(TypedDict):
     """Where reuse ended, and why."""
 
     at: int
     why: str
+    changed: NotRequired[Change]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

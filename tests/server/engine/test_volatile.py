@@ -3,6 +3,8 @@
 import pytest
 from slotcache.server.engine.usage import volatile_span
 
+from server.conftest import REST
+
 SYSTEM = "You are a careful assistant who reads documents about the sea and the land. " * 5
 
 
@@ -45,10 +47,30 @@ def test_a_date_that_breaks_a_prefix_is_named(server):
     assert "date" not in str(miss("2026-11-22"))
 
 
+@pytest.mark.parametrize("scope", ["", "a name"])
+def test_what_changed_is_quoted_with_what_it_cost(server, scope):
+    def asked(place):
+        messages = [
+            {"role": "system", "content": f"{SYSTEM}You are in {place} now. {SYSTEM}"},
+            {"role": "user", "content": "Hello"},
+        ]
+        return server.chat(messages=messages, cache_scope=scope)
+
+    asked("Rome")
+    answer = asked("Cape Town")
+    miss, changed = answer["slotcache"]["miss"], answer["slotcache"]["miss"]["changed"]
+    assert "Cape Town" in changed["after"] and changed["ms"] > 0
+    assert ("Rome" in changed["before"]) if scope else "before" not in changed, "others may share the nameless scope"
+    assert 50 < changed["tokens"] < answer["usage"]["prompt_tokens"] - miss["at"]
+    again = asked("Cape Town")
+    assert again["timings"]["prompt_n"] == REST and again["slotcache"]["miss"] is None
+
+
 def test_a_message_that_is_new_as_a_whole_names_no_span(server):
     def miss(text):
         messages = [{"role": "system", "content": "Answer. " * 20}, {"role": "user", "content": text}]
         return server.chat(messages=messages)["slotcache"]["miss"]
 
     miss("2026 was a good year for wine")
-    assert "differs" not in miss("the wine of 2027 was better")["why"]
+    second = miss("the wine of 2027 was better")
+    assert "differs" not in second["why"] and "changed" not in second
