@@ -106,7 +106,9 @@ def num_sequences(model: Model, slots: int, *, moves_idle: bool) -> int:
     least = 2 * slots + 2
     if not model.can_trim:
         return least
-    return max(FEW_SEQUENCES, least) if moves_idle and not model.window else MAX_SEQUENCES
+    if not moves_idle:
+        return MAX_SEQUENCES
+    return min((2 if model.window else 1) * max(FEW_SEQUENCES, least), MAX_SEQUENCES)  # with twins, or without
 
 
 def open_context(model: Model, params: llama.llama_context_params) -> llama.llama_context_p:

@@ -10,14 +10,17 @@ A state is a magic number, the sequence's id, and one part for each memory of th
   layers; then for each tensor its type and row size, and a row if there is a cell.
 
 A hybrid's KV is kept in two kinds of states: runs, which have attention's cells and no recurrent cell, and the recurrent
-part alone.
+part alone. A model with a sliding window has two parts of attention: the layers that look back on all, and the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from .errors import RunnerError
 
 HEADER = 16  # bytes: four 32-bit numbers
 CELL = 12  # bytes: position, number of holders, holder
@@ -30,24 +33,33 @@ BLOCK = 12  # bytes before the numbers of a tensor
 TOKEN_AT = 4  # the token, among a wide cell's numbers
 
 
-def cut(state: np.ndarray, start: int, stop: int, cell: int = CELL) -> np.ndarray:
-    """The part of a saved run (uint8) at positions [start, stop), as a run of its own. cell: bytes of one cell."""
-    header = state[:HEADER].copy()
-    numbers = header.view(np.int32)
-    count = int(numbers[COUNT_AT])
-    cells = state[HEADER : HEADER + cell * count].reshape(count, cell)
-    positions = np.ascontiguousarray(cells[:, :4]).view(np.int32)[:, 0]
-    kept = np.flatnonzero((positions >= start) & (positions < stop))
-    numbers[COUNT_AT] = len(kept)
-    reader = _Reader(state, HEADER + cell * count, count, kept)
-    parts = [header, cells[kept].reshape(-1)]
-    transposed, layers = (int(number) for number in reader.take(parts, 8).view(np.uint32))
-    for _ in range(layers):
-        reader.rows(parts)
-    for _ in range(layers):
-        reader.columns(parts) if transposed else reader.rows(parts)
-    reader.take(parts, reader.num_left)  # of a hybrid: that there is no recurrent cell
-    return np.concatenate(parts)
+def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL, num_parts: int = 1) -> np.ndarray:
+    """Return one run (uint8) of positions [start, stop), from runs that have them between them.
+
+    cell: bytes of one cell. num_parts: of attention. Raises RunnerError if a part has not each of these positions.
+    """
+    readers = [_Reader(run, start, stop) for run in runs]
+    joined = [_of_all(readers, PREFACE)]
+    for _ in range(num_parts):
+        cells = [reader.cells(cell) for reader in readers]
+        if (count := sum(map(len, cells))) != stop - start:
+            raise RunnerError(f"saved KV has {count} cells for positions {start} to {stop}")
+        lead = _of_all(readers, 8)
+        joined += [np.array([1, count], np.int32).view(np.uint8), *(each.reshape(-1) for each in cells), lead]
+        transposed, layers = (int(number) for number in lead.copy().view(np.uint32))
+        for layer in range(2 * layers):
+            is_columns = bool(transposed) and layer >= layers
+            head = _of_all(readers, BLOCK)
+            blocks = [reader.block(head, is_columns) for reader in readers]
+            block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1 if is_columns else 0)
+            joined += [head, block.reshape(-1)]
+    joined.append(readers[0].rest())  # of a hybrid: that there is no recurrent cell
+    return np.concatenate(joined)
+
+
+def _of_all(readers: Sequence[_Reader], size: int) -> np.ndarray:
+    """Take the next bytes of all runs, which are the same in each."""
+    return [reader.take(size) for reader in readers][-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +137,30 @@ def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...
 class StateLayout:
     """The common part of all states of one context: all but positions and the numbers of the tensors.
 
-    attention: None where a model has none. recurrent: None where all layers are attention.
+    attention: none, one part, or two: that of a sliding window, too. recurrent: None where all layers are attention.
     """
 
     magic: bytes
-    attention: Attention | None
+    attention: tuple[Attention, ...]
     recurrent: Recurrent | None
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes of one token of a run."""
+        return sum(part.token_bytes for part in self.attention)
 
     def fits(self, run: np.ndarray, start: int, stop: int) -> bool:
         """Whether a run (uint8) is of just the positions [start, stop) of this context, to its last byte.
 
         llama.cpp reads it without a complaint then. The numbers of its tensors may be any.
         """
-        if not 0 <= start < stop < 1 << 31 or len(run) != self._size(stop - start) or not self._has_preface(run):
+        if not 0 <= start < stop < 1 << 31 or len(run) != self.size(stop - start) or not self._has_preface(run):
             return False
-        at = PREFACE + (self.attention.size(stop - start) if self.attention else 0)
-        if self.attention and not self.attention.fits(run[PREFACE:at], start, stop, _signed(run, MAGIC)):
-            return False
+        at = PREFACE
+        for part in self.attention:
+            begin, at = at, at + part.size(stop - start)
+            if not part.fits(run[begin:at], start, stop, _signed(run, MAGIC)):
+                return False
         return self.recurrent is None or self.recurrent.fits(run[at:], 0)
 
     def fits_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
@@ -153,26 +172,33 @@ class StateLayout:
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
         """Return the part of a run at positions [start, stop), as a run of its own."""
-        return cut(run, start, stop, self.attention.cell) if self.attention else run
+        return self.join([run], start, stop) if self.attention else run
 
-    def _size(self, num_tokens: int) -> int:
-        attention = self.attention.size(num_tokens) if self.attention else 0
+    def join(self, runs: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
+        """Return one run of positions [start, stop), from runs that have them between them. Raises RunnerError."""
+        return join(runs, start, stop, cell=self.attention[0].cell, num_parts=len(self.attention))
+
+    def size(self, num_tokens: int) -> int:
+        """Return the bytes of a run of so many tokens."""
+        attention = sum(part.size(num_tokens) for part in self.attention)
         return PREFACE + attention + (self.recurrent.size(0) if self.recurrent else 0)
 
     def _has_preface(self, state: np.ndarray) -> bool:
         return state[:MAGIC].tobytes() == self.magic and 0 <= _signed(state, MAGIC) < MOST_SEQUENCES
 
 
-def layout_of(run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = None) -> StateLayout | None:
+def layout_of(
+    run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = None, *, num_parts: int = 1
+) -> StateLayout | None:
     """Return the layout of a context, read off a run of its first tokens; None for a layout that is not listed above.
 
-    recurrent: of a model with recurrent layers, their state behind these tokens.
+    recurrent: of a model with recurrent layers, their state behind these tokens. num_parts: of attention, if it has any.
     """
     try:
         behind = _recurrent(recurrent, PREFACE) if recurrent is not None else None
         has_attention = behind is None or len(run) > PREFACE + behind.size(0)
         for cell in (CELL, WIDE_CELL) if has_attention else (0,):
-            attention = _attention(run, PREFACE, num_tokens, cell) if has_attention else None
+            attention = _attention(run, num_tokens, cell, num_parts) if has_attention else ()
             layout = StateLayout(run[:MAGIC].tobytes(), attention, behind)
             is_recurrent_known = recurrent is None or layout.fits_recurrent(recurrent, num_tokens)
             if is_recurrent_known and layout.fits(run, 0, num_tokens):
@@ -182,8 +208,18 @@ def layout_of(run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = N
     return None
 
 
-def _attention(state: np.ndarray, at: int, count: int, cell: int) -> Attention | None:
-    """Read the part at `at`, which has `count` cells; None if it makes no sense with cells of that size."""
+def _attention(state: np.ndarray, count: int, cell: int, num_parts: int) -> tuple[Attention, ...]:
+    """Read parts of `count` cells each, as many as make sense with cells of that size."""
+    parts: list[Attention] = []
+    at = PREFACE
+    while len(parts) < num_parts and (part := _part(state, at, count, cell)):
+        parts.append(part)
+        at += part.size(count)
+    return tuple(parts)
+
+
+def _part(state: np.ndarray, at: int, count: int, cell: int) -> Attention | None:
+    """Read the part at `at`; None if it makes no sense."""
     at += 8 + cell * count
     lead, transposed, layers = state[at : at + 8].tobytes(), _number(state, at), _number(state, at + 4)
     blocks: list[tuple[bytes, int]] = []
@@ -221,36 +257,36 @@ def _signed(state: np.ndarray, at: int) -> int:
 
 
 class _Reader:
-    """Walks through the layers and keeps the chosen cells of each."""
+    """Walks through a run, and keeps the cells at positions [start, stop)."""
 
-    def __init__(self, state: np.ndarray, at: int, count: int, kept: np.ndarray) -> None:
-        self._state, self._at, self._count = state, at, count
+    def __init__(self, run: np.ndarray, start: int, stop: int) -> None:
+        self._run, self._start, self._stop = run, start, stop
+        self._at = self._count = 0
+        self._kept: slice | np.ndarray = slice(0)
+
+    def take(self, size: int) -> np.ndarray:
+        """The next `size` bytes."""
+        self._at += size
+        return self._run[self._at - size : self._at]
+
+    def rest(self) -> np.ndarray:
+        """The bytes that were not read yet."""
+        return self._run[self._at :]
+
+    def cells(self, cell: int) -> np.ndarray:
+        """Begin a part, and return those of its cells that are kept, (cells, bytes)."""
+        self._count = int(self.take(8).copy().view(np.int32)[1])
+        cells = self.take(cell * self._count).reshape(self._count, cell)
+        positions = np.ascontiguousarray(cells[:, :4]).view(np.int32)[:, 0]
+        kept = np.flatnonzero((positions >= self._start) & (positions < self._stop))
         together = len(kept) > 0 and kept[-1] - kept[0] + 1 == len(kept)
         self._kept = slice(int(kept[0]), int(kept[-1]) + 1) if together else kept  # a slice copies far faster
+        return cells[kept]
 
-    def take(self, parts: list[np.ndarray], size: int) -> np.ndarray:
-        """The next `size` bytes, which are kept as they are."""
-        taken = self._state[self._at : self._at + size].copy()
-        parts.append(taken)
-        self._at += size
-        return taken
-
-    @property
-    def num_left(self) -> int:
-        """Bytes that were not read yet."""
-        return len(self._state) - self._at
-
-    def rows(self, parts: list[np.ndarray]) -> None:
-        """One layer of (cells, row) bytes behind its type and row size."""
-        row = int(self.take(parts, 12)[4:].copy().view(np.uint64)[0])
-        parts.append(self._block(self._count * row).reshape(self._count, row)[self._kept].reshape(-1))
-
-    def columns(self, parts: list[np.ndarray]) -> None:
-        """One transposed layer of (width, cells, element) bytes behind its type, element size and width."""
-        _, element, width = (int(number) for number in self.take(parts, 12).view(np.uint32))
-        block = self._block(width * self._count * element).reshape(width, self._count, element)
-        parts.append(block[:, self._kept].reshape(-1))
-
-    def _block(self, size: int) -> np.ndarray:
-        self._at += size
-        return self._state[self._at - size : self._at]
+    def block(self, head: np.ndarray, is_columns: bool) -> np.ndarray:
+        """Return what is kept of one layer, behind its head: rows of bytes a cell, or (width, cells, element) bytes."""
+        if not is_columns:
+            row = int(head[4:].copy().view(np.uint64)[0])
+            return self.take(self._count * row).reshape(self._count, row)[self._kept]
+        _, element, width = (int(number) for number in head.copy().view(np.uint32))
+        return self.take(width * self._count * element).reshape(width, self._count, element)[:, self._kept]

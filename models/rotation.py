@@ -80,13 +80,16 @@ class Rotation:
 
 def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
     """Return why runs of this layout cannot be moved; empty: they may be."""
-    if layout is None or layout.attention is None or layout.recurrent is not None:
+    if layout is None or not layout.attention or layout.recurrent is not None:
         return "its KV cannot be cut by positions"
+    if len(layout.attention) > 1:
+        return "a sliding window passes its KV"
     if rope is None:
         return "its positions are not rotary ones in one dimension"
-    blocks = layout.attention.blocks
+    (attention,) = layout.attention
+    blocks = attention.blocks
     keys = [(int.from_bytes(head[:4], "little"), size) for head, size in blocks[: len(blocks) // 2]]
-    if layout.attention.cell != CELL or any(kind not in NUMBERS for kind, _ in keys):
+    if attention.cell != CELL or any(kind not in NUMBERS for kind, _ in keys):
         return "its keys are neither f16 nor f32"
     if any(size % (rope.head * NUMBERS[kind].itemsize) for kind, size in keys):
         return "its keys are not whole heads"
@@ -156,9 +159,9 @@ def find_rotation(model: Model, layout: StateLayout | None, num_cells: int, comp
     rope = Rope.of(model)
     if reason := why_unmovable(layout, rope):
         return reason
-    assert layout is not None and layout.attention is not None and rope is not None
+    assert layout is not None and rope is not None
     ladder = [0, *(1 << step for step in range(STEPS))]
-    attention = layout.attention
+    (attention,) = layout.attention
     runs = dict(zip(ladder, compute(model.num_vocab // 2, ladder), strict=True))
     rotation = measure(attention, rope, runs)
     between = [num_cells * share // 16 for share in (1, 3, 7, 15)]

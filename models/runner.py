@@ -18,7 +18,7 @@ from . import llama
 from .context import WARM_UP, Context
 from .errors import Interrupted, NoRoom, RunnerError
 from .grammar import compute_masks
-from .kv_state import StateLayout, cut, layout_of
+from .kv_state import StateLayout, join, layout_of
 from .lora import NO_ADAPTERS, Adapters
 from .rotation import ComputeAlone, Rotation, find_rotation
 from .sampling import Sampler
@@ -68,6 +68,9 @@ class States:
 
     Of a hybrid, a run is the KV of its attention layers, and a snapshot is its recurrent state alone. In a layout that is
     not known, as with a sliding window beside recurrent layers, a snapshot is the whole state, and runs are empty.
+
+    Of a sequence, llama.cpp saves no cells that its window has passed. A piece that no window passes is saved whole, so a
+    run goes through the scratch sequence in pieces of a window, which become one run again.
     """
 
     def __init__(self, context: Context) -> None:
@@ -75,11 +78,13 @@ class States:
         self._layout: StateLayout | None = None  # once a state was made
         self._stateless: np.ndarray | None = None  # a recurrent state without a cell, of a model whose runs are apart
         self._has_runs = context.model.can_trim
+        self._window = context.model.window
+        self._num_parts = 2 if self._window and self._has_runs else 1  # of attention
         self.rotation: Rotation | str = "its KV cannot be copied by positions"  # or why runs cannot be moved
 
     def learn(self, run: HostCopy) -> bool:
         """Note the layout of runs, read off one from position 0 on; return whether ranges can be cut out of them."""
-        self._layout = layout_of(run.data, len(run)) if run.data is not None else None
+        self._layout = layout_of(run.data, len(run), num_parts=self._num_parts) if run.data is not None else None
         return self._layout is not None
 
     def learn_rotation(self, compute: ComputeAlone) -> None:
@@ -100,8 +105,7 @@ class States:
         if self._layout is None:
             self._has_runs, self._stateless = False, None
             return None
-        attention = self._layout.attention
-        return CopySizes(state=len(state.data), run_token=attention.token_bytes if attention else 0)
+        return CopySizes(state=len(state.data), run_token=self._layout.token_bytes)
 
     def size(self, sequence: int) -> int:
         """Return the bytes of a sequence's whole state."""
@@ -119,19 +123,40 @@ class States:
         """Return the part of a run at positions [start, stop)."""
         if self._layout is not None:
             return self._layout.cut(run, start, stop)
-        return cut(run, start, stop) if len(run) else run
+        return join([run], start, stop, num_parts=self._num_parts) if len(run) else run
 
     def save(self, sequence: int, copy: HostCopy) -> None:
-        """Copy the run at the copy's positions."""
-        memory, scratch = self._context.memory, self._context.scratch
+        """Copy the run at the copy's positions. Raises RunnerError if one of them has no cell: nothing is saved then."""
         if not self._has_runs:
             copy.data = NOTHING
             return
-        llama.llama_memory_seq_cp(memory, sequence, scratch, copy.start, copy.stop)
+        data = self._saved(sequence, copy.start, copy.stop)
+        if self._layout is not None and len(data) != self._layout.size(len(copy)):
+            raise RunnerError(f"the sequence {sequence} has not all of positions {copy.start} to {copy.stop}")
+        copy.data = data  # only now: a copy with data counts as saved
+
+    def _saved(self, sequence: int, start: int, stop: int) -> np.ndarray:
+        """Return the run at positions [start, stop)."""
+        window = self._window or stop
+        pieces = [
+            self._saved_piece(sequence, max(begin, start), min(begin + window, stop))
+            for begin in range(start - start % window, stop, window)  # a window of chunks begins with its chunk
+        ]
+        if len(pieces) == 1:
+            return pieces[0]
+        if self._layout is not None:
+            return self._layout.join(pieces, start, stop)
+        return join(pieces, start, stop, num_parts=self._num_parts)
+
+    def _saved_piece(self, sequence: int, start: int, stop: int) -> np.ndarray:
+        """Return a run that is no longer than the window."""
+        memory, scratch = self._context.memory, self._context.scratch
+        llama.llama_memory_seq_cp(memory, sequence, scratch, start, stop)
         if self._stateless is not None:  # `seq_cp` has given it the sequence's recurrent state, too
             self._set(self._stateless, scratch, RECURRENT)
-        copy.data = self._copy(scratch, WHOLE)  # only now: a copy with data counts as saved
+        data = self._copy(scratch, WHOLE)
         llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
+        return data
 
     def restore(self, restore: Restore) -> None:
         """Give a sequence the cells of a run, or of a part of it, or moved. Its recurrent state is lost."""
@@ -225,6 +250,9 @@ class Runner:
         if result == 2:  # the first of several micro-batches may have been computed
             for span in plan.spans:
                 self._remove(span.sequence, span.start, ALL)
+        if result == 0:
+            for span in plan.spans:  # first: what comes back behind the step takes the cells that a window has passed
+                self._guard(span.sequence, span.start, span.stop)
         for operation in plan.afterwards:
             self.apply(operation)
         if result == 1:
@@ -233,9 +261,6 @@ class Runner:
             raise Interrupted
         if result != 0:
             raise RunnerError(f"llama_decode returned {result} for a batch of {plan.num_tokens} tokens")
-        if self.context.twin:
-            for span in plan.spans:
-                self._guard(span.sequence, span.start, span.stop)
         return self._sample(plan.spans, samplers)
 
     def _apply_adapters(self, name: str) -> None:
@@ -273,8 +298,7 @@ class Runner:
         """Compute a few tokens, so that the first request need not allocate; return whether KV can move to host memory."""
         copy = HostCopy(0, WARM_UP)
         self.compute_zeros(0, WARM_UP)
-        model = self.context.model
-        can_move = model.can_trim and not model.window  # llama.cpp saves no cells that a window has passed
+        can_move = self.context.model.can_trim
         if can_move:
             self.states.save(0, copy)
             can_move = self.states.learn(copy)

@@ -219,7 +219,7 @@ class Timing:
         step, chunk, double = (self._batch(tokens) for tokens in (1, size, 2 * size))
         times = Times(chunk_tokens=size, step=step, chunk=chunk, double=double)
         model, most = self._context.model, self._context.num_cells - 4 * size
-        if not model.can_trim or model.window or most < 4 * size:
+        if not model.can_trim or most < 4 * size:
             return times
         num_chunks = max(1, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size)))
         try:

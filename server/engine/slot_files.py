@@ -144,7 +144,7 @@ class SlotStore:
         if slot.scope is not None and not slot.scope.is_lasting:
             raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
         if len(slot.history) and not self._scheduler.index.host.max_bytes:
-            raise RequestError("KV cannot be saved here: that takes --cache-ram, and a model without a sliding window")
+            raise RequestError("KV cannot be saved here: that takes --cache-ram")
         return self._histories.save(slot)
 
     def _remember(self, number: int, record: Record) -> int:

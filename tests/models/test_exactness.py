@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from slotcache.models.model import Model
 from slotcache.slots.scope import Scope
+from support.architectures import windowed
 from support.lab import Lab
 
 TEXT = (
@@ -19,9 +20,11 @@ TEXT = (
 )
 
 
-@pytest.fixture(scope="module")
-def model(tiny):
-    model = Model(tiny)
+@pytest.fixture(scope="module", params=["dense", "windowed"])
+def model(request, tiny, tmp_path_factory):
+    """Return a model: with the window nearly every token of these prompts is behind it."""
+    is_dense = request.param == "dense"
+    model = Model(tiny if is_dense else windowed(tmp_path_factory.mktemp("models") / "windowed.gguf"))
     yield model
     model.close()
 

@@ -12,15 +12,18 @@ from slotcache.slots.record import CorruptFile, ForeignFile, encode, file_name, 
 from slotcache.slots.reuse import Source
 from slotcache.slots.scope import Scope
 from slotcache.slots.tier import Provenance, Record
+from support.architectures import windowed
 from support.lab import Lab
 
 SCOPE = Scope.shared("a scope")
 HERE = Provenance("0" * 32, "1" * 32)
 
 
-@pytest.fixture(scope="module")
-def model(tiny):
-    model = Model(tiny)
+@pytest.fixture(scope="module", params=["dense", "windowed"])
+def model(request, tiny, tmp_path_factory):
+    """Return a model: with the window nearly every token of these runs is behind it."""
+    is_dense = request.param == "dense"
+    model = Model(tiny if is_dense else windowed(tmp_path_factory.mktemp("models") / "windowed.gguf"))
     yield model
     model.close()
 

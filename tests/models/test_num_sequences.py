@@ -19,7 +19,8 @@ DENSE, WINDOWED, HYBRID = (
         (DENSE, 4, True, 64),
         (DENSE, 100, True, 202),  # one for each slot and one ahead
         (DENSE, 4, False, 256),  # each idle history keeps one
-        (WINDOWED, 4, True, 256),  # its KV never moves
+        (WINDOWED, 4, True, 128),  # each has a twin
+        (WINDOWED, 100, True, 256),  # the most that there are
         (HYBRID, 4, True, 10),
     ],
 )

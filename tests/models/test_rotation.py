@@ -147,4 +147,4 @@ def test_a_model_is_not_moved_where_keys_are_rounded_to_blocks_or_a_window_passe
     with runner_of(tiny, "on", "q8_0", "q8_0") as runner:
         assert runner.states.rotation == "its keys are neither f16 nor f32"
     with runner_of(windowed(tmp_path / "windowed.gguf")) as runner:
-        assert runner.states.rotation == "its KV cannot be copied by positions"
+        assert runner.states.rotation == "a sliding window passes its KV"

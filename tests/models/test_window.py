@@ -2,7 +2,11 @@
 
 import numpy as np
 import pytest
+from slotcache.models import llama
+from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
+from slotcache.models.runner import data_of
+from slotcache.slots.plan import Drop, HostCopy, Plan, Restore, Save, Span
 from slotcache.slots.scope import Scope
 from support.architectures import WINDOW, windowed
 from support.lab import Lab
@@ -98,7 +102,48 @@ def test_a_conversation_goes_on_in_place(model, prompt):
     lab.close()
 
 
-def test_its_kv_cannot_be_moved_to_host_memory(model):
+def compute(runner, sequence, tokens, afterwards=()):
+    runner.run(Plan((), (Span(0, sequence, 0, tokens, logits=False),), afterwards))
+
+
+def saved(runner, sequence, length):
+    """Return a copy of a sequence's first tokens. It raises if one of them has lost its cell."""
+    runner.apply(Save(sequence, copy := HostCopy(0, length)))
+    return copy
+
+
+def test_what_has_come_back_keeps_the_cells_that_its_window_has_passed(model, prompt):
     lab = lab_of(model)
-    assert lab.runner.warm_up() is False
+    assert lab.runner.warm_up()
+    compute(lab.runner, 0, prompt[:100])
+    compute(lab.runner, 1, prompt[100:220])
+    copy = saved(lab.runner, 1, 120)
+    for operation in (Drop(1), Restore(copy, 2, 0, 120), Drop(0)):
+        lab.runner.apply(operation)
+    compute(lab.runner, 3, prompt[:128])  # more than the cells in front of those
+    assert np.array_equal(data_of(saved(lab.runner, 2, 120)), data_of(copy))
+    lab.close()
+
+
+def test_what_comes_back_behind_a_step_leaves_that_step_its_cells(model, prompt):
+    lab = lab_of(model)
+    assert lab.runner.warm_up()
+    compute(lab.runner, 0, prompt[:60])
+    copy = saved(lab.runner, 0, 60)
+    compute(lab.runner, 1, prompt[100:220], (Drop(0), Restore(copy, 2, 0, 60), Restore(copy, 3, 0, 60)))
+    whole = saved(lab.runner, 1, 120)
+    assert lab.runner.states.accepts(data_of(whole), 0, 120)
+    lab.close()
+
+
+def test_a_cell_that_is_lost_is_not_saved_over(model, prompt):
+    """Nothing is left of a copy that would lack a window's cell: a run comes back whole, or is computed."""
+    lab = lab_of(model)
+    assert lab.runner.warm_up()
+    compute(lab.runner, 0, prompt[:100])
+    llama.llama_memory_seq_rm(lab.context.memory, 0, 30, 31)
+    copy = HostCopy(0, 100)
+    with pytest.raises(RunnerError, match="saved KV has 99 cells for positions 0 to 100"):
+        lab.runner.apply(Save(0, copy))
+    assert copy.data is None
     lab.close()

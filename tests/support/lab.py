@@ -62,7 +62,7 @@ class Lab:
         costs = replace(self.context.costs, apart_from_cells=apart, swap_from_tokens=aside)
         self.runner = Runner(self.context, self.adapters)
         of_runs, of_states = (HostMemory(size, cut=self.runner.states.cut) for size in (host, states))
-        tree = PrefixTree(num_cells, sequences - 1, of_runs, costs=costs)
+        tree = PrefixTree(num_cells, self.context.scratch, of_runs, costs=costs)
         snapshots = Snapshots(tree, of_states, spacing=spacing)
         if states:
             sizes = self.runner.measure_states()

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 from slotcache.models.runner import Runner
-from support.architectures import hybrid
+from support.architectures import hybrid, windowed
 
 from server.conftest import DEADLINE, running, until
 
@@ -22,9 +22,9 @@ def act(server, action, number=0, **body):
     return server.http.post(f"/slots/{number}", params={"action": action}, json=body)
 
 
-@pytest.fixture(params=["tiny", "hybrid"])
+@pytest.fixture(params=[None, hybrid, windowed])
 def model(request, tiny, tmp_path):
-    return tiny if request.param == "tiny" else hybrid(tmp_path / "hybrid.gguf")
+    return request.param(tmp_path / "model.gguf") if request.param else tiny
 
 
 def test_what_was_saved_is_restored_by_another_server_and_answers_the_same(model, tmp_path):

@@ -16,7 +16,7 @@ from slotcache.slots.host import load_records
 from slotcache.slots.radix import descendants
 from slotcache.slots.scope import Scope
 from slotcache.slots.tier import FolderError, Provenance, Record
-from support.architectures import delta, hybrid, mamba2, recurrent
+from support.architectures import delta, hybrid, mamba2, recurrent, windowed
 
 from server.conftest import DEADLINE, REST, running, until, wait_for_kv
 
@@ -53,12 +53,14 @@ def loaded(server):
     wait_for_kv()
 
 
-def test_a_restart_finds_what_was_computed_and_answers_the_same(tiny, tmp_path):
-    with running(tiny, cache_dir=str(tmp_path)) as up:
+@pytest.mark.parametrize("generate", [None, windowed])
+def test_a_restart_finds_what_was_computed_and_answers_the_same(generate, tiny, tmp_path):
+    path = generate(tmp_path / "model.gguf") if generate else tiny
+    with running(path, cache_dir=str(tmp_path)) as up:
         first = up.chat(**BODY)
         assert cached(first) == 0
     assert files(tmp_path)
-    with running(tiny, cache_dir=str(tmp_path)) as up:
+    with running(path, cache_dir=str(tmp_path)) as up:
         loaded(up)
         shuffled = up.chat(**BODY | {"documents": [DOCUMENTS[2], *DOCUMENTS[:2]]})
         assert [one["id"] for one in shuffled["slotcache"]["documents"]] == ["k0", "k1", "k2"]

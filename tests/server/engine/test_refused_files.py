@@ -9,7 +9,7 @@ import pytest
 from slotcache.models import gate
 from slotcache.server.load import provenance_of
 from slotcache.slots import record
-from support.architectures import hybrid, recurrent
+from support.architectures import hybrid, recurrent, windowed
 
 from server.api.test_slots import act
 from server.conftest import running, until, wait_for_kv
@@ -18,10 +18,9 @@ from server.engine.test_disk import cached, files
 MILL, SEA = "Tell me of the old mill. " * 30, "What does the sea say at night? " * 24
 
 
-@pytest.fixture(params=["tiny", "hybrid", "recurrent"])
+@pytest.fixture(params=[None, hybrid, recurrent, windowed])
 def model(request, tiny, tmp_path):
-    make = {"hybrid": hybrid, "recurrent": recurrent}.get(request.param)
-    return make(tmp_path / "model.gguf") if make else tiny
+    return request.param(tmp_path / "model.gguf") if request.param else tiny
 
 
 def told(up, question, **fields):

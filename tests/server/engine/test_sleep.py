@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from slotcache.bench.random_models import SHAPES
 from support.adapters import lora
-from support.architectures import recurrent
+from support.architectures import recurrent, windowed
 from support.encoders import bert
 from support.on_device import ROUNDING, loads_two
 
@@ -323,9 +323,10 @@ def test_a_slot_is_saved_and_restored_asleep(file, tmp_path):
         assert text(again) == text(first) and cached(again) == again["usage"]["prompt_tokens"] - REST
 
 
-def test_states_of_a_recurrent_model_outlive_a_sleep(tmp_path):
+@pytest.mark.parametrize("generate", [recurrent, windowed])
+def test_states_and_windows_outlive_a_sleep(generate, tmp_path):
     question = 15 * QUESTION  # a short one has no state
-    with dozing(recurrent(tmp_path / "recurrent.gguf")) as up:
+    with dozing(generate(tmp_path / "model.gguf")) as up:
         expected = [up.chat(question, max_tokens=12) for _ in range(2)]
         doze(up)
         again = up.chat(question, max_tokens=12)
