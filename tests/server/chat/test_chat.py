@@ -230,6 +230,11 @@ def test_a_model_with_a_sliding_window_reuses_what_the_window_has_passed(tmp_pat
         assert used(again) == ["d0", "d1", "d2", "d3"]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
         assert ask(up, [0, 1, 2])["choices"] == first["choices"]
+        up.chat("Tell me of the sea.", max_tokens=2)  # all that is idle leaves the device for it
+        last = ask(up, [0, 1, 2])
+        assert last["choices"] == first["choices"] and last["slotcache"]["source"] == "host"
+        assert last["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+        assert ask(up, [0, 1, 2], cache_scope="another")["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def test_too_many_slots_for_a_model_are_refused_with_what_would_be_right(tmp_path):
