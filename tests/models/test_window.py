@@ -6,6 +6,7 @@ from slotcache.models import llama
 from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
 from slotcache.models.runner import data_of
+from slotcache.models.timing import Timing
 from slotcache.slots.plan import Drop, HostCopy, Plan, Restore, Save, Span
 from slotcache.slots.scope import Scope
 from support.architectures import WINDOW, windowed
@@ -146,4 +147,11 @@ def test_a_cell_that_is_lost_is_not_saved_over(model, prompt):
     with pytest.raises(RunnerError, match="saved KV has 99 cells for positions 0 to 100"):
         lab.runner.apply(Save(0, copy))
     assert copy.data is None
+    lab.close()
+
+
+def test_its_moves_are_timed(model):
+    lab = lab_of(model)
+    times = Timing(lab.context).run()
+    assert times.idle and min(times.save, times.restore) > 0
     lab.close()
