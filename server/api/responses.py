@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from .reply import (
     submit,
     unseal,
 )
+from .response_tools import INPUT, CalledTool, FreeText, ResponseTools, free_text, function_name
 
 # ---- Items of OpenAI's Responses as messages of a chat, and back. -------------------------------------------------------
 #
@@ -53,6 +55,13 @@ TEXTS = {
     "refusal": "refusal",
 }  # kinds of parts: their field
 
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+HOSTED_ITEMS = re.compile(
+    "(web_search|file_search|code_interpreter|image_generation|computer|local_shell|shell|apply_patch|tool_search|mcp)_"
+    "(call|call_output|output|list_tools|approval_request|approval_response)"
+)
+"""What tools that OpenAI runs leave in a history."""
+
 Item = Mapping[str, JsonValue]
 ChatMessages = list[dict[str, JsonValue]]
 
@@ -64,6 +73,8 @@ def messages_of(items: Sequence[Item]) -> ChatMessages:
         where = f"input[{at}]"
         kind = item.get("type", "message")
         take = _TAKE.get(kind) if isinstance(kind, str) else None
+        if isinstance(kind, str) and HOSTED_ITEMS.fullmatch(kind):
+            continue
         if take is None:
             expected = ", ".join(_TAKE)
             raise RequestError(f"{where}.type is {reprlib.repr(kind)}: expected one of {expected}", param=f"{where}.type")
@@ -71,12 +82,15 @@ def messages_of(items: Sequence[Item]) -> ChatMessages:
     return messages
 
 
-def items_of(messages: Sequence[Item], suffix: str) -> list[dict[str, JsonValue]]:
-    """Return the items that messages are made of. suffix: of their ids, with their number behind it."""
+def items_of(
+    messages: Sequence[Item], suffix: str, called: Mapping[str, CalledTool] | None = None
+) -> list[dict[str, JsonValue]]:
+    """Return the items that messages are made of. suffix: of their ids, with their number behind it. called: its tools."""
     items: list[dict[str, JsonValue]] = []
+    customs: set[str] = set()  # ids of the calls with a free text
     for message in messages:
-        for item in _items(message):
-            prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(item["type"], "fco")
+        for item in _items(message, called or {}, customs):
+            prefix = PREFIXES.get(item["type"], "fco")
             items.append({"id": f"{prefix}_{suffix}_{len(items)}", "status": "completed"} | item)
     return items
 
@@ -116,7 +130,12 @@ def _take_reasoning(messages: ChatMessages, item: Item, where: str) -> None:
 
 
 def _take_call(messages: ChatMessages, item: Item, where: str) -> None:
-    id, name, arguments = (_text(item, field, where) for field in ("call_id", "name", "arguments"))
+    is_custom = item.get("type") == "custom_tool_call"
+    id, name, arguments = (_text(item, field, where) for field in ("call_id", "name", INPUT if is_custom else "arguments"))
+    if is_custom:
+        arguments = json.dumps({INPUT: arguments}, ensure_ascii=False)
+    if item.get("namespace") is not None:
+        name = function_name(name, _text(item, "namespace", where))
     message = _answer(messages)
     message["content"] = message["content"] or None
     calls = message.setdefault("tool_calls", [])
@@ -136,6 +155,8 @@ _TAKE: dict[str, Callable[[ChatMessages, Item, str], None]] = {
     "reasoning": _take_reasoning,
     "function_call": _take_call,
     "function_call_output": _take_output,
+    "custom_tool_call": _take_call,
+    "custom_tool_call_output": _take_output,
 }
 
 
@@ -177,13 +198,16 @@ def _text(item: JsonValue, field: str, where: str) -> str:
 # ---- messages to items -------------------------------------------------------------------------------------------------
 
 
-def _items(message: Item) -> list[dict[str, JsonValue]]:
+def _items(message: Item, called: Mapping[str, CalledTool], customs: set[str]) -> list[dict[str, JsonValue]]:
+    """customs: ids of calls with a free text, to which those of the message are added."""
     role, content = message.get("role"), message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}] if content else []
     texts = [part.get("text", "") for part in parts]
     if role in ("tool", "function"):
         output = texts[0] if len(texts) == 1 else [{"type": "input_text", "text": text} for text in texts]
-        return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": output}]
+        id = message.get("tool_call_id", "")
+        kind = "custom_tool_call_output" if id in customs else "function_call_output"
+        return [{"type": kind, "call_id": id, "output": output}]
     if role != "assistant":
         return [{"type": "message", "role": role, "content": [{"type": "input_text", "text": text} for text in texts]}]
     items: list[dict[str, JsonValue]] = []
@@ -193,9 +217,13 @@ def _items(message: Item) -> list[dict[str, JsonValue]]:
         shown = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
         items.append({"type": "message", "role": "assistant", "content": shown})
     for call in message.get("tool_calls") or []:
-        function = call["function"]
-        named = {"call_id": call.get("id", ""), "name": function["name"], "arguments": function["arguments"]}
-        items.append({"type": "function_call"} | named)
+        id, name, arguments = call.get("id", ""), call["function"]["name"], call["function"]["arguments"]
+        tool = called.get(name) or CalledTool(name)
+        if tool.is_custom:
+            customs.add(id)
+            items.append({"type": "custom_tool_call", "call_id": id, INPUT: free_text(arguments)} | tool.named())
+        else:
+            items.append({"type": "function_call", "call_id": id, "arguments": arguments} | tool.named())
     return items
 
 
@@ -260,6 +288,13 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
             if is_wrong:
                 raise RequestError(message, param=param)
 
+    def warnings(self) -> Iterator[str]:
+        yield from super().warnings()
+        yield from ResponseTools.of(self.tools).warnings()
+        kinds = (item.get("type") for item in self.input) if isinstance(self.input, list) else ()
+        if hosted := sorted({kind for kind in kinds if isinstance(kind, str) and HOSTED_ITEMS.fullmatch(kind)}):
+            yield f"input: {', '.join(hosted)} left out: the model is shown only the calls of functions and custom tools"
+
     @property
     def summarises(self) -> bool:
         """Whether reasoning is sent as summaries."""
@@ -283,7 +318,8 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         shared["messages"] = messages_of(items)
         shared |= {"conversation": self._conversation(), "store": self.store is not False}
-        shared |= {"tools": _tools(self.tools), "tool_choice": _tool_choice(self.tool_choice)}
+        tools = ResponseTools.of(self.tools)
+        shared |= {"tools": tools.functions, "tool_choice": tools.choice(self.tool_choice)}
         effort = self.reasoning.effort if self.reasoning else None
         return ResponseChat(**shared, instructions=self.instructions, reasoning_effort=effort)
 
@@ -330,30 +366,6 @@ class ResponseCountRequest(ResponseRequest, frozen=True, kw_only=True):
     """`POST /v1/responses/input_tokens`."""
 
     input: str | list[dict[str, JsonValue]] = struct_field(default_factory=list)
-
-
-def _tools(tools: list[dict[str, JsonValue]] | None) -> list[dict[str, JsonValue]] | None:
-    """Return function tools as a chat has them. Raises RequestError."""
-    if tools is None:
-        return None
-    return [_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
-
-
-def _tool(tool: dict[str, JsonValue], where: str) -> dict[str, JsonValue]:
-    if tool.get("type") != "function":
-        kind = reprlib.repr(tool.get("type"))
-        raise RequestError(f"{where}.type is {kind}: expected function, tools that the client runs", param=f"{where}.type")
-    if not isinstance(tool.get("name"), str):
-        raise RequestError(f"{where}.name: expected a text", param=f"{where}.name")
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
-
-
-def _tool_choice(choice: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
-    """Return the choice as a chat has it: what these APIs name at the top, it names one level down."""
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or kind not in ("function", "allowed_tools") or kind in choice:
-        return choice
-    return {"type": kind, kind: {name: value for name, value in choice.items() if name != "type"}}
 
 
 async def count(request: Request, asked: ResponseCountRequest) -> Response:
@@ -410,6 +422,7 @@ SUMMARY = Kind(
     index="summary_index",
 )
 CALL = Kind(name="function_call", prefix="fc", text="response.function_call_arguments", field="arguments")
+CUSTOM = Kind(name="custom_tool_call", prefix="ctc", text="response.custom_tool_call_input", field=INPUT)
 
 
 @dataclass(slots=True)
@@ -433,7 +446,9 @@ class _Item:
 
     def end(self, status: str) -> Iterator[Fields]:
         text = "".join(self.texts)
-        done = {"text": text} if self.kind.part else {"arguments": text, "name": self.named["name"]}
+        done = {"text" if self.kind.part else self.kind.field: text}
+        if self.kind is CALL:
+            done["name"] = self.named["name"]
         yield self._event(f"{self.kind.text}.done") | done | self._logprobs()
         if self.kind.part:
             yield self._event(f"{self.kind.parts}.done") | {"part": self._part(text)}
@@ -444,8 +459,8 @@ class _Item:
         item: Fields = {"type": self.kind.name, "id": self.id, "status": status}
         if self.kind is MESSAGE:
             return item | {"role": "assistant", "content": parts}
-        if self.kind is CALL:
-            return item | self.named | {"arguments": "".join(self.texts)}
+        if self.kind in (CALL, CUSTOM):
+            return item | self.named | {self.kind.field: "".join(self.texts)}
         sealed = {"encrypted_content": seal("".join(self.texts))} if self.seals and parts else {}
         return item | {"summary": [], "content": []} | {self.kind.field: parts} | sealed
 
@@ -462,11 +477,17 @@ class _Item:
 
 
 class Output:
-    """The items of one response. suffix: of their ids. summarises: reasoning comes as summaries. seals: as in `_Item`."""
+    """The items of one response. suffix: of their ids. summarises: reasoning comes as summaries. seals: as in `_Item`.
 
-    def __init__(self, suffix: str, *, summarises: bool, seals: bool) -> None:
+    called: as in `ResponseTools`.
+    """
+
+    def __init__(
+        self, suffix: str, *, summarises: bool, seals: bool, called: Mapping[str, CalledTool] | None = None
+    ) -> None:
         self.items: list[Fields] = []
-        self._suffix, self._seals = suffix, seals
+        self._suffix, self._seals, self._called = suffix, seals, called or {}
+        self._free_text = FreeText()  # of the open call
         self._reasoning = SUMMARY if summarises else THOUGHT
         self._open: _Item | None = None
 
@@ -478,7 +499,12 @@ class Output:
             case ReasoningText(text):
                 yield from self._write(self._reasoning, text)
             case CallStart(_, id, name):
-                yield from self._begin(CALL, {"call_id": id, "name": name})
+                tool = self._called.get(name) or CalledTool(name)
+                self._free_text = FreeText()
+                yield from self._begin(CUSTOM if tool.is_custom else CALL, {"call_id": id} | tool.named())
+            case CallArguments(_, text) if self._open is not None and self._open.kind is CUSTOM:
+                if said := self._free_text.push(text):
+                    yield from self._write(CUSTOM, said)
             case CallArguments(_, text):
                 yield from self._write(CALL, text)
 
@@ -502,6 +528,8 @@ class Output:
     def _end(self, status: str) -> Iterator[Fields]:
         if self._open is None:
             return
+        if self._open.kind is CUSTOM and (rest := self._free_text.finish()):
+            yield from self._numbered(self._open.add(rest))
         for event in self._numbered(self._open.end(status)):
             yield event
         self.items.append(event["item"])  # pyright: ignore
@@ -628,7 +656,8 @@ async def create(request: Request, asked: ResponseRequest) -> ReplyFormat:
     """Answer as OpenAI's Responses do. The answer is stored unless `store` is false."""
     chat, echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
     envelope = submit(request, await accept(request, chat, kind="resp_"))
-    output = Output(envelope.id.removeprefix("resp_"), summarises=asked.summarises, seals=asked.seals)
+    suffix, called = envelope.id.removeprefix("resp_"), ResponseTools.of(asked.tools).called
+    output = Output(suffix, summarises=asked.summarises, seals=asked.seals, called=called)
     return ResponsesReply(
         envelope, echo, output, partial(service_of(request).conversations.attach, chat.cache_scope, envelope.id)
     )
@@ -666,7 +695,8 @@ async def input_items(request: Request) -> Response:
         raise _unknown(id)
     *before, _ = conversation.answers[id]
     messages = [entry.message for entry in before if not entry.one_turn]
-    items = items_of(messages, id.removeprefix("resp_"))
+    record = msgspec.json.decode(conversation.records.get(id, b"{}"))
+    items = items_of(messages, id.removeprefix("resp_"), ResponseTools.of(record.get("tools")).called)
     return JsonReply(_page(items, request))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 import msgspec
@@ -192,6 +193,10 @@ class Options(GrammarOptions, Struct, frozen=True):
             raise RequestError(wrong, param="sse_ping_interval")
         check_scope(self.cache_scope, "cache_scope")
         self.check_sampling()
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a warning for each wish that has no effect and is no unknown field. Raises RequestError."""
+        yield from ()
 
     @property
     def opts_in(self) -> bool:

@@ -23,7 +23,16 @@ from msgspec.inspect import Field, FloatType, StructType, Type, UnionType, type_
 
 from ..http.api_errors import RequestError
 from ..http.bodies import check_elements
-from .body import ChatRequest, ConversationReference, OutputConfig, Retrieval, StreamOptions, TextConfig, TextRequest
+from .body import (
+    ChatRequest,
+    ConversationReference,
+    Options,
+    OutputConfig,
+    Retrieval,
+    StreamOptions,
+    TextConfig,
+    TextRequest,
+)
 from .sampling_fields import JsonValue
 
 MAX_WARNINGS = 8  # of a request; more unknown fields are counted
@@ -170,10 +179,16 @@ A = TypeVar("A", bound=Type)
 
 
 def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R, tuple[str, ...]]:
-    """Decode a client's body; return it, and a warning for each field that is not known. strict: as in `unread`.
+    """Decode a client's body; return it, and a warning for each wish that has no effect. strict: as in `unread`.
 
     Raises RequestError.
     """
+    decoded, warnings = _decode_request(body, kind, strict)
+    return decoded, (*warnings, *decoded.warnings()) if isinstance(decoded, Options) else warnings
+
+
+def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[str, ...]]:
+    """Decode a body; return a warning for each field that is not known, too. Raises RequestError."""
     check_elements(body)
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Most bodies are as they should be, and need no second look.

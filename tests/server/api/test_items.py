@@ -148,7 +148,6 @@ def test_a_response_asks_for_a_chat():
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"n": 2}, "n"),
         ({"input": 1}, "input"),

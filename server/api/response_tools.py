@@ -1,0 +1,208 @@
+"""Tools of OpenAI's Responses as functions of a chat, and calls back: namespaces, free text, tools that only OpenAI runs.
+
+A function in a namespace is a function with both names. A tool with free text is one with a single text among its arguments.
+A tool that OpenAI runs is left out: an answer can do without, and a warning names it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..chat.sampling_fields import JsonValue
+from ..http.api_errors import RequestError
+
+HOSTED = re.compile(
+    "(web_search|web_search_preview|file_search|code_interpreter|image_generation|computer|computer_use|computer_use_preview|"
+    "local_shell|shell|apply_patch|mcp|tool_search|programmatic_tool_calling)(_[0-9_]+)?"
+)
+"""The tools that OpenAI runs, or that only its models were trained for, with the dates of their versions."""
+BETWEEN = "__"  # a namespace and a name, in the name of the function
+INPUT = "input"  # the argument that holds a free text
+Tool = Mapping[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTool:
+    """A tool as its client knows it. is_custom: it takes a free text, not an object."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+    @property
+    def function(self) -> str:
+        """The name of the function that stands for it."""
+        return function_name(self.name, self.namespace)
+
+    def named(self) -> dict[str, JsonValue]:
+        """Return the fields of a call that name it."""
+        return {"name": self.name} | ({} if self.namespace is None else {"namespace": self.namespace})
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    return name if namespace is None else f"{namespace}{BETWEEN}{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTools:
+    """The tools of a request. functions: of the chat; None: the request has no field for tools.
+
+    called: those that stand for a namespace's or take a free text, by their functions. hosted: the kinds that were left out.
+    unconstrained: tools whose free text should fit a grammar, which the model is only told of.
+    """
+
+    functions: list[dict[str, JsonValue]] | None = None
+    called: dict[str, CalledTool] = field(default_factory=dict)
+    hosted: list[str] = field(default_factory=list)
+    unconstrained: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool] | None) -> ResponseTools:
+        """Read the tools of a request. Raises RequestError."""
+        if tools is None:
+            return cls()
+        read = cls(functions=[])
+        for at, tool in enumerate(tools):
+            read._add(tool, f"tools[{at}]")
+        return read
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what these tools ask for and do not get."""
+        if self.hosted:
+            kinds = ", ".join(dict.fromkeys(self.hosted))
+            yield f"tools: {kinds} left out: this server runs no tools, and the model was told nothing of them"
+        if self.unconstrained:
+            yield f"tools: the grammar of {', '.join(self.unconstrained)} is shown to the model and not enforced"
+
+    def choice(self, choice: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
+        """Return a choice as a chat has it: what Responses name at the top, a chat names one level down."""
+        match choice:
+            case {"type": "function" | "custom", "name": str(name)}:
+                return {"type": "function", "function": {"name": function_name(name, _namespace(choice))}}
+            case {"type": "allowed_tools", "tools": [*allowed]}:
+                tools = [
+                    {"type": "function", "name": function_name(str(tool.get("name")), _namespace(tool))}
+                    for tool in self._known(allowed)
+                ]
+                return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+        return choice
+
+    def _known(self, allowed: Sequence[JsonValue]) -> Iterator[Tool]:
+        """Yield the allowed tools but for those that were left out."""
+        return (tool for tool in allowed if isinstance(tool, dict) and tool.get("type") not in self.hosted)
+
+    def _add(self, tool: Tool, where: str, namespace: str | None = None) -> None:
+        kind = tool.get("type")
+        if kind == "namespace" and namespace is None:
+            name, inner = _name(tool, where), tool.get("tools")
+            if not isinstance(inner, list):
+                raise RequestError(f"{where}.tools: expected a list of tools", param=f"{where}.tools")
+            for at, one in enumerate(inner):
+                self._add(one if isinstance(one, dict) else {}, f"{where}.tools[{at}]", name)
+        elif kind in ("function", "custom"):
+            self._add_called(tool, CalledTool(_name(tool, where), namespace, kind == "custom"))
+        elif isinstance(kind, str) and HOSTED.fullmatch(kind):
+            self.hosted.append(kind)
+        else:
+            expected = "function or custom, tools that the client runs, or a namespace of them"
+            raise RequestError(f"{where}.type is {reprlib.repr(kind)}: expected {expected}", param=f"{where}.type")
+
+    def _add_called(self, tool: Tool, called: CalledTool) -> None:
+        assert self.functions is not None
+        if called.is_custom or called.namespace is not None:
+            self.called[called.function] = called
+        function = {name: value for name, value in tool.items() if name not in ("type", "format")}
+        function["name"] = called.function
+        if called.is_custom:
+            function["parameters"] = _TEXT
+            function["description"] = self._described(tool, called.name)
+        self.functions.append({"type": "function", "function": function})
+
+    def _described(self, tool: Tool, name: str) -> str:
+        """Return the description of a tool with free text, with the grammar of that."""
+        described, form = str(tool.get("description") or ""), tool.get("format")
+        if not isinstance(form, dict) or form.get("type") != "grammar":
+            return described
+        self.unconstrained.append(name)
+        return f"{described}\n\nThe input fits this grammar ({form.get('syntax')}):\n{form.get('definition')}".strip()
+
+
+_TEXT: dict[str, JsonValue] = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+"""The arguments of a tool with free text."""
+
+
+def _name(tool: Tool, where: str) -> str:
+    if not isinstance(name := tool.get("name"), str):
+        raise RequestError(f"{where}.name: expected a text", param=f"{where}.name")
+    return name
+
+
+def _namespace(tool: Tool) -> str | None:
+    return namespace if isinstance(namespace := tool.get("namespace"), str) else None
+
+
+# ---- The free text of a call, out of its arguments as they come. --------------------------------------------------------
+
+_OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_WHOLE = re.compile(  # characters and escapes that stand there whole, both halves of a pair included
+    r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})*'
+)
+
+
+class FreeText:
+    """Reads the text of one call. Arguments of another shape are passed on at the end: as their only text, or as they are."""
+
+    def __init__(self) -> None:
+        self._arguments: list[str] = []
+        self._unread, self._is_open, self._length = "", False, 0
+
+    def push(self, arguments: str) -> str:
+        """Add JSON text; return the text that is settled by it."""
+        self._arguments.append(arguments)
+        self._unread += arguments
+        if not self._is_open and (opening := _OPENING.match(self._unread)):
+            self._unread, self._is_open = self._unread[opening.end() :], True
+        if not self._is_open:
+            return ""
+        whole = _WHOLE.match(self._unread)
+        assert whole is not None
+        self._unread = self._unread[whole.end() :]
+        text = _decoded(whole[0])
+        self._length += len(text)
+        return text
+
+    def finish(self) -> str:
+        """Return the rest of the text."""
+        arguments = "".join(self._arguments)
+        if self._is_open:
+            try:
+                return str(json.loads(arguments, strict=False)[INPUT])[self._length :]
+            except (ValueError, TypeError, KeyError, RecursionError):
+                return ""  # it was cut
+        return free_text(arguments)
+
+
+def free_text(arguments: str) -> str:
+    """Return the free text in the whole arguments of a call."""
+    try:
+        given = json.loads(arguments, strict=False)
+    except (ValueError, RecursionError):
+        return arguments
+    values = list(given.values()) if isinstance(given, dict) else []
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else arguments
+
+
+def _decoded(escaped: str) -> str:
+    try:
+        return json.loads(f'"{escaped}"', strict=False)
+    except ValueError:
+        return escaped  # an escape that JSON does not have
