@@ -26,6 +26,7 @@ class ChatReply:
         self._has_calls = [False for _ in self._probabilities]
         self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens, for the next chunk
         self._head = envelope.head("chat.completion.chunk")
+        self._is_old = isinstance(envelope.options, ChatRequest) and envelope.options.functions is not None
 
     def begin(self) -> list[bytes]:
         first: Fields = {"role": "assistant", "content": None}
@@ -44,7 +45,7 @@ class ChatReply:
 
     def end(self, index: int, end: End) -> list[bytes]:
         rest = self._chunks(index, self._readers[index].finish(), {})
-        choice = self._choice(index, {}, finish_reason(end, self._has_calls[index]))
+        choice = self._choice(index, {}, self._reason(end, self._has_calls[index]))
         last = self._head | {"choices": [choice]} | accounts(end.report) | self.envelope.notes()
         return [*rest, sse_event(last | verbose(self.envelope, index, WholeAnswer((), end)))]
 
@@ -70,14 +71,20 @@ class ChatReply:
         said = message([*reader.push(answer.text), *reader.finish()])
         (probabilities, *_) = self.envelope.probabilities()
         logprobs = _logprobs(probabilities.entries(answer.whole()))
-        choice: Fields = {"index": index, "message": said | {"refusal": None}, "logprobs": logprobs}
-        choice["finish_reason"] = finish_reason(answer.end, "tool_calls" in said)
+        reason = self._reason(answer.end, "tool_calls" in said)
+        if self._is_old and isinstance(calls := said.pop("tool_calls", None), list):
+            said["function_call"] = calls[0]["function"]
+        choice: Fields = {"index": index, "message": said | {"refusal": None}, "logprobs": logprobs, "finish_reason": reason}
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
         """times: of the answer so far, in each of its chunks."""
         self._has_calls[index] |= any(isinstance(fragment, CallStart) for fragment in fragments)
-        return [self._chunk(index, _delta(fragment), times) for fragment in fragments]
+        write = _old_delta if self._is_old else _delta
+        return [self._chunk(index, write(fragment), times) for fragment in fragments]
+
+    def _reason(self, end: End, has_calls: bool) -> str:
+        return "function_call" if self._is_old and has_calls and end.reason == "stop" else finish_reason(end, has_calls)
 
     def _chunk(self, index: int, delta: Fields, times: Fields) -> bytes:
         return sse_event(self._head | {"choices": [self._choice(index, delta)]} | times)
@@ -112,6 +119,18 @@ def _delta(fragment: Fragment) -> Fields:
             return {"tool_calls": [call]}
         case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _old_delta(fragment: Fragment) -> Fields:
+    """Return a delta for a client that sent `functions`, whose answers have one call at most."""
+    match fragment:
+        case CallStart(0, _, name):
+            return {"function_call": {"name": name, "arguments": ""}}
+        case CallArguments(0, text):
+            return {"function_call": {"arguments": text}}
+        case CallStart() | CallArguments():
+            return {}
+    return _delta(fragment)
 
 
 async def create(request: Request, asked: ChatRequest) -> ReplyFormat:

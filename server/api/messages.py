@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ...ordering.document import Document, DocumentError
 from ...ordering.prompt import document_text
 from ..chat.body import ChatFields, ChatRequest, Count, OutputConfig
+from ..chat.content import unsupported
 from ..chat.sampling_fields import JsonValue
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
@@ -107,7 +108,7 @@ class SearchResultBlock(ContentBlock, frozen=True, kw_only=True, tag="search_res
 
 
 class ImageBlock(ContentBlock, frozen=True, kw_only=True, tag="image"):
-    """Refused, with a message that says so."""
+    """Refused in the last message of the user, else as in a chat."""
 
 
 class ToolResultBlock(ContentBlock, frozen=True, kw_only=True, tag="tool_result"):
@@ -147,6 +148,8 @@ def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMe
     messages: ChatMessages = []
     for at, message in enumerate(said):
         where = f"messages[{at}]"
+        if at == len(said) - 1 and isinstance(message.content, list):
+            _check_question(message.content, where)
         if isinstance(message.content, str):
             made: ChatMessages = [{"role": message.role, "content": message.content}]
         elif message.role == "assistant":
@@ -155,6 +158,14 @@ def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMe
             made = list(_request(message, orders_documents, where))
         messages += made if message.documents is None else _with_documents(made, message, where)
     return messages
+
+
+def _check_question(blocks: Sequence[ContentBlock], where: str) -> None:
+    """Raise RequestError for an image among them, which the question may be about."""
+    for at, block in enumerate(blocks):
+        if isinstance(block, ImageBlock):
+            where = f"{where}.content[{at}].type"
+            raise RequestError(f"{where} is image: {unsupported('image')}", param=where)
 
 
 def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> ChatMessages:
@@ -223,7 +234,7 @@ def _answer(blocks: Sequence[ContentBlock], where: str) -> dict[str, JsonValue]:
 
 def _request(message: BlocksMessage, orders_documents: bool, where: str) -> Iterator[dict[str, JsonValue]]:
     """Yield the messages of the user: a message for each result of a tool, and for the texts between them."""
-    texts: list[str] = []
+    texts: list[str | ImageBlock] = []
     documents: list[dict[str, str]] = []
 
     def spoken() -> Iterator[dict[str, JsonValue]]:
@@ -237,6 +248,8 @@ def _request(message: BlocksMessage, orders_documents: bool, where: str) -> Iter
         match block:
             case TextBlock():
                 texts.append(block.text)
+            case ImageBlock():
+                texts.append(block)
             case DocumentBlock() | SearchResultBlock() if orders_documents:
                 documents.append(block.document())
             case DocumentBlock() | SearchResultBlock():
@@ -245,8 +258,6 @@ def _request(message: BlocksMessage, orders_documents: bool, where: str) -> Iter
                 yield from spoken()
                 result = _result(block, orders_documents, f"{where}.content[{at}]")
                 yield {"role": "tool", "tool_call_id": block.tool_use_id} | result
-            case ImageBlock():
-                raise _unseen(f"{where}.content[{at}]")
             case _:
                 raise _misplaced(block, f"{where}.content[{at}]", "the model")
     yield from spoken()
@@ -264,18 +275,15 @@ def _result(block: ToolResultBlock, orders_documents: bool, where: str) -> dict[
         if not (orders_documents and isinstance(one, DocumentBlock | SearchResultBlock))
     ]
     if block.is_error:
-        texts = [FAILED + (texts[0] if texts else ""), *texts[1:]]
+        first = texts[0] if texts and isinstance(texts[0], str) else ""
+        texts = [FAILED + first, *texts[bool(first) :]]
     return {"content": _parts(texts)} | ({"documents": documents} if documents else {})
 
 
-def _text(block: TextBlock | DocumentBlock | SearchResultBlock | ImageBlock, where: str) -> str:
+def _text(block: TextBlock | DocumentBlock | SearchResultBlock | ImageBlock, where: str) -> str | ImageBlock:
     if isinstance(block, ImageBlock):
-        raise _unseen(where)
+        return block
     return block.text if isinstance(block, TextBlock) else _shown(block, where)
-
-
-def _unseen(where: str) -> RequestError:
-    return RequestError(f"{where}.type is image: image input is not supported", param=f"{where}.type")
 
 
 def _shown(block: DocumentBlock | SearchResultBlock, where: str) -> str:
@@ -286,9 +294,11 @@ def _shown(block: DocumentBlock | SearchResultBlock, where: str) -> str:
         raise RequestError(str(error), param=error.where) from None
 
 
-def _parts(texts: Sequence[str]) -> JsonValue:
-    """Return texts as a content: one as it is, several as parts."""
-    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+def _parts(texts: Sequence[str | ImageBlock]) -> JsonValue:
+    """Return texts and images as a content: one text as it is, all else as parts."""
+    if not texts or (len(texts) == 1 and isinstance(texts[0], str)):
+        return texts[0] if texts else ""
+    return [{"type": "text", "text": text} if isinstance(text, str) else {"type": "image"} for text in texts]
 
 
 def _joined(content: str | Sequence[TextBlock]) -> str:
@@ -304,6 +314,7 @@ def _misplaced(block: object, where: str, author: str) -> RequestError:
     return RequestError(f"{where}.type is {kind}: only {author} writes such blocks", param=f"{where}.type")
 
 
+HOSTED = re.compile("[a-z0-9_]+_20[0-9]{6}")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -318,12 +329,17 @@ class ThinkingConfig(Struct, frozen=True):
 class ClientTool(Struct, frozen=True, kw_only=True):
     """A tool that the client runs."""
 
-    name: str
+    name: str = ""
     input_schema: dict[str, JsonValue] | None = None
     description: str | None = None
     type: str | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether it is a tool that Anthropic runs, or that only its models were trained for: those have a date."""
+        return self.type is not None and HOSTED.fullmatch(self.type) is not None
 
     def for_chat(self, where: str) -> dict[str, JsonValue]:
         """Return the tool as a chat has it. Raises RequestError."""
@@ -361,27 +377,27 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
     stop_sequences: list[str] | None = None
     context_management: dict[str, JsonValue] | None = None
-    mcp_servers: list[JsonValue] | None = None
     container: JsonValue = None
     metadata: dict[str, JsonValue] | None = None
     service_tier: str | None = None
 
     def check(self) -> None:
         super().check()
-        edits = (self.context_management or {}).get("edits") or []
         for is_wrong, param, message in (
             ((self.n or 1) > 1, "n", "there is one message an answer: leave n out"),
             (self.logprobs or self.n_probs, "logprobs", "a message has no logprobs: leave them out"),
-            (self.mcp_servers, "mcp_servers", "mcp_servers are not supported: run the tools in the client"),
             (self.container, "container", "containers are not supported: leave it out"),
-            (
-                any(not _is_about_reasoning(edit) for edit in edits),
-                "context_management",
-                "context_management: only edits of thoughts are supported, which stay as the chat template wants them",
-            ),
         ):
             if is_wrong:
                 raise RequestError(message, param=param)
+
+    def warnings(self) -> Iterator[str]:
+        yield from super().warnings()
+        edits = (self.context_management or {}).get("edits") or []
+        if not isinstance(edits, list) or not all(map(_is_about_reasoning, edits)):
+            yield "context_management has no effect: only reasoning is left out of a prompt, as the chat template has it"
+        if hosted := sorted({str(tool.type) for tool in self.tools or () if tool.is_hosted}):
+            yield f"tools: {', '.join(hosted)} left out: this server runs no tools, and the model was told nothing of them"
 
     def chat(self) -> ChatRequest:
         """Return the chat. Raises RequestError."""
@@ -405,7 +421,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
             **shared,
             messages=[*system, *messages],
             echo=False,
-            tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools)] if self.tools else None,
+            tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools or ()) if not tool.is_hosted] or None,
             tool_choice=self.tool_choice.for_chat() if self.tool_choice else None,
             parallel_tool_calls=False if self.tool_choice and self.tool_choice.disable_parallel_tool_use else None,
             reasoning_effort=self.output_config.effort if self.output_config else None,

@@ -314,11 +314,17 @@ async def read_body(request: Request, kind: type[R]) -> R:
     decoded, warnings = (
         decode_request(*arguments) if len(body) < LARGE else await asyncio.to_thread(decode_request, *arguments)
     )
-    request.state.warnings = warnings
+    request.state.warnings = ()
+    warn(request, warnings)
+    return decoded
+
+
+def warn(request: Request, warnings: Sequence[str]) -> None:
+    """Say these in the answer and in the log."""
     if warnings:
+        request.state.warnings += tuple(warnings)
         about = {"request_id": request.state.request_id}
         logger.warning("%s: %s", request.url.path, "; ".join(warnings), extra={"fields": about})
-    return decoded
 
 
 async def beside_others(request: Request, work: Callable[[], T]) -> T:
@@ -484,6 +490,7 @@ T = TypeVar("T")
 def submit(request: Request, prepared: Prepared) -> ResponseMeta:
     """Submit a request; return the common fields of its answer. Raises RequestError: too long, no room."""
     service, options = service_of(request), prepared.options.without_texts()
+    warn(request, prepared.warnings)
     return ResponseMeta(
         id=prepared.id,
         model=service.name,

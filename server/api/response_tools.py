@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..chat.sampling_fields import JsonValue
+from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 
 HOSTED = re.compile(
@@ -38,9 +39,10 @@ class CalledTool:
         """The name of the function that stands for it."""
         return function_name(self.name, self.namespace)
 
-    def named(self) -> dict[str, JsonValue]:
+    def named(self) -> Fields:
         """Return the fields of a call that name it."""
-        return {"name": self.name} | ({} if self.namespace is None else {"namespace": self.namespace})
+        named: Fields = {"name": self.name}
+        return named if self.namespace is None else named | {"namespace": self.namespace}
 
 
 def function_name(name: str, namespace: str | None) -> str:
@@ -159,7 +161,7 @@ _WHOLE = re.compile(  # characters and escapes that stand there whole, both halv
 
 
 class FreeText:
-    """Reads the text of one call. Arguments of another shape are passed on at the end: as their only text, or as they are."""
+    """Reads the text of one call. Arguments of another shape come at the end: their only text, or as they are."""
 
     def __init__(self) -> None:
         self._arguments: list[str] = []

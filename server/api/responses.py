@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..chat.body import ConversationReference, Count, OpenAIFields, ResponseChat, TextConfig, TextFormat
+from ..chat.content import UNREADABLE, unsupported
 from ..chat.sampling_fields import JsonValue
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
@@ -78,7 +79,7 @@ def messages_of(items: Sequence[Item]) -> ChatMessages:
         if take is None:
             expected = ", ".join(_TAKE)
             raise RequestError(f"{where}.type is {reprlib.repr(kind)}: expected one of {expected}", param=f"{where}.type")
-        take(messages, item, where)
+        take(messages, item, where, at == len(items) - 1)
     return messages
 
 
@@ -98,12 +99,12 @@ def items_of(
 # ---- items to messages -------------------------------------------------------------------------------------------------
 
 
-def _take_message(messages: ChatMessages, item: Item, where: str) -> None:
+def _take_message(messages: ChatMessages, item: Item, where: str, is_question: bool) -> None:
     role = item.get("role")
     if role not in ROLES:
         expected = ", ".join(ROLES)
         raise RequestError(f"{where}.role is {reprlib.repr(role)}: expected one of {expected}", param=f"{where}.role")
-    content = _content(item.get("content"), f"{where}.content")
+    content = _content(item.get("content"), f"{where}.content", is_question and role == "user")
     if role == "assistant":
         _answer(messages, "content", "tool_calls")["content"] = content
         return
@@ -113,7 +114,7 @@ def _take_message(messages: ChatMessages, item: Item, where: str) -> None:
     messages.append(message)
 
 
-def _take_reasoning(messages: ChatMessages, item: Item, where: str) -> None:
+def _take_reasoning(messages: ChatMessages, item: Item, where: str, is_question: bool) -> None:
     """Take reasoning: as it is, as a summary, or sealed by this server. What another server has sealed cannot be read."""
     for name in ("content", "summary"):
         parts = item.get(name) or []
@@ -129,7 +130,7 @@ def _take_reasoning(messages: ChatMessages, item: Item, where: str) -> None:
         _answer(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
 
-def _take_call(messages: ChatMessages, item: Item, where: str) -> None:
+def _take_call(messages: ChatMessages, item: Item, where: str, is_question: bool) -> None:
     is_custom = item.get("type") == "custom_tool_call"
     id, name, arguments = (_text(item, field, where) for field in ("call_id", "name", INPUT if is_custom else "arguments"))
     if is_custom:
@@ -142,7 +143,7 @@ def _take_call(messages: ChatMessages, item: Item, where: str) -> None:
     calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
 
-def _take_output(messages: ChatMessages, item: Item, where: str) -> None:
+def _take_output(messages: ChatMessages, item: Item, where: str, is_question: bool) -> None:
     content = _content(item.get("output"), f"{where}.output")
     message: dict[str, JsonValue] = {"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content}
     if "documents" in item:
@@ -150,7 +151,7 @@ def _take_output(messages: ChatMessages, item: Item, where: str) -> None:
     messages.append(message)
 
 
-_TAKE: dict[str, Callable[[ChatMessages, Item, str], None]] = {
+_TAKE: dict[str, Callable[[ChatMessages, Item, str, bool], None]] = {
     "message": _take_message,
     "reasoning": _take_reasoning,
     "function_call": _take_call,
@@ -168,24 +169,26 @@ def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
     return messages[-1]
 
 
-def _content(content: JsonValue, where: str) -> str | list[dict[str, JsonValue]]:
-    """Return a content as a text, or as several text parts. Raises RequestError."""
+def _content(content: JsonValue, where: str, is_question: bool = False) -> str | list[dict[str, JsonValue]]:
+    """Return a content as a text, or as several parts. is_question: only text may stand in it. Raises RequestError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise RequestError(f"{where}: expected a text or a list of parts", param=where)
-    texts = [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    parts = [_part(part, f"{where}[{at}]", is_question) for at, part in enumerate(content)]
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def _part(part: JsonValue, where: str) -> str:
+def _part(part: JsonValue, where: str, is_question: bool) -> dict[str, JsonValue]:
     kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in UNREADABLE and not is_question:
+        return {"type": kind}
     if not isinstance(kind, str) or kind not in TEXTS:
-        problem = "image input is not supported: " if kind == "input_image" else ""
+        problem = f"{unsupported(kind)}: " if isinstance(kind, str) and kind in UNREADABLE else ""
         raise RequestError(
             f"{where}.type is {reprlib.repr(kind)}: {problem}expected one of {', '.join(TEXTS)}", param=f"{where}.type"
         )
-    return _text(part, TEXTS[kind], where)
+    return {"type": "text", "text": _text(part, TEXTS[kind], where)}
 
 
 def _text(item: JsonValue, field: str, where: str) -> str:
@@ -257,7 +260,6 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
     include: list[str] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     prompt: dict[str, JsonValue] | None = None
     metadata: dict[str, str] | None = None
@@ -270,20 +272,10 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         unknown = next((name for name in self.include or () if name not in INCLUDABLE), None)
         for is_wrong, param, message in (
             (self.background, "background", "background is not supported: leave it out, and stream"),
-            (
-                self.truncation == "auto",
-                "truncation",
-                "truncation is auto: nothing is left out of a prompt here",
-            ),
             (self.prompt, "prompt", "prompt names a template that this server does not have: send input and instructions"),
             (self.logprobs or self.n_probs, "logprobs", "a response has no logprobs: leave them out"),
             ((self.n or 1) > 1, "n", "a response is one answer: leave n out"),
             (unknown, "include", f"include names {reprlib.repr(unknown)}: expected some of {', '.join(sorted(INCLUDABLE))}"),
-            (
-                self.text and self.text.verbosity in ("low", "high"),
-                "text.verbosity",
-                "text.verbosity is not supported: say in the instructions how long the answer shall be",
-            ),
         ):
             if is_wrong:
                 raise RequestError(message, param=param)
@@ -446,7 +438,7 @@ class _Item:
 
     def end(self, status: str) -> Iterator[Fields]:
         text = "".join(self.texts)
-        done = {"text" if self.kind.part else self.kind.field: text}
+        done: Fields = {"text" if self.kind.part else self.kind.field: text}
         if self.kind is CALL:
             done["name"] = self.named["name"]
         yield self._event(f"{self.kind.text}.done") | done | self._logprobs()

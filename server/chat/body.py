@@ -151,6 +151,8 @@ class Options(GrammarOptions, Struct, frozen=True):
     stop: str | list[str] | None = None
     n: Choices | None = None
     prompt_cache_key: str | None = None
+    promptCacheKey: str | None = None
+    prompt_cache_options: dict[str, JsonValue] | None = None
 
     n_predict: int | None = None
     n_cmpl: Choices | None = None
@@ -176,9 +178,11 @@ class Options(GrammarOptions, Struct, frozen=True):
     draft: Draft | None = None
 
     def __post_init__(self) -> None:
-        """Take llama-server's name of `n`."""
+        """Take llama-server's name of `n`, and opencode's of `prompt_cache_key`."""
         if self.n is None and self.n_cmpl is not None:
             msgspec.structs.force_setattr(self, "n", self.n_cmpl)
+        if self.prompt_cache_key is None and self.promptCacheKey is not None:
+            msgspec.structs.force_setattr(self, "prompt_cache_key", self.promptCacheKey)
 
     def check(self) -> None:
         """Refuse options that the server would ignore although they change the answer. Raises RequestError."""
@@ -201,7 +205,7 @@ class Options(GrammarOptions, Struct, frozen=True):
     @property
     def opts_in(self) -> bool:
         """Whether the request asks for the cache in another way than by `cache_prompt`."""
-        return bool(self.prompt_cache_key)
+        return bool(self.prompt_cache_key or self.prompt_cache_options)
 
     def without_texts(self) -> Self:
         """Return the options without the texts that they belong to, which may take much memory."""
@@ -266,6 +270,9 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     """
 
     messages: list[dict[str, JsonValue]]
+    functions: list[dict[str, JsonValue]] | None = None
+    function_call: Literal["none", "auto"] | dict[str, JsonValue] | None = None
+    cache_control: dict[str, JsonValue] | None = None
     parse_tool_calls: bool | None = None
     reasoning_format: ReasoningFormat | None = None
     reasoning_effort: Effort | None = None
@@ -442,7 +449,6 @@ class TextFormat(Struct, frozen=True):
 
 class TextConfig(Struct, frozen=True):
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseChat(ChatRequest, frozen=True, kw_only=True):

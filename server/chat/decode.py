@@ -1,8 +1,9 @@
 """Decodes JSON into structs; errors name the field.
 
-A field of a body is a field of its struct; this table begins where the structs end. A field that would change the answer is
-refused, unless its value asks for nothing. Harmless ones are accepted. All others are unknown: each is a warning in the
-answer, with the name that it resembles.
+A field of a body is a field of its struct; these tables begin where the structs end. A field that a program relies on is
+refused, unless its value asks for nothing: what the answer is made of, its form, what it must heed. A wish that an answer
+can do without (style, length, cost, the tools of others) is a warning in the answer. What changes no answer is accepted.
+All others are unknown: each is a warning, with the name that it resembles.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from .body import (
 )
 from .sampling_fields import JsonValue
 
+NO_EFFECT = "; it has no effect"
 MAX_WARNINGS = 8  # of a request; more unknown fields are counted
 MAX_FIELDS = 512  # of a body: each unknown one takes a few microseconds
 MAX_NEUTRAL = 64  # bytes of a value that may ask for nothing; a longer one asks for something
@@ -42,7 +44,9 @@ MAX_COMPARED = 40  # characters of a name that is compared with all known ones
 
 HARMLESS = frozenset({
     # OpenAI's: for its bills, its caches and its watch over abuse
-    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction",
+    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction", "moderation",
+    # Anthropic's, likewise
+    "inference_geo", "user_profile_id", "workspace_id", "diagnostics", "billing_policy", "fallback_credit_token",
     # llama-server's: what it computes faster with, or keeps when it shifts a full context, which is never shifted here
     "backend_sampling", "n_cache_reuse", "n_keep", "n_discard", "speculative.n_max", "speculative.n_min",
     "speculative.p_min", "speculative.type", "speculative.ngram_size_n", "speculative.ngram_size_m",
@@ -51,7 +55,6 @@ HARMLESS = frozenset({
 })  # fmt: skip
 
 TEXT_ONLY = "this server reads and writes text only"
-OLD_TOOLS = "this form of tools is outdated: send `tools` and `tool_choice`"
 SCHEMA_FIELDS = "send a schema as `response_format` or `json_schema`, a grammar as `grammar`, `lark_grammar` or `regex`"
 BY_TEMPLATE = "the chat template decides it, and no field of a request"
 REFUSED: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
@@ -59,10 +62,6 @@ REFUSED: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "modalities": ((["text"],), TEXT_ONLY),
     "multimodal_data": (([],), TEXT_ONLY),
     "image_data": (([],), TEXT_ONLY),
-    "functions": (([],), OLD_TOOLS),
-    "function_call": (("none", "auto"), OLD_TOOLS),
-    "web_search_options": ((), "this server searches no web: `retrieval` searches its own documents"),
-    "verbosity": (("medium",), "say in the messages how long the answer shall be"),
     "reasoning_control": ((False,), "`reasoning_budget_tokens` bounds a thought"),
     "chat_template": (("",), "--chat-template-file sets one for all requests"),
     "best_of": ((1,), "send `n`, and choose among the choices"),
@@ -86,7 +85,20 @@ REFUSED: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "tfs_z": ((1,), "this sampler is outdated, and llama-server has it no more"),
     "penalize_nl": ((False,), "this sampler is outdated, and llama-server has it no more"),
 }
-"""Fields that would change the answer: the values that ask for nothing, and what to do instead."""
+"""Fields that a program relies on: the values that ask for nothing, and what to do instead."""
+
+LENGTH = "say in the messages how long the answer shall be"
+WISHES: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
+    "verbosity": (("medium",), LENGTH),
+    "text.verbosity": (("medium",), LENGTH),
+    "truncation": (("disabled",), "nothing is left out of a prompt: one that is too long is a 400"),
+    "web_search_options": ((), "this server searches no web: `retrieval` searches its own documents"),
+    "mcp_servers": (([],), "this server runs no tools: run them in the client"),
+    "compaction": ((), "shorten the history in the client"),
+    "speed": (("standard",), "each answer is as fast as it can be"),
+    "fallbacks": (([],), "one model is served"),
+}
+"""Fields that an answer can do without: the values that ask for nothing, and what is so instead."""
 
 NESTED: Mapping[str, type[Struct]] = {
     "stream_options": StreamOptions,
@@ -119,7 +131,7 @@ def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[s
     unknown = list(_unread(body, kind))
     if unknown and strict:
         raise RequestError(f"{_warning(unknown[0], kind)}; --strict refuses it", param=unknown[0][:MAX_COMPARED])
-    warnings = [f"{_warning(name, kind)}; it has no effect" for name in unknown[:MAX_WARNINGS]]
+    warnings = [f"{_warning(name, kind)}{'' if name in WISHES else NO_EFFECT}" for name in unknown[:MAX_WARNINGS]]
     if len(unknown) > MAX_WARNINGS:
         warnings.append(f"{len(unknown) - MAX_WARNINGS:,} more fields are not known")
     return tuple(warnings)
@@ -137,16 +149,19 @@ def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> It
 
 
 def _asks_for_nothing(name: str, value: Raw) -> bool:
-    """Return whether a field that is refused has a value that asks for nothing. Raises RequestError if it asks."""
-    if name not in REFUSED:
+    """Return whether a field of these tables has a value that asks for nothing. Raises RequestError if it is refused."""
+    if name not in REFUSED and name not in WISHES:
         return False
-    neutral, instead = REFUSED[name]
-    if len(value) > MAX_NEUTRAL or msgspec.json.decode(value) not in (None, *neutral):
+    neutral, instead = REFUSED.get(name) or WISHES[name]
+    asks = len(value) > MAX_NEUTRAL or msgspec.json.decode(value) not in (None, *neutral)
+    if asks and name in REFUSED:
         raise RequestError(f"{name} is not supported: {instead}", param=name)
-    return True
+    return not asks
 
 
 def _warning(name: str, kind: type[Struct]) -> str:
+    if name in WISHES:
+        return f"{name} has no effect: {WISHES[name][1]}"
     if name in ELSEWHERE:
         return f"{name} is no field of this route"
     near = _nearest(name, kind) if len(name) <= MAX_COMPARED else None
@@ -162,7 +177,7 @@ def _names(kind: type[Struct]) -> frozenset[str]:
 def _nearest(name: str, kind: type[Struct]) -> str | None:
     """Return the known field that a name resembles most, if any does."""
     parts = {f"{outer}.{inner}" for outer, inners in NESTED.items() for inner in inners.__struct_encode_fields__}
-    found = get_close_matches(name, [*kind.__struct_encode_fields__, *parts, *REFUSED, *HARMLESS], n=1, cutoff=0.75)
+    found = get_close_matches(name, [*kind.__struct_encode_fields__, *parts, *REFUSED, *WISHES, *HARMLESS], n=1, cutoff=0.75)
     return found[0] if found else None
 
 

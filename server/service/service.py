@@ -18,6 +18,7 @@ from ...models.template import ChatTemplate
 from ...slots.tier import LowerTier
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
 from ..chat.builder import PromptBuilder
+from ..chat.content import take
 from ..chat.conversations import Conversations, PendingTurn
 from ..chat.tokens import AnswerMemory
 from ..config.settings import Settings
@@ -76,6 +77,7 @@ class Service:
         """
         self.engine.sleep.wake()
         asked.check()
+        asked, warnings = take(asked)
         if self.builder.separates(asked):
             await self.submitter.check_movable()
         ref = self.conversations.ref(asked, self.submitter.caches(asked))
@@ -94,6 +96,7 @@ class Service:
                 turn=turn,
                 grammar_spec=form.grammar_spec,
                 answer_sources=answer_sources,
+                warnings=warnings,
             )
 
         with self.idle.giving_way(), self.conversations.entering(ref):

@@ -34,7 +34,7 @@ class Prepared:
     """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered.
 
     echoes: the prompts' texts, where the answer begins with them. grammar_spec: the grammar that the answers must fit.
-    answer_sources: the documents that were found, and those that an answer's text cites.
+    answer_sources: the documents that were found, and those that an answer's text cites. warnings: of wishes without effect.
     """
 
     id: str
@@ -45,6 +45,7 @@ class Prepared:
     echoes: tuple[str, ...] = ()
     grammar_spec: GrammarSpec | None = None
     answer_sources: AnswerSources | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def prompt(self) -> ChatPrompt:

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 from slotcache.server.api.routes import ROUTES
 from slotcache.server.chat.body import ChatRequest, CompletionRequest
-from slotcache.server.chat.decode import HARMLESS, MAX_COLONS, MAX_FIELDS, MAX_WARNINGS, NESTED, REFUSED, decode_request
+from slotcache.server.chat.decode import (
+    HARMLESS,
+    MAX_COLONS,
+    MAX_FIELDS,
+    MAX_WARNINGS,
+    NESTED,
+    REFUSED,
+    WISHES,
+    decode_request,
+)
 
 from server.conftest import running
 
@@ -29,8 +38,9 @@ def events(server, path, **fields):
 def test_no_field_is_known_twice():
     nested = {f"{outer}.{inner}" for outer, inners in NESTED.items() for inner in inners.__struct_fields__}
     answered = {name for kind in (ChatRequest, CompletionRequest) for name in kind.__struct_fields__}
-    assert HARMLESS & (answered | nested | set(REFUSED)) == set()
-    assert set(REFUSED) & {name for row in ROUTES if row.body for name in row.body.__struct_fields__} == set()
+    assert HARMLESS & (answered | nested | set(REFUSED) | set(WISHES)) == set() == set(REFUSED) & set(WISHES)
+    fields = {name for row in ROUTES if row.body for name in row.body.__struct_fields__}
+    assert (set(REFUSED) | set(WISHES)) & (fields | nested) == set()
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -62,6 +72,29 @@ def test_what_would_change_the_answer_is_refused_and_what_asks_for_nothing_is_no
         answer = post(server, path, **{name: value})
         assert answer.status_code == 200 and "warnings" not in answer.json(), answer.text
         assert answer.json().get("choices") == plain.get("choices")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", [name for name in WISHES if "." not in name])
+def test_a_wish_that_an_answer_can_do_without_is_a_warning(server, path, name):
+    answer = post(server, path, **{name: "low"})
+    assert answer.status_code == 200 and answer.json()["warnings"] == [f"{name} has no effect: {WISHES[name][1]}"]
+    for value in (None, *WISHES[name][0]):
+        assert "warnings" not in post(server, path, **{name: value}).json()
+
+
+def test_wishes_of_responses_and_messages_are_warnings(server):
+    fields = {"max_output_tokens": 1, "truncation": "auto", "text": {"verbosity": "low"}}
+    answer = server.http.post("/v1/responses", json={"input": "Hi"} | fields).json()
+    named = [warning.split(" has no effect")[0] for warning in answer["warnings"]]
+    assert named == ["truncation", "text.verbosity"]
+    edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    hosted = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]
+    fields = {"max_tokens": 1, "speed": "fast", "context_management": edits, "tools": hosted, "mcp_servers": [{"url": "u"}]}
+    answer = server.http.post("/v1/messages", json={"messages": CHAT["messages"]} | fields)
+    assert answer.status_code == 200, answer.text
+    for said in ("speed has no effect", "context_management has no effect", "web_search_20250305 left out", "mcp_servers"):
+        assert any(said in warning for warning in answer.json()["warnings"]), said
 
 
 def test_the_time_for_an_answer_ends_it_at_a_line(server):
@@ -110,7 +143,9 @@ def test_a_strict_server_refuses_fields_that_it_does_not_know(tiny):
 
 
 def test_null_is_left_out_and_4_0_is_4(server):
-    everything = {name: None for name in (*ChatRequest.__struct_fields__, *HARMLESS, *REFUSED) if name != "messages"}
+    everything = {
+        name: None for name in (*ChatRequest.__struct_fields__, *HARMLESS, *REFUSED, *WISHES) if name != "messages"
+    }
     answer = post(server, "/v1/chat/completions", **everything | {"max_tokens": 4.0, "temperature": 0.0, "seed": -1.0})
     assert answer.status_code == 200 and answer.json()["timings"]["predicted_n"] <= 4, answer.text
     body = (
