@@ -260,6 +260,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
     include: list[str] | None = None
+    context_management: list[JsonValue] | None = None
     background: bool | None = None
     prompt: dict[str, JsonValue] | None = None
     metadata: dict[str, str] | None = None
@@ -283,6 +284,8 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
     def warnings(self) -> Iterator[str]:
         yield from super().warnings()
         yield from ResponseTools.of(self.tools).warnings()
+        if self.context_management:
+            yield "context_management has no effect: nothing is left out of a prompt"
         kinds = (item.get("type") for item in self.input) if isinstance(self.input, list) else ()
         if hosted := sorted({kind for kind in kinds if isinstance(kind, str) and HOSTED_ITEMS.fullmatch(kind)}):
             yield f"input: {', '.join(hosted)} left out: the model is shown only the calls of functions and custom tools"

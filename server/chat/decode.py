@@ -63,6 +63,7 @@ REFUSED: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "multimodal_data": (([],), TEXT_ONLY),
     "image_data": (([],), TEXT_ONLY),
     "reasoning_control": ((False,), "`reasoning_budget_tokens` bounds a thought"),
+    "thread": ((), "send the whole history, or use `/v1/responses` with `previous_response_id`"),
     "chat_template": (("",), "--chat-template-file sets one for all requests"),
     "best_of": ((1,), "send `n`, and choose among the choices"),
     "reasoning_in_content": ((False,), "`reasoning_format` says where reasoning stands"),

@@ -85,9 +85,10 @@ def test_a_wish_that_an_answer_can_do_without_is_a_warning(server, path, name):
 
 def test_wishes_of_responses_and_messages_are_warnings(server):
     fields = {"max_output_tokens": 1, "truncation": "auto", "text": {"verbosity": "low"}}
+    fields |= {"context_management": [{"type": "compaction"}]}
     answer = server.http.post("/v1/responses", json={"input": "Hi"} | fields).json()
     named = [warning.split(" has no effect")[0] for warning in answer["warnings"]]
-    assert named == ["truncation", "text.verbosity"]
+    assert named == ["truncation", "text.verbosity", "context_management"]
     edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
     hosted = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]
     fields = {"max_tokens": 1, "speed": "fast", "context_management": edits, "tools": hosted, "mcp_servers": [{"url": "u"}]}

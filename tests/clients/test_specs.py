@@ -1,0 +1,36 @@
+"""Each field of OpenAI's and Anthropic's specifications, as their packages have them, is one that this server knows."""
+
+import pytest
+from slotcache.server.api.embeddings import EmbeddingRequest
+from slotcache.server.api.messages import MessagesRequest
+from slotcache.server.api.responses import ResponseRequest
+from slotcache.server.chat.body import ChatRequest, TextRequest
+from slotcache.server.chat.decode import HARMLESS, REFUSED, WISHES
+
+openai, anthropic = pytest.importorskip("openai.types"), pytest.importorskip("anthropic.types")
+HEADERS = {"betas"}  # fields of the client, which sends them as headers
+
+
+def fields(*kinds):
+    return {name for kind in kinds for name in kind.__annotations__} - HEADERS
+
+
+@pytest.mark.parametrize(
+    ("named", "kind"),
+    [
+        (fields(openai.chat.completion_create_params.CompletionCreateParamsBase), ChatRequest),
+        (fields(openai.completion_create_params.CompletionCreateParamsBase), TextRequest),
+        (fields(openai.responses.response_create_params.ResponseCreateParamsBase), ResponseRequest),
+        (fields(openai.EmbeddingCreateParams), EmbeddingRequest),
+        (
+            fields(
+                anthropic.message_create_params.MessageCreateParamsBase,
+                anthropic.beta.message_create_params.MessageCreateParamsBase,
+            ),
+            MessagesRequest,
+        ),
+    ],
+    ids=lambda kind: getattr(kind, "__name__", ""),
+)
+def test_no_field_of_a_specification_is_unknown(named, kind):
+    assert named and named - {*kind.__struct_encode_fields__, *HARMLESS, *REFUSED, *WISHES} == set()
