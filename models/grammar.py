@@ -220,10 +220,15 @@ FIXED_BYTES, BYTES_A_CHARACTER = 64 << 10, 400  # of a compiled grammar, as meas
 
 
 class Grammar:
-    """A compiled grammar. num_bytes: about what it takes. has_controls: its answers may have control tokens."""
+    """A compiled grammar. num_bytes: about what it takes. has_controls: its answers may have control tokens.
 
-    def __init__(self, matcher: LLMatcher, tokens: Tokens, num_bytes: int, *, has_controls: bool) -> None:
-        self.num_bytes = num_bytes
+    left_out: what its schemas say and it does not enforce.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, tokens: Tokens, num_bytes: int, *, has_controls: bool, left_out: tuple[str, ...] = ()
+    ) -> None:
+        self.num_bytes, self.left_out = num_bytes, left_out
         self._matcher, self._tokens, self._has_controls = matcher, tokens, has_controls
 
     def start(self, *, fast_forward: bool = True) -> Constraint:
@@ -285,11 +290,11 @@ class Grammars:
             return found
         if source.size > MAX_BYTES:
             raise GrammarError(f"it has {source.size:,} characters: expected at most {MAX_BYTES:,}")
-        definition = self._trial.define(source)
+        definition, left_out = self._trial.define(source)
         matcher = LLMatcher(self._tokens.result().tokenizer, definition, log_level=0, limits=LIMITS)
         check(matcher)
         num_bytes = FIXED_BYTES + BYTES_A_CHARACTER * len(definition)
-        grammar = Grammar(matcher, self._tokens.result(), num_bytes, has_controls=source.may_name_tokens)
+        grammar = Grammar(matcher, self._tokens.result(), num_bytes, has_controls=source.may_name_tokens, left_out=left_out)
         self._keep(source, grammar)
         return grammar
 

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from itertools import permutations
 from threading import Thread, stack_size
 from typing import TYPE_CHECKING, Literal
 
@@ -66,11 +68,22 @@ VALUES = frozenset({
 REMARKS = frozenset({
     "$schema", "$id", "id", "$anchor", "$comment", "title", "description", "markdownDescription", "default", "example",
     "examples", "deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "discriminator", "xml",
-    "externalDocs", "strict",
+    "externalDocs", "strict", "enumNames", "enumDescriptions", "markdownEnumDescriptions", "propertyOrdering",
+    "errorMessage",
 })  # fmt: skip
 """Keywords that allow and forbid nothing."""
-NEUTRAL = {"nullable": False, "uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
-"""Keywords that are not supported, with the value that changes nothing."""
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "nullable": (False,), "uniqueItems": (False,), "unevaluatedProperties": (True,), "unevaluatedItems": (True,),
+    "propertyNames": (True, {}, {"type": "string"}),
+}  # fmt: skip
+"""Keywords that are not supported, with the values that change nothing."""
+REFERENCES = ("$dynamicRef", "$recursiveRef")  # without what they mean, a schema is another one: they are always refused
+FORMATS = frozenset({
+    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
+})  # fmt: skip
+"""Formats that are enforced."""
+PLAIN_FORMATS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
+"""Formats of which every text is one."""
 OPEN = ("type", "$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 IMPLIED = {
     "properties": "object", "required": "object", "additionalProperties": "object", "patternProperties": "object",
@@ -90,15 +103,9 @@ Schema = dict[str, object]
 
 
 def check_schema(schema: object) -> None:
-    """Raise GrammarError for a keyword that would be ignored, and for a schema whose every answer would have no end."""
-    if not isinstance(schema, dict | bool):
-        raise GrammarError("a schema is an object, true or false")
+    """Raise GrammarError for what llguidance would misread, and for a schema whose every answer would have no end."""
     found = dict(_schemas(schema, "#"))
     for path, inner in found.items():
-        for keyword, value in inner.items():
-            known = keyword in INNER or keyword in VALUES or keyword in REMARKS or keyword.startswith("x-")
-            if not known and (keyword not in NEUTRAL or value != NEUTRAL[keyword]):
-                raise GrammarError(f"{path}: {keyword!r} is not supported")
         _check_range(path, inner)
         for pattern in _patterns(inner):
             check_pattern(pattern, f"{path}: the pattern {pattern[:80]!r}")
@@ -146,6 +153,182 @@ def add_types(schema: object) -> None:
     for _, inner in list(_schemas(schema, "#")):
         if inner.keys().isdisjoint(OPEN) and (implied := next((IMPLIED[key] for key in inner if key in IMPLIED), None)):
             inner["type"] = implied
+
+
+# What other servers take: it is enforced in other words where it can be, and left out where it cannot. A schema that has
+# `strict: true` at its top relies on each word.
+
+OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
+MOST_UNIQUE = 4  # values that a list without repetitions is made of: their orders are written out
+KINDS = ("string", "number", "boolean", "null", "object", "array")
+LOOKING = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bB])")  # look-around, references back, and borders of words
+
+
+def soften(schema: object) -> list[str]:
+    """Write what llguidance does not know in words that it knows, in place, or leave it out; return what was left out.
+
+    Raises GrammarError for a schema that is none, and for what would be left out of a strict one.
+    """
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("a schema is an object, true or false")
+    is_strict = isinstance(schema, dict) and schema.get("strict") is True
+    left_out: list[str] = []
+    for path, inner in list(_schemas(schema, "#")):
+        for rewrite in (_with_property_names, _without_negation, _with_unique_items, _with_null):
+            rewrite(inner)
+        for keyword in [keyword for keyword in inner if not _is_known(keyword)]:
+            if inner[keyword] in NEUTRAL.get(keyword, ()):
+                del inner[keyword]
+                continue
+            if is_strict or keyword in REFERENCES:
+                raise GrammarError(f"{path}: {keyword!r} is not supported")
+            del inner[keyword]
+            left_out.append(f"{keyword!r} at {path}")
+        left_out += [f"{what} at {path}" for what in _without_looking(path, inner, is_strict)]
+        form = inner.get("format")
+        if isinstance(form, str) and form not in FORMATS:
+            del inner["format"]
+            left_out += [] if form in PLAIN_FORMATS else [f"the format {form[:80]!r} at {path}"]
+    return left_out
+
+
+def _is_known(keyword: str) -> bool:
+    return keyword in INNER or keyword in VALUES or keyword in REMARKS or keyword.startswith("x-")
+
+
+def _with_property_names(schema: Schema) -> None:
+    """Write a rule for the names of an object, which has no named ones, as a pattern of these or as named ones."""
+    names = schema.get("propertyNames")
+    if not isinstance(names, dict) or any(keyword in schema for keyword in ("properties", "patternProperties", "$ref")):
+        return
+    rules = {name: value for name, value in names.items() if name not in REMARKS and value != "string"}
+    value = schema.get("additionalProperties", True)
+    if rules.keys() == {"pattern"} and isinstance(rules["pattern"], str):
+        schema["patternProperties"] = {rules["pattern"]: value}
+    elif (
+        rules.keys() == {"enum"}
+        and isinstance(listed := rules["enum"], list)
+        and all(isinstance(one, str) for one in listed)
+    ):
+        schema["properties"] = {name: deepcopy(value) for name in listed}
+    else:
+        return
+    schema["additionalProperties"] = False
+    schema.setdefault("type", "object")
+    del schema["propertyNames"]
+
+
+def _without_negation(schema: Schema) -> None:
+    """Write a `not` of types or of listed values as the other types or values."""
+    match schema.get("not"):
+        case {"type": str() | list() as types, **rest} if not rest:
+            excluded = {types} if isinstance(types, str) else set(types)
+            own = schema.get("type", list(KINDS))
+            own = own if isinstance(own, list) else [own]
+            if "integer" in excluded and "number" not in excluded and "number" in own:
+                return
+            excluded |= {"integer"} if "number" in excluded else set()
+            if (left := [kind for kind in own if kind not in excluded]) and excluded <= {*KINDS, "integer"}:
+                schema["type"] = left if len(left) > 1 else left[0]
+                del schema["not"]
+        case {"enum": [*values], **rest} | {"const": values, **rest} if not rest and isinstance(schema.get("enum"), list):
+            excluded = values if isinstance(values, list) else [values]
+            schema["enum"] = [one for one in schema["enum"] if one not in excluded]  # type: ignore[union-attr]
+            del schema["not"]
+
+
+def _with_unique_items(schema: Schema) -> None:
+    """Write out the lists without repetitions of a few listed values."""
+    items, least, most = schema.get("items"), schema.get("minItems", 0), schema.get("maxItems", MOST_UNIQUE)
+    if schema.get("uniqueItems") is not True or not isinstance(items, dict) or "prefixItems" in schema:
+        return
+    values = [False, True] if items.get("type") == "boolean" else [items["const"]] if "const" in items else items.get("enum")
+    if not isinstance(values, list) or not 0 < len(values) <= MOST_UNIQUE:
+        return
+    if isinstance(least, int) and isinstance(most, int):
+        lengths = range(least, min(most, len(values)) + 1)
+        schema["enum"] = [list(order) for length in lengths for order in permutations(values, length)]
+        for keyword in ("uniqueItems", "items", "minItems", "maxItems"):
+            schema.pop(keyword, None)
+
+
+def _with_null(schema: Schema) -> None:
+    """Write OpenAPI's `nullable` as a type or a choice."""
+    if schema.get("nullable") is not True:
+        return
+    del schema["nullable"]
+    if "type" in schema:
+        types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = types if "null" in types else [*types, "null"]
+        if isinstance(values := schema.get("enum"), list) and None not in values:
+            schema["enum"] = [*values, None]
+    elif isinstance(choices := schema.get("anyOf"), list):
+        schema["anyOf"] = [*choices, {"type": "null"}]
+    else:
+        inner = {
+            name: schema.pop(name) for name in [name for name in schema if name not in ("$defs", "definitions", "strict")]
+        }
+        schema["anyOf"] = [inner, {"type": "null"}]
+
+
+def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
+    """Leave out expressions that look around; yield what was left out. Raises GrammarError: the schema is strict."""
+    for keyword in ("pattern", "patternProperties"):
+        value = schema.get(keyword)
+        looking = [one for one in ([value] if isinstance(value, str) else value if isinstance(value, dict) else [])]
+        for pattern in filter(LOOKING.search, looking):
+            if is_strict:
+                raise GrammarError(f"{path}: the pattern {pattern[:80]!r} looks around, which is not supported")
+            yield f"the pattern {pattern[:80]!r}"
+            if isinstance(value, dict):
+                schema["additionalProperties"] = value.pop(pattern)
+            else:
+                del schema[keyword]
+
+
+def close_objects(schema: object) -> None:
+    """Let an object have no other properties than the named ones, in place, where its schema does not say.
+
+    As in llama-server: small models invent fields. An object whose schema is one of several that hold at once stays open.
+    """
+    found = dict(_schemas(schema, "#"))
+    shared = _shared(found)
+    for path, inner in found.items():
+        named, required = inner.get("properties"), inner.get("required", [])
+        if not isinstance(named, dict) or not named or path in shared or not isinstance(required, list):
+            continue
+        least = inner.get("minProperties", 0)
+        says = any(keyword in inner for keyword in ("additionalProperties", "patternProperties", "unevaluatedProperties"))
+        if not says and {*map(str, required)} <= named.keys() and isinstance(least, int) and least <= len(named):
+            inner["additionalProperties"] = False
+
+
+def _shared(found: dict[str, Schema]) -> set[str]:
+    """Return the paths of schemas that hold together with another one."""
+    pending: list[str] = []
+    for path, inner in found.items():
+        alone = [not OF_OBJECTS.isdisjoint(inner), "$ref" in inner, "anyOf" in inner, "oneOf" in inner]
+        if sum(alone) + len(list(_listed(path, inner, "allOf"))) > 1:
+            pending += [path, *_beside(path, inner)]
+    shared: set[str] = set()
+    while pending:
+        if (path := pending.pop()) in found and path not in shared:
+            shared.add(path)
+            pending += _beside(path, found[path])
+    return shared
+
+
+def _beside(path: str, schema: Schema) -> Iterator[str]:
+    """Yield the paths of the schemas that a value of this one fits, or may fit, as well."""
+    if isinstance(reference := schema.get("$ref"), str):
+        yield reference
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        yield from _listed(path, schema, keyword)
+
+
+def _listed(path: str, schema: Schema, keyword: str) -> Iterator[str]:
+    inner = schema.get(keyword)
+    return (f"{path}/{keyword}/{at}" for at in range(len(inner) if isinstance(inner, list) else 0))
 
 
 def _schemas(schema: object, path: str) -> Iterator[tuple[str, Schema]]:
@@ -196,10 +379,10 @@ class _Finite:
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference in self._schemas and reference not in self._finite:
             return False
-        if not all(self._known(inner) for inner in self._inner(path, schema, "allOf")):
+        if not all(self._known(inner) for inner in _listed(path, schema, "allOf")):
             return False
         for keyword in ("anyOf", "oneOf"):
-            choices = self._inner(path, schema, keyword)
+            choices = list(_listed(path, schema, keyword))
             if choices and not any(self._known(inner) for inner in choices):
                 return False
         return "enum" in schema or "const" in schema or self._some_type_ends(path, schema)
@@ -226,16 +409,12 @@ class _Finite:
         needed = schema.get("minItems", 0)
         if not isinstance(needed, int | float) or needed <= 0:
             return True
-        first = self._inner(path, schema, "prefixItems")[: int(needed)]
+        first = list(_listed(path, schema, "prefixItems"))[: int(needed)]
         return all(self._known(inner) for inner in first) and (len(first) >= needed or self._known(f"{path}/items"))
 
     def _known(self, path: str) -> bool:
         """Return whether the schema at a path is known to have an end. Where none stands, all is allowed."""
         return path in self._finite or path not in self._schemas
-
-    def _inner(self, path: str, schema: Schema, keyword: str) -> list[str]:
-        inner = schema.get(keyword)
-        return [f"{path}/{keyword}/{at}" for at in range(len(inner))] if isinstance(inner, list) else []
 
 
 # ---- Definition ---------------------------------------------------------------------------------------------------------
@@ -262,22 +441,22 @@ LARK_REFUSED = re.compile(r"%(?:json|regex|llguidance|lark)\b|@[\w-]+|\[[^\]]*\b
 GBNF_ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|"', re.DOTALL)
 
 
-def define(source: GrammarSource) -> str:
-    """Return llguidance's grammar for a source. Raises GrammarError."""
+def define(source: GrammarSource, left_out: list[str]) -> str:
+    """Return llguidance's grammar for a source. left_out: gets what it does not enforce. Raises GrammarError."""
     for name, _ in source.schemas:
         if not SCHEMA_NAME.fullmatch(name):
             raise GrammarError(f"{name!r} is no name of a schema")
-    first = DEFINITIONS[source.kind](source)
+    first = _schema(source.text, left_out) if source.kind == "json_schema" else DEFINITIONS[source.kind](source)
     if not source.schemas:
         return first
     grammars = json.loads(first)["grammars"]
     for name, text in source.schemas:
-        (grammar,) = json.loads(_schema(text))["grammars"]
+        (grammar,) = json.loads(_schema(text, left_out))["grammars"]
         grammars.append(grammar | {"name": name})
     return json.dumps({"grammars": grammars})
 
 
-def _schema(text: str) -> str:
+def _schema(text: str, left_out: list[str]) -> str:
     try:
         schema = json.loads(text)
     except ValueError as error:
@@ -285,6 +464,8 @@ def _schema(text: str) -> str:
     except RecursionError:
         raise GrammarError("nested too deeply") from None
     add_types(schema)
+    left_out += soften(schema)
+    close_objects(schema)
     check_schema(schema)
     schema = schema if isinstance(schema, dict) else {"allOf": [schema]}  # a plain `true` takes no options
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), JSON_STYLE, STRICT)
@@ -332,7 +513,6 @@ def without_tokens(source: GrammarSource, stand_in: str) -> GrammarSource:
 
 
 DEFINITIONS: dict[Kind, Callable[[GrammarSource], str]] = {
-    "json_schema": lambda source: _schema(source.text),
     "regex": _regex,
     "gbnf": _gbnf,
     "lark": _lark,
@@ -353,8 +533,11 @@ class TrialProcess:
         self._process: subprocess.Popen[str] | None = None
         self._code = 0  # that it ended with over a grammar
 
-    def define(self, source: GrammarSource) -> str:
-        """Return llguidance's grammar for a source, which compiles in bounded time. Raises GrammarError."""
+    def define(self, source: GrammarSource) -> tuple[str, tuple[str, ...]]:
+        """Return llguidance's grammar for a source, which compiles in bounded time, and what it does not enforce.
+
+        Raises GrammarError.
+        """
         line = self._ask(source)
         if not line and self._code in FROM_OUTSIDE:
             line = self._ask(source)
@@ -363,7 +546,7 @@ class TrialProcess:
         answer = json.loads(line)
         if "error" in answer:
             raise GrammarError(answer["error"])
-        return answer["grammar"]
+        return answer["grammar"], tuple(answer["left_out"])
 
     def _ask(self, source: GrammarSource) -> str:
         """Return the line that answers a source; empty if the process ended over it."""
@@ -428,18 +611,18 @@ def _answer_all() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _answer(tokenizer: LLTokenizer, line: str) -> dict[str, str]:
-    fields = json.loads(line)
+def _answer(tokenizer: LLTokenizer, line: str) -> dict[str, str | list[str]]:
+    fields, left_out = json.loads(line), list[str]()
     source = GrammarSource(**fields | {"schemas": tuple(map(tuple, fields["schemas"]))})
     try:
-        grammar = define(source)
-        tried = define(without_tokens(source, TOKEN)) if source.may_name_tokens else grammar
+        grammar = define(source, left_out)
+        tried = define(without_tokens(source, TOKEN), []) if source.may_name_tokens else grammar
         check(LLMatcher(tokenizer, tried, log_level=0, limits=LIMITS))
     except GrammarError as error:
         return {"error": str(error)}
     except (ValueError, MemoryError, RecursionError) as error:
         return {"error": f"it cannot be compiled: {error}"}
-    return {"grammar": grammar}
+    return {"grammar": grammar, "left_out": left_out}
 
 
 def check(matcher: LLMatcher) -> None:

@@ -96,6 +96,8 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
         schema = given.get("schema")
         if schema is None and kind == "json_schema":
             raise RequestError(f"{field}.schema is missing", param=f"{field}.schema")
+        if isinstance(schema, dict) and given.get("strict") is True:
+            schema = schema | {"strict": True}
         return GrammarSpec(f"{field}.schema", _schema_source({"type": "object"} if schema in (None, {}) else schema))
 
 

@@ -96,7 +96,8 @@ def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
             f"{where}.function.parameters.type is {reprlib.repr((parameters or {})['type'])}: expected 'object'",
             param=f"{where}.function.parameters",
         )
-    return ToolDefinition(name, {"type": "object", "properties": {}} | (parameters or {}))
+    strict = {"strict": True} if function.get("strict") is True else {}
+    return ToolDefinition(name, {"type": "object", "properties": {}} | (parameters or {}) | strict)
 
 
 def _read_choice(choice: object, tools: Mapping[str, ToolDefinition]) -> tuple[Mode, Sequence[str]]:

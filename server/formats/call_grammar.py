@@ -81,7 +81,7 @@ class GrammarWriter:
 
     def _schema(self, schema: object, root: Mapping[str, object]) -> str:
         """Return a reference to a schema. root: where it refers to. Raises GrammarError: all together are too long."""
-        shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        shared = {name: root[name] for name in ("$defs", "definitions", "strict") if name in root}
         name = f"s{len(self.schemas)}"
         text = json.dumps({**shared, **schema} if isinstance(schema, dict) else schema)
         self._size += len(text)  # each schema repeats what is shared, so many of them may be far larger than their request

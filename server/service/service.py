@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from .metrics import Metrics
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
+MOST_NAMED = 8  # keywords of a schema in one warning
 MOST_GRAMMARS = 32  # that wait to be compiled: each may take two seconds
 
 
@@ -128,7 +129,8 @@ class Service:
             grammar = await asyncio.wrap_future(self.grammars.compile(grammar_spec.source))
         except GrammarError as error:
             raise RequestError(f"{grammar_spec.field}: {error}", param=grammar_spec.field, code="invalid_grammar") from None
-        return replace(prepared, sampling=prepared.sampling.changed({"grammar": grammar}))
+        warnings = (*prepared.warnings, *_not_enforced(grammar_spec.field, grammar.left_out))
+        return replace(prepared, sampling=prepared.sampling.changed({"grammar": grammar}), warnings=warnings)
 
     def submit(self, prepared: Prepared) -> list[Generation]:
         """Hand a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
@@ -245,6 +247,14 @@ class Service:
                 code="queue_full",
                 retry_after=self.metrics.seconds_until_room(self.settings.parallel),
             )
+
+
+def _not_enforced(field: str, left_out: tuple[str, ...]) -> Iterator[str]:
+    """Yield a warning that names what a form of the answer says and is not enforced."""
+    if left_out:
+        rest = len(left_out) - MOST_NAMED
+        named = ", ".join(left_out[:MOST_NAMED]) + (f", and {rest:,} more" if rest > 0 else "")
+        yield f"{field}: not enforced: {named}; with strict: true a 400"
 
 
 def _secret() -> str:

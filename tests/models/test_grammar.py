@@ -119,6 +119,27 @@ LANGUAGES = [
 ]
 
 
+NAMED = {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a"]}
+NOTHING_MORE, MORE = ['{"a": 1}', '{"a": 1, "b": 2}'], ['{"a": 1, "c": 3}']
+
+
+@pytest.mark.parametrize(
+    ("closed", "open_"),
+    [
+        (NAMED, NAMED | {"additionalProperties": True}),
+        ({"$ref": "#/$defs/n", "$defs": {"n": NAMED}}, NAMED | {"required": ["a", "c"]}),
+        ({"allOf": [{"$ref": "#/$defs/n"}], "$defs": {"n": NAMED}}, NAMED | {"patternProperties": {"^c$": {"const": 3}}}),
+        ({"anyOf": [NAMED, {"type": "null"}]}, {"allOf": [NAMED, {"properties": {"c": {"const": 3}}, "required": ["c"]}]}),
+        (NAMED, {"$ref": "#/$defs/n", "properties": {"c": {"const": 3}}, "$defs": {"n": NAMED}}),
+    ],
+)
+def test_an_object_ends_behind_its_named_properties_unless_more_may_or_must_follow(model, grammars, closed, open_):
+    grammar = compiled(grammars, schema(closed))
+    assert [accepts(model, grammar, text) for text in [*NOTHING_MORE, *MORE]] == [True, True, False]
+    answers = ['{"a": 1, "c": 3}', '{"a": 1, "b": 2, "c": 3}']
+    assert any(accepts(model, compiled(grammars, schema(open_)), text) for text in answers)
+
+
 @pytest.mark.parametrize("text", ["start: ~/a/", "start: ~/[b-z]+/", "start: A\nA: ~/x(.|\\n)*/"])
 def test_a_complement_allows_no_control_token(model, grammars, text):
     logits = np.zeros(model.num_vocab, np.float32)
@@ -172,14 +193,14 @@ def test_text_without_a_choice_is_not_sampled_and_changes_no_answer(model, gramm
         (schema({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}), "circle"),
         (schema({"items": {"$ref": "#"}, "minItems": 1}), "circle"),
         (schema({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#"}]}}}), "circle"),
-        (schema({"properties": {"a": {"requried": []}}}), "#/properties/a: 'requried' is not supported"),
-        (schema({"items": {"uniqueItems": True}}), "#/items: 'uniqueItems' is not supported"),
-        (schema({"x-guidance": {"lenient": True}, "not": {"type": "null"}}), "'not' is not supported"),
+        (schema({"strict": True, "properties": {"a": {"requried": []}}}), "#/properties/a: 'requried' is not supported"),
+        (schema({"strict": True, "items": {"uniqueItems": True}}), "#/items: 'uniqueItems' is not supported"),
+        (schema({"strict": True, "x-guidance": {"lenient": True}, "not": {"minimum": 3}}), "'not' is not supported"),
+        (schema({"strict": True, "pattern": "^(?!a)"}), "looks around"),
         (schema({"type": [{}]}), "type"),
         (schema({"enum": []}), "empty"),
         (schema("[1"), "not JSON"),
         (schema("5"), "a schema is an object"),
-        (schema({"type": "string", "format": "colour"}), "colour"),
         (GrammarSource("regex", "(?=a)b"), "look-around"),
         (GrammarSource("gbnf", 'root ::= "a" <think>'), "Expected"),
         (GrammarSource("gbnf", 'start ::= "a"'), "root"),

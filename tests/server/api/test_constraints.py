@@ -27,7 +27,7 @@ ROUTES = {
 FIXED = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}
 SCHEMAS = [
     # No schemas at all.
-    False, {"type": "hiccup"}, {"type": 3}, {"type": []}, {"type": None}, {"type": ["string", "hiccup"]}, {"minLenght": 3},
+    False, {"type": "hiccup"}, {"type": 3}, {"type": []}, {"type": None}, {"type": ["string", "hiccup"]},
     {"properties": []}, {"properties": None}, {"properties": {"a": 3}}, {"items": None}, {"items": "string"}, {"allOf": {}},
     {"anyOf": []}, {"oneOf": []}, {"required": "a"}, {"required": [3]}, {"enum": "abc"}, {"enum": []}, {"enum": None},
     {"pattern": 3}, {"format": 3}, {"minLength": "3"}, {"minLength": -1}, {"minLength": 1.5}, {"minimum": "3"},
@@ -37,14 +37,9 @@ SCHEMAS = [
     {"$defs": {"a": 3}, "$ref": "#/$defs/a"}, {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     # Expressions that cannot be compiled.
     *({"type": "string", "pattern": pattern} for pattern in (
-        "(", "[z-a]", "a{3,1}", r"\p{Foo}", r"(a)\1", "^a(?=b)", r"\bfoo\b", "a\\", "^a$\\", r"^hello (there indeed\!$",
+        "(", "[z-a]", "a{3,1}", r"\p{Foo}", "a\\", "^a$\\", r"^hello (there indeed\!$",
     )),
     {"patternProperties": {"a\\": {}}, "additionalProperties": False},
-    # Keywords that would be left out.
-    {"format": "foo"}, {"format": "regex"}, {"items": {"type": "null"}, "uniqueItems": True}, {"not": {"type": "string"}},
-    {"contains": {"type": "null"}}, {"propertyNames": {"pattern": "a"}}, {"dependentRequired": {"a": ["b"]}},
-    {"if": {"type": "null"}, "then": False}, {"unevaluatedProperties": False}, {"type": "string", "nullable": True},
-    {"properties": {"a": {"type": "string", "minLenght": 3}}}, {"$defs": {"a": {"not": {}}}, "type": "null"},
     # Nothing fits.
     {"type": "string", "minLength": 5, "maxLength": 3}, {"minItems": 3, "maxItems": 1}, {"minimum": 5, "maximum": 3},
     {"type": "integer", "minimum": 1.2, "maximum": 1.8}, {"const": 3, "type": "string"}, {"const": "abc", "maxLength": 2},
@@ -56,6 +51,17 @@ SCHEMAS = [
     {"oneOf": [{"type": "integer"}, {"type": "number"}]},
     {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 2}]},
 ]  # fmt: skip
+LOOSE = [
+    {"minLenght": 3}, {"properties": {"a": {"type": "string", "minLenght": 3}}}, {"not": {"minimum": 3}},
+    {"items": {"type": "null"}, "uniqueItems": True}, {"$defs": {"a": {"not": {}}}, "type": "null"},
+    {"type": "number", "not": {"type": "integer"}},
+    {"contains": {"type": "null"}}, {"dependentRequired": {"a": ["b"]}}, {"if": {"type": "null"}, "then": False},
+    {"propertyNames": {"minLength": 3}, "type": "object"}, {"unevaluatedProperties": False},
+    {"type": "string", "pattern": r"(a)\1"}, {"type": "string", "pattern": "^a(?=b)"},
+    {"type": "string", "pattern": r"\bfoo\b"}, {"patternProperties": {"^(?!x)": {"type": "null"}}, "type": "object"},
+]  # fmt: skip
+"""Schemas with a word that is not enforced."""
+STRICT = [schema | {"strict": True} for schema in LOOSE]
 GBNF = [
     " ", "# a remark", 'rule ::= "a"', "root ::= missing", "root ::= root", 'root ::= "a', "root ::= [a", 'root ::= ("a"',
     'root ::= "a")', 'root ::= "a"{3,1}', 'root ::= "a"{', "root ::= <|im_end|>", "root ::= <[5]>", "root ::= !<[5]>",
@@ -92,6 +98,7 @@ FORMS = [
     {"type": "text", "schema": {"type": "null"}},
     {"type": "text", "json_schema": {"schema": {"type": "null"}}}, {"type": "regex", "pattern": "a"},
     *({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}} for schema in SCHEMAS),
+    *({"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}} for schema in LOOSE),
 ]  # fmt: skip
 BOTH = [
     {"grammar": 'root ::= "a"', "json_schema": {"type": "null"}},
@@ -107,7 +114,7 @@ ELSEWHERE = [
 ]  # fmt: skip
 """The names that other servers have for it."""
 FIELDS = {
-    "json_schema": [{"json_schema": schema} for schema in SCHEMAS],
+    "json_schema": [{"json_schema": schema} for schema in [*SCHEMAS, *STRICT]],
     "response_format": [{"response_format": form} for form in FORMS],
     "grammar": [{"grammar": text} for text in GBNF],
     "regex": [{"regex": text} for text in REGEX],
@@ -153,7 +160,7 @@ def test_what_cannot_be_compiled_or_enforced_is_refused_on_every_route(server, r
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_forms_of_other_dialects_are_refused_likewise(server, stream):
     null = {"type": "json_schema", "name": "a", "schema": {"type": "null"}}
-    wishes = [{"type": "json_schema", "name": "a", "schema": schema} for schema in SCHEMAS]
+    wishes = [{"type": "json_schema", "name": "a", "schema": schema} for schema in [*SCHEMAS, *STRICT]]
     wishes += [{"type": "json_schema"}, {"type": "hiccup"}, {"type": "text", "schema": {"type": "null"}}, {"schema": {}}]
     check_refused(server, RESPONSES, [{"text": {"format": wish}} for wish in wishes])
     check_refused(server, MESSAGES, [{"output_config": {"format": wish}} for wish in wishes])
@@ -172,15 +179,74 @@ def test_a_misspelt_form_is_a_warning(server):
         assert f"'{name}.fromat' is not known: is {name}.format meant?" in warning
 
 
+OBJECTS = [{"type": "object", "properties": {"a": schema}, "required": ["a"]} for schema in SCHEMAS]
+OBJECTS += [{"type": "object", "properties": {"a": schema}, "required": ["a"], "strict": True} for schema in LOOSE]
+
+
+@pytest.mark.parametrize("schema", LOOSE, ids=json.dumps)
+def test_what_is_not_enforced_is_left_out_and_named(server, schema):
+    """In each dialect's place for it, and in the schema of a tool that must be called."""
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}, "required": ["a"]}}
+    for route, fields in (
+        (CHAT, {"json_schema": schema}),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}}),
+        (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": schema}}}),
+        ("/v1/completions", {"json_schema": schema}),
+        (CHAT, {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}),
+        (RESPONSES, {"tools": [{"type": "function"} | tool], "tool_choice": "required"}),
+    ):
+        answer = post(server, route, **fields)
+        assert answer.status_code == 200, answer.text
+        (warning,) = answer.json()["warnings"]
+        assert ": not enforced: " in warning and "strict: true" in warning
+
+
+@pytest.mark.parametrize("form", ["base64", "jwt", "binary", "uri-reference", "path", "password", "regex", "my-own"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_format_that_is_a_remark_never_fails(server, form, strict):
+    schema = {"type": "string", "format": form, "maxLength": 3, "strict": strict}
+    answer = post(server, CHAT, json_schema=schema)
+    assert answer.status_code == 200 and ("warnings" in answer.json()) == (form not in ("binary", "path", "password"))
+    jsonschema.validate(json.loads(answer.json()["choices"][0]["message"]["content"]), schema)
+
+
+FITTING = [
+    {"type": "string", "maxLength": 2, "nullable": True}, {"enum": ["a", "b"], "type": "string", "nullable": True},
+    {"nullable": True, "$ref": "#/$defs/a", "$defs": {"a": {"enum": [1, 2]}}}, {"anyOf": [{"const": 1}], "nullable": True},
+    {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 2},
+    {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "maxItems": 2},
+    {"not": {"type": ["string", "array", "object", "number"]}}, {"type": ["integer", "null"], "not": {"type": "null"}},
+    {"enum": [1, 2, 3], "not": {"const": 2}}, {"enum": [1, 2, 3], "not": {"enum": [1, 2]}},
+    {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "boolean"}},
+    {"type": "object", "propertyNames": {"pattern": "^[ab]$"}, "additionalProperties": {"type": "null"}, "maxProperties": 2},
+    {"type": "object", "propertyNames": {"type": "string"}, "properties": {"a": {"type": "null"}}, "required": ["a"]},
+    {"enum": [1, 2], "enumNames": ["one", "two"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", FITTING, ids=json.dumps)
+def test_words_that_llguidance_does_not_know_are_enforced_where_they_can_be(server, schema):
+    answer = post(server, "/v1/completions", json_schema=schema | {"strict": True}, n=8, max_tokens=60, temperature=1.5)
+    assert answer.status_code == 200 and "warnings" not in answer.json(), answer.text
+    ended = [choice["text"] for choice in answer.json()["choices"] if choice["finish_reason"] == "stop"]
+    assert ended
+    schema = (
+        schema if "nullable" not in schema else {"anyOf": [schema, {"type": "null"}]} | {"$defs": schema.get("$defs", {})}
+    )
+    for text in ended:
+        jsonschema.validate(json.loads(text), schema)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_call_that_must_fit_a_schema_that_cannot_be_is_refused(model, family, tmp_path):
     """The schema of one parameter: some families write its value as it stands, without JSON."""
     file = tmp_path / "template.jinja"
     file.write_text(TEMPLATE + "{# " + FAMILIES[family] + " #}")
-    objects = [{"type": "object", "properties": {"a": schema}, "required": ["a"]} for schema in SCHEMAS]
-    objects += [
+    objects = [
+        *OBJECTS,
         {"type": "object", "required": ["b"], "additionalProperties": False},
-        {"not": {}},
+        {"not": {}, "strict": True},
         {"allOf": [{"type": "null"}]},
     ]
     with running(model, chat_template_file=str(file)) as up:
@@ -190,10 +256,9 @@ def test_a_call_that_must_fit_a_schema_that_cannot_be_is_refused(model, family, 
 
 
 def test_a_call_of_other_dialects_is_refused_likewise(server):
-    objects = [{"type": "object", "properties": {"a": schema}, "required": ["a"]} for schema in SCHEMAS]
-    tools = [{"type": "function", "name": "f", "parameters": schema} for schema in objects]
+    tools = [{"type": "function", "name": "f", "parameters": schema} for schema in OBJECTS]
     check_refused(server, RESPONSES, [{"tools": [tool], "tool_choice": "required"} for tool in tools])
-    tools = [{"name": "f", "input_schema": schema} for schema in objects]
+    tools = [{"name": "f", "input_schema": schema} for schema in OBJECTS]
     check_refused(server, MESSAGES, [{"tools": [tool], "tool_choice": {"type": "any"}} for tool in tools])
 
 
