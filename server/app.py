@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .api.refusals import Refusals
 from .api.routes import ROUTES, ApiRoute
 from .config.settings import Settings
 from .http.api_errors import RequestError, handlers
@@ -104,7 +105,7 @@ class AppState:
     """Holds all that serves while the server is up.
 
     started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
-    no text. folder_index: likewise, and without --docs.
+    no text. folder_index: likewise, and without --docs. refusals: of bodies that were too long.
     """
 
     settings: Settings
@@ -113,6 +114,7 @@ class AppState:
     service: Service | None = None
     vectors: Vectors | None = None
     folder_index: FolderIndex | None = None
+    refusals: Refusals = field(default_factory=Refusals)
 
     @property
     def failure(self) -> str | None:

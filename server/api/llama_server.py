@@ -123,6 +123,8 @@ async def model(request: Request) -> Response:
     for entry in data:
         if name in (entry["id"], *entry["aliases"]):  # type: ignore[misc]
             return JsonReply(entry)
+    if request.app.state.app.settings.any_model:
+        return JsonReply(data[0] | {"id": name})
     known = ", ".join(str(entry["id"]) for entry in data)
     raise RequestError(f"no model {name[:80]!r} is served here: expected {known}", status=404, code="model_not_found")
 
@@ -130,18 +132,23 @@ async def model(request: Request) -> Response:
 def _models(request: Request) -> list[Fields]:
     """Return OpenAI's object for each model. Of the served one, `n_ctx` is what a request may have."""
     vectors, state = vectors_of(request), request.app.state.app
-    return [
-        {
+    data: list[Fields] = []
+    for name, about in vectors.models().items():
+        is_served = name == vectors.name
+        entry: Fields = {
             "id": name,
-            "aliases": state.settings.names(vectors.model.path) if name == vectors.name else (name,),
-            "tags": sorted(listed(state.settings.tags)) if name == vectors.name else [],
+            "aliases": state.settings.names(vectors.model.path) if is_served else (name,),
+            "tags": sorted(listed(state.settings.tags)) if is_served else [],
             "object": "model",
             "created": state.started,
             "owned_by": "slotcache",
-            "meta": about | ({"n_ctx": state.service.submitter.limit} if state.service and name == vectors.name else {}),
+            "meta": about,
         }
-        for name, about in vectors.models().items()
-    ]
+        if is_served and state.service:
+            limit = state.service.submitter.limit
+            entry |= {"meta": about | {"n_ctx": limit}, "context_length": limit, "max_model_len": limit}
+        data.append(entry)
+    return data
 
 
 def _as_ollama(name: str, request: Request) -> Fields:

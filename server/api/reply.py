@@ -34,6 +34,7 @@ from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state,
 from ..search.vectors import Vectors
 from ..service.service import Service
 from ..service.submitter import Prepared
+from .refusals import Refusals, is_lasting, key_of
 
 # ---- The tokens of an answer with their probabilities, as OpenAI and llama-server write them. ---------------------------
 
@@ -493,7 +494,7 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
     warn(request, prepared.warnings)
     return ResponseMeta(
         id=prepared.id,
-        model=service.name,
+        model=(service.settings.any_model and options.model) or service.name,
         options=options,
         num_prompts=len(prepared.prompts),
         echoes=prepared.echoes,
@@ -520,10 +521,26 @@ def endpoint(handler: Handler, body: type[Struct]) -> Handler:
     @wraps(handler)
     async def answer(request: Request) -> Response:
         check(request)  # first: no body is read for a server that cannot answer
-        answered = await handler(request, await read_body(request, body))
+        asked = await read_body(request, body)
+        answered = await (_refusing(handler, request, asked) if isinstance(asked, Options) else handler(request, asked))
         return answered if isinstance(answered, Response) else await respond(request, answered)
 
     return answer
+
+
+async def _refusing(handler: Handler, request: Request, asked: Options) -> Response | ReplyFormat:
+    """Return what a handler returns, unless an equal body was just found to be too long. Raises RequestError."""
+    refusals: Refusals = request.app.state.app.refusals
+    path = request.url.path
+    if refusals and (error := refusals.find(await beside_others(request, partial(key_of, path, asked)), path)):
+        request.state.is_quiet = True
+        raise error
+    try:
+        return await handler(request, asked)
+    except RequestError as error:
+        if is_lasting(asked, error):
+            refusals.note(await beside_others(request, partial(key_of, path, asked)), error)
+        raise
 
 
 async def respond(request: Request, reply: ReplyFormat) -> Response:

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
@@ -183,6 +184,8 @@ def _opening(pieces: Sequence[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces[last:])
 
 
+MOST_COUNTED = 4 << 20  # bytes of a prompt that are tokenised although it must be too long: this many take some 4 s
+SAMPLE = 1 << 18  # characters of a larger one, by which its tokens are estimated
 MAX_PROMPTS = 128  # of one request
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
 
@@ -336,10 +339,16 @@ class PromptBuilder:
         return ChatPrompt([part.without_hint() if isinstance(part, DocumentSet) else part for part in parts])
 
     def _check_size(self, texts: Iterable[str]) -> None:
-        """Refuse texts, before they are tokenised, that are too long even if every token is the longest one."""
-        least = sum(len(text.encode("utf-8", "replace")) for text in texts) // self._model.tokenizer.longest
-        if least >= self._limit:
-            raise too_long(least, self._limit, at_least=True)
+        """Refuse texts that are too long even if every token is the longest one, if to tokenise them takes too long, too.
+
+        Shorter ones are tokenised, so that their refusal says how many tokens they have.
+        """
+        sizes = [(len(text.encode("utf-8", "replace")), text) for text in texts]
+        size = sum(length for length, _ in sizes)
+        if size > MOST_COUNTED and size // self._model.tokenizer.longest >= self._limit:
+            longest = max(sizes, key=itemgetter(0))[1][:SAMPLE]
+            num_tokens = size * len(self._model.tokenize(longest)) // len(longest.encode("utf-8", "replace"))
+            raise too_long(max(num_tokens, self._limit), self._limit, about=True)
 
     def _template_text(self, piece: TextPiece, scope: str, first: bool) -> Fixed:
         if piece.is_plain:

@@ -228,6 +228,7 @@ class Settings(Numbers):
     hf_file: str = row("", ("-hff", "--hf-file"), "with -hf, the file of the repository to fetch", llama="LLAMA_ARG_HF_FILE")
     offline: bool = row(False, ("--offline",), "with -hf, use only what is in the local cache", llama="LLAMA_ARG_OFFLINE")
     alias: str = row("", ("-a", "--alias"), "the model's name in answers, or several, separated by commas: the first of the alphabet is the name, as in llama-server; without one, the file's name", llama="LLAMA_ARG_ALIAS")
+    any_model: bool = row(False, ("--any-model",), "serve the model under any name, for clients whose model cannot be set: `GET /v1/models/{id}` knows each name, and an answer has the one that its request asked for")
     tags: str = row("", ("--tags",), "words about the model, separated by commas, which `GET /v1/models` shows", llama="LLAMA_ARG_TAGS")
     host: str = row("127.0.0.1", ("--host",), "address to listen on, or several, separated by commas", llama="LLAMA_ARG_HOST")
     port: int = row(8080, ("--port",), "port to listen on", most=65535, llama="LLAMA_ARG_PORT")

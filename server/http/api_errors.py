@@ -78,10 +78,10 @@ class RequestError(Exception):
         return {"type": "error", "error": about | self.details}
 
 
-def too_long(num_tokens: int, limit: int, at_least: bool = False) -> RequestError:
-    """Make the error of a prompt that leaves no room for an answer. at_least: `num_tokens` is only a lower bound."""
+def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
+    """Make the error of a prompt that leaves no room for an answer. about: `num_tokens` is an estimate."""
     return RequestError(
-        f"the prompt has {'at least ' if at_least else ''}{num_tokens} tokens, which exceeds the available context size of "
+        f"the prompt has {'about ' if about else ''}{num_tokens} tokens, which exceeds the available context size of "
         f"{limit}: shorten it to {limit - 1} or start the server with a larger --ctx-size",
         code="context_length_exceeded",
         type="exceed_context_size_error",  # llama-server's; the code is OpenAI's
@@ -116,8 +116,10 @@ def handlers(program: str) -> dict[Any, ExceptionHandler]:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    request.state.error = error
     path = request.url.path
+    if isinstance(error, HTTPException) and error.status_code == 405 and request.method == "OPTIONS":
+        return Response(headers=error.headers)  # `Allow` is the answer; a page's preflight was answered before
+    request.state.error = error
     if isinstance(error, HTTPException):
         message = f"no such route: {path}" if error.status_code == 404 else error.detail
         return refusal(RequestError(message, status=error.status_code, headers=error.headers), path)

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config.settings import Settings, SettingsError, listed
@@ -111,6 +112,7 @@ def _keys_in(path: str) -> frozenset[str]:
 
 ANY, LOCAL = "*", "localhost"
 METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+SENDABLE = ("Authorization", "Content-Type", "X-Api-Key", "X-Request-Id")
 READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read beside the usual ones
 
 
@@ -149,6 +151,12 @@ class CrossOrigin(CORSMiddleware):
 
     def is_allowed_origin(self, origin: str) -> bool:
         return self._origins.allow(origin)
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Name the headers that a page may send, also to a client that does not say which it wants to."""
+        response = super().preflight_response(request_headers)
+        response.headers.setdefault("Access-Control-Allow-Headers", ", ".join(SENDABLE))
+        return response
 
 
 def _is_local(origin: str) -> bool:
@@ -199,8 +207,9 @@ class Gate:
         """Raise RequestError for a request that is not allowed."""
         host = headers.get("host", "").lower()
         if host and not self._is_ours(host):
+            name = _name(host)[:80]
             raise RequestError(
-                f"this server is not called {host[:80]!r}: --allowed-hosts names hosts that it is", status=403
+                f"this server is not called {host[:80]!r}: start it with --allowed-hosts {name} if it is", status=403
             )
         self._check_page(method, headers, host)
         if not self._keys.admit(headers) and not (self._has_page and PAGE.fullmatch(path)):

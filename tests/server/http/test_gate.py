@@ -95,7 +95,7 @@ def test_a_server_without_a_key_says_who_can_reach_it(caplog, changed, says):
     assert len(warned) == bool(says) and all(line.startswith("NO API KEY") and says in line for line in warned)
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 def test_health_is_open_to_those_who_read_it_only(guarded, method):
     for path in ("/health", "/v1/health"):
         assert status(guarded, "HEAD", path) == status(guarded, "GET", path, host="evil.example") == 200
@@ -219,3 +219,24 @@ def test_browsers_that_send_no_origin_show_themselves_otherwise(server):
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "application/json", ""])
 def test_a_program_may_say_anything_of_its_body(server, kind):
     assert status(server, **({"content_type": kind} if kind else {})) == 200
+
+
+def test_options_without_an_origin_says_what_may_be_asked(server, guarded):
+    answer = server.http.options(CHAT)
+    assert answer.status_code == 200 and answer.headers["allow"] == "POST" and not answer.content
+    assert (status(guarded, "OPTIONS", CHAT), status(guarded, "OPTIONS", CHAT, x_api_key="sécret")) == (401, 200)
+    assert server.http.options("/none").status_code == 404
+
+
+def test_a_foreign_name_is_refused_with_the_flag_that_allows_it(server):
+    answer = server.http.get("/v1/models", headers={"Host": "host.docker.internal:8080"})
+    assert answer.status_code == 403 and "--allowed-hosts host.docker.internal " in answer.json()["error"]["message"]
+
+
+def test_a_preflight_names_the_header_of_a_key(tiny):
+    asks = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+    with running(tiny, cors_origins="*", api_key="key") as up:
+        for wanted in ({}, {"Access-Control-Request-Headers": "authorization,content-type"}):
+            answer = up.http.options(CHAT, headers=asks | wanted)
+            assert answer.status_code == 200
+            assert "authorization" in answer.headers["access-control-allow-headers"].lower()
