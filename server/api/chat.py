@@ -44,7 +44,7 @@ class ChatReply:
         return self._chunks(index, self._readers[index].push(delta.text), self.envelope.times(index, delta))
 
     def end(self, index: int, end: End) -> list[bytes]:
-        rest = self._chunks(index, self._readers[index].finish(), {})
+        rest = self._chunks(index, self._readers[index].finish(end.is_cut), {})
         choice = self._choice(index, {}, self._reason(end, self._has_calls[index]))
         last = self._head | {"choices": [choice]} | accounts(end.report) | self.envelope.notes()
         return [*rest, sse_event(last | verbose(self.envelope, index, WholeAnswer((), end)))]
@@ -68,7 +68,7 @@ class ChatReply:
 
     def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields:
         reader = self.envelope.reader()
-        said = message([*reader.push(answer.text), *reader.finish()])
+        said = message([*reader.push(answer.text), *reader.finish(answer.end.is_cut)])
         (probabilities, *_) = self.envelope.probabilities()
         logprobs = _logprobs(probabilities.entries(answer.whole()))
         reason = self._reason(answer.end, "tool_calls" in said)

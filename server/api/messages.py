@@ -531,7 +531,7 @@ class MessagesReply:
         return self._read(self._reader.push(delta.text))
 
     def end(self, index: int, end: End) -> list[bytes]:
-        rest = self._read(self._reader.finish())
+        rest = self._read(self._reader.finish(end.is_cut))
         first = [] if self._blocks else self._sent(self._begin(_OpenBlock("text")))
         return [*rest, *first, *self._sent(self._end())]
 

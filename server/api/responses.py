@@ -567,7 +567,7 @@ class ResponsesReply:
         return self._events(events)
 
     def end(self, index: int, end: End) -> list[bytes]:
-        return self._events([*self._read(self._reader.finish()), *self._output.finish(_status(end))])
+        return self._events([*self._read(self._reader.finish(end.is_cut)), *self._output.finish(_status(end))])
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
         (end,) = ends

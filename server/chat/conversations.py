@@ -218,13 +218,13 @@ class PendingTurn:
         """Make the turn of a request whose messages and documents are in `chat`."""
         return cls(id, msgspec.json.encode(asked.for_next_turn()), chat, ref)
 
-    def read(self, text: str) -> tuple[Message, str, bool]:
+    def read(self, text: str, is_cut: bool = False) -> tuple[Message, str, bool]:
         """Return the whole message of an answer, the key of its ids, and whether it is content alone. text: the model's.
 
-        Ids of content alone may be found by its text, as they hold no control token.
+        is_cut: it reached its limit. Ids of content alone may be found by its text, as they hold no control token.
         """
         reader = self.chat.whole_reader()
-        answer = message([*reader.push(text), *reader.finish()])
+        answer = message([*reader.push(text), *reader.finish(is_cut)])
         whole = self.chat.prefilled.content + text if self.chat.prefilled else text
         is_content = answer == {"role": "assistant", "content": whole} and not any(
             tag in text for tag in self.chat.form.spelt

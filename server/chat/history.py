@@ -68,8 +68,8 @@ class _PrefilledReader:
         prefilled, self._prefilled = self._prefilled, []
         return [*prefilled, *self._rest.push(text)]
 
-    def finish(self) -> list[Fragment]:
-        return [*self._prefilled, *self._rest.finish()]
+    def finish(self, is_cut: bool = False) -> list[Fragment]:
+        return [*self._prefilled, *self._rest.finish(is_cut)]
 
 
 def continues_answer(request: ChatRequest, messages: Sequence[Message], *, prefills: bool) -> bool:

@@ -97,6 +97,11 @@ class End:
     kept: int | None = None
     prompt: str = ""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer reached a limit."""
+        return self.reason == "length"
+
     def delta(self) -> Delta:
         """Return the piece as if the answer went on."""
         num_generated = self.report.num_generated

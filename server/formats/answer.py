@@ -51,8 +51,11 @@ class AnswerReader(Protocol):
         """Add text and return the fragments that are settled by it."""
         ...
 
-    def finish(self) -> list[Fragment]:
-        """Return what was held back. Called once, after the last text."""
+    def finish(self, is_cut: bool = False) -> list[Fragment]:
+        """Return what was held back. Called once, after the last text. is_cut: the answer reached its limit there.
+
+        Of a call that was cut before its name was known, nothing is said.
+        """
         ...
 
 
@@ -62,7 +65,7 @@ class Plain:
     def push(self, text: str) -> list[Fragment]:
         return [ContentText(text)] if text else []
 
-    def finish(self) -> list[Fragment]:
+    def finish(self, is_cut: bool = False) -> list[Fragment]:
         return []
 
 

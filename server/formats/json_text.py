@@ -48,12 +48,15 @@ class Tags:
 
 
 class UnreadText:
-    """The unread text of an answer. Text that was read is dropped, but for what was read since a `mark`."""
+    """The unread text of an answer. Text that was read is dropped, but for what was read since a `mark`.
 
-    __slots__ = ("_at", "_read", "_unread", "ended")
+    ended: no more will come. is_cut: since the answer reached its limit.
+    """
+
+    __slots__ = ("_at", "_read", "_unread", "ended", "is_cut")
 
     def __init__(self) -> None:
-        self.ended = False
+        self.ended = self.is_cut = False
         self._unread, self._at = "", 0
         self._read: list[str] | None = None
 
@@ -76,8 +79,11 @@ class UnreadText:
         return taken
 
     def before(self, tags: Tags) -> tuple[str, str]:
-        """Read up to the next tag and the tag itself; without one, up to where it may begin. Returns both."""
-        place, tag = tags.find(self._unread, self._at, self.ended)
+        """Read up to the next tag and the tag itself; without one, up to where it may begin. Returns both.
+
+        What may be the beginning of a tag is text at the end of an answer, unless that is cut.
+        """
+        place, tag = tags.find(self._unread, self._at, self.ended and not self.is_cut)
         text = self.take(place - self._at)
         self.take(len(tag))
         return text, tag

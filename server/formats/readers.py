@@ -394,9 +394,9 @@ class SteppedReader:
             fragments.append(fragment)
         return fragments
 
-    def finish(self) -> list[Fragment]:
+    def finish(self, is_cut: bool = False) -> list[Fragment]:
         """Return what was held back."""
-        self._text.ended = True
+        self._text.ended, self._text.is_cut = True, is_cut
         return self.push("")
 
 
@@ -498,6 +498,8 @@ class TaggedAnswer:
             self._content.part()
             trimmed = self._content
         read = self._text.unmark()
+        if tag and self._calls.number == number and self._text.is_cut and not self._text.rest:
+            return  # it was cut before its name was known
         for dropped in self._dropped:
             read = read.replace(dropped, "")
         yield from trimmed.say(read)

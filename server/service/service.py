@@ -198,7 +198,7 @@ class Service:
     def _remember(self, generation: Generation, turn: PendingTurn, end: End, answer_sources: AnswerSources | None) -> End:
         """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
         request, layout = generation.request, generation.job.layout
-        answer, key, is_content = turn.read("".join(generation.parts))
+        answer, key, is_content = turn.read("".join(generation.parts), end.is_cut)
         sampled = None if end.sampled is None else turn.ids(end.sampled)
         if sampled is not None:
             self.answers.remember(generation.scope, key, sampled)

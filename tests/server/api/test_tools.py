@@ -119,6 +119,24 @@ def test_each_family_calls_what_it_must(family):
             assert joined(ask(family, **fields, seed=seed, stream=True)) == answer
 
 
+def test_of_a_call_that_is_cut_before_its_name_nothing_is_content(family):
+    """At each number of tokens, in an answer, in its stream and in the other dialects."""
+    fields = {"tools": [WEATHER], "tool_choice": "required", "seed": 1}
+    whole_answer = whole(ask(family, **fields, max_tokens=200))[0]
+    for most in range(1, 24):
+        answer = ask(family, **fields, max_tokens=most)
+        said, reason = whole(answer)
+        assert not said["content"] and joined(ask(family, **fields, max_tokens=most, stream=True)) == (said, reason), most
+        if reason == "tool_calls":
+            break
+        for (name, _), (full, _) in zip(said["tool_calls"], whole_answer["tool_calls"], strict=False):
+            assert name == full
+        asked = {"input": USER, "tools": [{"type": "function"} | WEATHER["function"]], "seed": 1, "tool_choice": "required"}
+        response = family.http.post("/v1/responses", json=asked | {"max_output_tokens": most}).json()
+        texts = [part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"]]
+        assert texts in ([], [""])
+
+
 def test_a_schema_and_tools_are_one_or_the_other(family):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}
     for seed in range(4):
