@@ -24,6 +24,7 @@ from .http.security import guards
 from .search.folder import FolderIndex
 from .search.vectors import Vectors
 from .service.metrics import exposition_of_vectors
+from .service.repeats import Repeats
 from .service.service import Service
 
 # ---- Page ---------------------------------------------------------------------------------------------------------------
@@ -105,7 +106,8 @@ class AppState:
     """Holds all that serves while the server is up.
 
     started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
-    no text. folder_index: likewise, and without --docs. refusals: of bodies that were too long.
+    no text. folder_index: likewise, and without --docs. refusals: of bodies that were too long. repeats: of
+    prompts that leave the cache alone.
     """
 
     settings: Settings
@@ -115,6 +117,7 @@ class AppState:
     vectors: Vectors | None = None
     folder_index: FolderIndex | None = None
     refusals: Refusals = field(default_factory=Refusals)
+    repeats: Repeats = field(default_factory=Repeats)
 
     @property
     def failure(self) -> str | None:

@@ -32,6 +32,7 @@ from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
 from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
 from ..search.vectors import Vectors
+from ..service.repeats import Repeats
 from ..service.service import Service
 from ..service.submitter import Prepared
 from .refusals import Refusals, is_lasting, key_of
@@ -492,6 +493,7 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
     """Submit a request; return the common fields of its answer. Raises RequestError: too long, no room."""
     service, options = service_of(request), prepared.options.without_texts()
     warn(request, prepared.warnings)
+    _tell_of_cache(request, prepared)
     return ResponseMeta(
         id=prepared.id,
         model=(service.settings.any_model and options.model) or service.name,
@@ -507,6 +509,22 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
         piece=service.model.piece,
     )
 
+
+def _tell_of_cache(request: Request, prepared: Prepared) -> None:
+    """Say once to a client that says nothing of the cache what that would have saved."""
+    submitter, options = service_of(request).submitter, prepared.options
+    if options.cache_prompt is not None or submitter.caches(options) or not submitter.can_reuse:
+        return
+    keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
+    repeats: Repeats = request.app.state.app.repeats
+    if num_tokens := repeats.note((*keys, options.cache_scope), prepared.prompts[0]):
+        warn(request, [REPEATED.format(num_tokens)])
+
+
+REPEATED = (
+    "the first {:,} tokens of this prompt or more are those of an earlier one, and were computed again: with a "
+    "`prompt_cache_key`, `cache_prompt: true` or the server's --cache-prompt they would have been reused; this is said once"
+)
 
 Handler = Callable[..., Awaitable[Response | ReplyFormat]]
 

@@ -99,6 +99,11 @@ class Submitter:
         """Return whether a request may read and fill the cache."""
         return self.defaults.caches or options.opts_in if options.cache_prompt is None else options.cache_prompt
 
+    @property
+    def can_reuse(self) -> bool:
+        """Whether this model's prompts can be cached at all."""
+        return self._model.can_trim or self._view.keeps_snapshots
+
     def scope(self, options: Options) -> Scope:
         """Return the scope of a request's KV if it is cached. Raises RequestError: an adapter that is not there."""
         name = self.adapters.name

@@ -72,7 +72,9 @@ def test_answers(case: Case):
         assert without_ids(read(case, range(size, len(case.text), size))) == whole
 
 
-@pytest.mark.parametrize("text", ["<tool_", "<tool_call>", "Yes.<tool_call>\n", '<tool_call>\n{"na', '<tool_call>{"name": "get_we'])
+@pytest.mark.parametrize(
+    "text", ["<tool_", "<tool_call>", "Yes.<tool_call>\n", '<tool_call>\n{"na', '<tool_call>{"name": "get_we']
+)
 def test_of_a_call_that_was_cut_before_its_name_nothing_is_said(text):
     reader = row_of("hermes").reader(TOOLS, seed="0")
     assert message([*reader.push(text), *reader.finish(is_cut=True)]) == {
