@@ -86,7 +86,7 @@ def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
         return "a sliding window passes its KV"
     if rope is None:
         return "its positions are not rotary ones in one dimension"
-    (attention,) = layout.attention
+    attention = layout.attention[0]
     blocks = attention.blocks
     keys = [(int.from_bytes(head[:4], "little"), size) for head, size in blocks[: len(blocks) // 2]]
     if attention.cell != CELL or any(kind not in NUMBERS for kind, _ in keys):
