@@ -58,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     ordering.set_defaults(command=_order)
     doctor = commands.add_parser("doctor", help="what this machine has, and what would fit", allow_abbrev=False)
     add_arguments(doctor)
+    doctor.add_argument(
+        "--time", action="store_true", help="time each llama.cpp that is installed, with -m or a built-in model"
+    )
     doctor.set_defaults(command=_doctor)
     showing = commands.add_parser(
         "demo", help="a conversation about bundled documents, with reuse and without", allow_abbrev=False
@@ -104,7 +107,7 @@ def _demo(chosen: argparse.Namespace) -> int:
 def _doctor(chosen: argparse.Namespace) -> int:
     from .doctor import doctor
 
-    return doctor(settings_of(chosen))
+    return doctor(settings_of(chosen), chosen.time)
 
 
 def _module_of(extra: str, name: str) -> ModuleType | None:

@@ -1,11 +1,12 @@
-"""`slotcache doctor`: llama.cpp's library, the devices, whether layers can go to a GPU, a model's template, how it fits."""
+"""`slotcache doctor`: llama.cpp's library and its speed, the devices, offload to a GPU, a model's template, how it fits."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from ..models import gate, llama
+from ..models import gate, libraries, llama
+from ..models.demo import FILE
 from ..models.errors import ModelError
 from ..models.hardware import devices, fast_cores, free_memory, supports_offload, unused_features, used_features
 from ..models.model import Model
@@ -15,13 +16,18 @@ from .engine.fit import fit
 from .load import describe_template, open_template
 
 
-def doctor(settings: Settings) -> int:
-    """Print the report and return the exit code; 2: llama.cpp is refused, the model cannot be read, or does not fit."""
+def doctor(settings: Settings, times: bool = False) -> int:
+    """Print the report and return the exit code; 2: llama.cpp is refused, the model cannot be read, or does not fit.
+
+    times: whether to time the libraries of llama.cpp, too.
+    """
     try:
         _print_library()
         _print_devices(settings)
         if settings.model:
             _print_fit(settings)
+        if times:
+            _print_times(settings)
     except (ModelError, SettingsError) as error:
         print(f"slotcache: {error}", file=sys.stderr)
         return 2
@@ -70,3 +76,24 @@ def _print_fit(settings: Settings) -> None:
     _, decision = fit(settings, path)
     for line in decision.lines() if decision else ():
         print(f"  {line}")
+
+
+def _print_times(settings: Settings) -> None:
+    """Print the speed of each library of llama.cpp that is installed, and what would be faster than the one in use."""
+    path = Path(settings.model).expanduser() if settings.model else FILE
+    threads = settings.threads or fast_cores()
+    speeds = libraries.compare(path, threads, settings.gpu_layers, lambda line: print(f"  {line}", file=sys.stderr))
+    print(
+        f"Tokens a second with {path.name} on {threads} threads, a prompt of {libraries.PROMPT} and one at a time behind it:"
+    )
+    for line in libraries.as_table(speeds):
+        print(f"  {line}")
+    if not settings.model:
+        print("  it is tiny: -m MODEL times the one that you serve")
+    unused = unused_features(used_features())
+    if best := libraries.faster(speeds):
+        print(f"faster: {best}, with {llama.VARIABLES[0]}={best.path}")
+    elif unused:
+        print(f"faster: probably make native, which compiles a llama.cpp that uses {', '.join(unused)} of this CPU")
+    else:
+        print("faster: nothing that was found here")

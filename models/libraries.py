@@ -1,0 +1,138 @@
+"""Compares the libraries of llama.cpp on this machine: how fast each one computes a model, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+
+from . import gate, llama
+from .context import Context, ContextSettings
+from .hardware import command
+from .llama import VARIABLES, Library
+from .model import Model
+from .runner import Runner
+from .timing import ANSWER, GAIN
+
+PROMPT, STEPS = 512, 16  # tokens of a prompt; of an answer, one at a time, of which the fastest stands for all
+ROUNDS = 3  # of every library in turn, since the speed of a machine changes; the fastest of each kind of work counts
+PATIENCE = 120  # s for one library in one round, the trial of one that is new included
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens a second; refused: why there are none."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    refused: str = ""
+
+    @property
+    def turn(self) -> float:
+        """Seconds of a prompt and its answer."""
+        return PROMPT / self.prefill + ANSWER / self.decode
+
+    def best(self, other: Speed) -> Speed:
+        if self.refused or other.refused:
+            return self if self.refused else other
+        return Speed(max(self.prefill, other.prefill), max(self.decode, other.decode))
+
+
+def installed() -> list[Library]:
+    """Return the library in use, then the others in the order in which they are looked for."""
+    used = llama.LIBRARY.path.resolve().parent
+    return [llama.LIBRARY, *(found for found in _places() if found.path.resolve() != used)]
+
+
+def _places() -> Iterator[Library]:
+    """Yield the folders that may have a library, as libraries: a process that opens one says what is wrong with it."""
+    for variable in VARIABLES:
+        if folder := os.environ.get(variable):
+            yield Library(Path(folder).expanduser(), variable)
+    for module, origin, folder in (("llama_cpp", "llama-cpp-python", "lib"), ("xllamacpp", "xllamacpp", "")):
+        if (spec := find_spec(module)) and spec.origin:
+            version = next((package.version for package in distributions(name=origin)), "")
+            yield Library(Path(spec.origin).parent / folder, origin, version)
+    if llama.NPM.is_dir():
+        yield Library(llama.NPM / "bins/linux-x64", "npm", json.loads((llama.NPM / "package.json").read_text())["version"])
+
+
+def compare(model: Path, threads: int, gpu_layers: int, tell: Callable[[str], None]) -> dict[Library, Speed]:
+    """Return the speed of each library, the one in use first. tell: is told what is timed now."""
+    speeds: dict[Library, Speed] = {}
+    found = installed()
+    for number in range(ROUNDS):
+        for library in found:
+            if not (known := speeds.get(library)) or not known.refused:
+                tell(f"round {number + 1} of {ROUNDS}: {library}")
+                speed = _speed(library, model, threads, gpu_layers)
+                speeds[library] = known.best(speed) if known else speed
+    return speeds
+
+
+def _speed(library: Library, model: Path, threads: int, gpu_layers: int) -> Speed:
+    """Time a library in a process of its own."""
+    folder = library.path if library.path.is_dir() else library.path.parent
+    child = command("models.libraries", str(model), str(threads), str(gpu_layers))
+    environment = os.environ | {VARIABLES[0]: str(folder)}
+    try:
+        done = subprocess.run(child, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+        prefill, decode = map(float, done.stdout.splitlines()[-1].split())
+        return Speed(prefill, decode)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Speed(refused=str(error))
+    except (IndexError, ValueError):  # it ended before its last line, which is two numbers
+        said = (done.stderr.splitlines() or [f"ended with code {done.returncode}"])[-1]
+        return Speed(refused=said.partition("Error: ")[2] or said)
+
+
+def main(path: str, threads: str, gpu_layers: str) -> None:
+    """Print this process's library's tokens a second: of prefill, and of decode. Raises ModelError and RunnerError."""
+    gate.check()
+    settings = ContextSettings(num_cells=2 * PROMPT, batch=PROMPT, threads=int(threads), num_sequences=2)
+    runner = Runner(Context(Model(Path(path), int(gpu_layers)), settings))
+    _round(runner)  # the system reads the file, and llama.cpp allocates
+    print(*_round(runner), flush=True)
+
+
+def _round(runner: Runner) -> tuple[float, float]:
+    prefill = _seconds(runner, 0, PROMPT)
+    step = min(_seconds(runner, at, at + 1) for at in range(PROMPT, PROMPT + STEPS))
+    runner.clear()
+    return PROMPT / prefill, 1 / step
+
+
+def _seconds(runner: Runner, start: int, stop: int) -> float:
+    began = perf_counter()
+    runner.compute_zeros(start, stop)
+    return perf_counter() - began
+
+
+def as_table(speeds: dict[Library, Speed]) -> list[str]:
+    """Return a line for each library: its tokens a second, and as a share of those of the library in use."""
+    used = speeds[llama.LIBRARY]
+    width = max(len(str(library)) for library in speeds)
+    lines = [f"{'library':{width}}  {'prefill':>17}  {'decode':>17}"]
+    for library, speed in speeds.items():
+        if speed.refused:
+            lines.append(f"{library!s:{width}}  not timed: {speed.refused}")
+            continue
+        shares = [(speed.prefill, used.prefill), (speed.decode, used.decode)]
+        cells = [f"{number:>8,.0f}/s {f'({number / first:.2f})' if first else '':>7}" for number, first in shares]
+        lines.append("  ".join([f"{library!s:{width}}", *cells]) + ("  in use" if library == llama.LIBRARY else ""))
+    return lines
+
+
+def faster(speeds: dict[Library, Speed]) -> Library | None:
+    """Return the fastest library, if it takes clearly less time than the one in use."""
+    timed = {library: speed.turn for library, speed in speeds.items() if not speed.refused}
+    if llama.LIBRARY not in timed:
+        return None
+    best = min(timed, key=lambda library: timed[library])
+    return best if timed[best] < GAIN * timed[llama.LIBRARY] else None

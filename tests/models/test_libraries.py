@@ -1,0 +1,85 @@
+"""The libraries of llama.cpp on one machine, timed side by side: the table's shape, and what is said to be faster."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from slotcache.models import libraries, llama
+from slotcache.models.libraries import Speed
+from slotcache.models.llama import Library
+
+from models.test_llama import LIBRARY, starts
+
+NUMBERS = r"\d[\d,]*/s +\(\d+\.\d\d\) +\d[\d,]*/s +\(\d+\.\d\d\)"
+OTHER, THIRD = Library(Path("/other"), "npm", "3.22.1"), Library(Path("/third"), "xllamacpp", "1")
+
+
+def test_doctor_times_the_library_in_use_and_says_why_another_is_not(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "same").symlink_to(LIBRARY.parent)
+    code = "import sys; from slotcache.server.cli import main; sys.exit(main(['doctor', '--time', '-t', '1']))"
+    done = starts(
+        tmp_path / "same", code, LLAMA_CPP_LIB_PATH=str(tmp_path / "empty"), XDG_CACHE_HOME=str(tmp_path / "cache")
+    )
+    assert done.returncode == 0, done.stderr
+    title, *lines = done.stdout[done.stdout.index("Tokens a second") :].splitlines()
+    assert title == "Tokens a second with slotcache-demo.gguf on 1 threads, a prompt of 512 and one at a time behind it:"
+    rows = {line.split()[0]: line for line in lines}
+    assert re.fullmatch(rf"  SLOTCACHE_LLAMA \S+ +{NUMBERS}  in use", rows["SLOTCACHE_LLAMA"])
+    assert "not timed: llama.cpp of SLOTCACHE_LLAMA is refused: " in rows["LLAMA_CPP_LIB_PATH"]
+    assert lines[-1].startswith("faster: ")
+    assert [line for line in done.stderr.splitlines() if "round 2 of 3" in line] == [
+        f"  round 2 of 3: {rows['SLOTCACHE_LLAMA'].split('  ')[1]}"
+    ], "a library that is refused is tried once"
+
+
+def test_a_library_that_is_installed_is_found_once_and_with_its_version(tmp_path, monkeypatch):
+    package, npm = tmp_path / "xllamacpp", tmp_path / "npm"
+    package.mkdir()
+    npm.mkdir()
+    (package / "__init__.py").touch()
+    (npm / "package.json").write_text(json.dumps({"version": "3.22.1"}))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "llama_cpp" else find_spec(name))
+    monkeypatch.setattr(llama, "NPM", npm)
+    monkeypatch.setenv("SLOTCACHE_LLAMA", str(LIBRARY.parent))
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    found = libraries.installed()
+    assert found[0] == llama.LIBRARY and [str(one).split()[0] for one in found[1:]] == ["xllamacpp", "npm"]
+    assert found[1].path == package and str(found[2]) == "npm 3.22.1"
+
+
+def test_a_process_that_ends_early_is_a_line(tmp_path, monkeypatch):
+    for code, reason in (
+        ("import os; os._exit(7)", "ended with code 7"),
+        ("raise ValueError('no such tensor')", "no such tensor"),
+    ):
+        monkeypatch.setattr(libraries, "command", lambda *_, code=code: [sys.executable, "-c", code])
+        assert libraries._speed(llama.LIBRARY, tmp_path, 1, 0) == Speed(refused=reason)
+
+
+@pytest.mark.parametrize(
+    "speeds, best",
+    [
+        ({OTHER: Speed(2000, 100)}, OTHER),
+        ({OTHER: Speed(1020, 51), THIRD: Speed(refused="too old")}, None),  # within what one run differs from the next
+        ({OTHER: Speed(1500, 75), THIRD: Speed(3000, 150)}, THIRD),
+    ],
+)
+def test_the_fastest_is_named_if_it_is_clearly_faster(speeds, best):
+    assert libraries.faster({llama.LIBRARY: Speed(1000, 50), **speeds}) == best
+    assert libraries.faster({llama.LIBRARY: Speed(refused="fails"), **speeds}) is None
+
+
+def test_the_table_has_shares_of_the_library_in_use():
+    lines = libraries.as_table({llama.LIBRARY: Speed(1000, 50), OTHER: Speed(500, 60), THIRD: Speed(refused="too old")})
+    assert [re.findall(r"\(([\d.]+)\)", line) for line in lines[1:]] == [["1.00", "1.00"], ["0.50", "1.20"], []]
+    assert lines[3].split("  ")[0] == "xllamacpp 1" and lines[3].endswith("not timed: too old")
+    assert Speed(10, 5).best(Speed(8, 6)) == Speed(10, 6)
+    refused = Speed(refused="too old")
+    assert Speed(10, 5).best(refused) == refused == refused.best(Speed(10, 5))
