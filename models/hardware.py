@@ -207,7 +207,9 @@ def free_memory(root: Path = ROOT) -> int:
 def _of_machine(file: Path) -> int:
     with suppress(OSError, KeyError):
         return _counts(file, ":")["MemAvailable"] << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(ValueError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # macOS tells how much there is, not how much is free
 
 
 def _room(folder: Path, container: Container) -> int | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import permutations
@@ -522,7 +522,7 @@ DEFINITIONS: dict[Kind, Callable[[GrammarSource], str]] = {
 # ---- Process ------------------------------------------------------------------------------------------------------------
 # The process in which grammars are tried (see `trial`): started when it is needed first, and again after it has ended.
 
-FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+FROM_OUTSIDE = {-getattr(signal, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signal, name)}
 """Exit codes of a process that another one ended: no limit of the trial does, so the grammar gets one more try."""
 
 
@@ -595,19 +595,28 @@ TOKEN = "<|tool|>"  # of the vocabulary here, whose other tokens are the bytes
 
 def main() -> None:
     """Answer lines until there are no more."""
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    with suppress(ImportError, ValueError):  # Windows has no limits; macOS may refuse this one
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     stack_size(STACK)
     worker = Thread(target=_answer_all, daemon=True)
     worker.start()
     worker.join()
 
 
+def _bound_time(seconds: float) -> None:
+    """Let a signal end the process after that much more processor time, whatever it does; 0: not any more."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
 def _answer_all() -> None:
     tokenizer = LLTokenizer("byte")
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, whatever it does
+        _bound_time(SECONDS)
         answer = _answer(tokenizer, line)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        _bound_time(0)
         print(json.dumps(answer), flush=True)
 
 

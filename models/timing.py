@@ -81,7 +81,8 @@ def main(path: str, threads: str) -> None:
 
     Both are loaded and take turns: the speed of a machine changes by more than the layouts differ.
     """
-    signal.alarm(round(REPACK_PATIENCE))  # if the process that waits for it is killed
+    if hasattr(signal, "alarm"):  # not on Windows
+        signal.alarm(round(REPACK_PATIENCE))  # if the process that waits for it is killed
     latest = monotonic() + ENOUGH
     runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]
     times = [[*map(_turn, runners)]]

@@ -6,8 +6,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from posixpath import normpath
 from threading import Event
@@ -190,6 +191,14 @@ def _unfit(about: os.stat_result) -> str:
 
 def read_bytes(root: str | bytes, parts: tuple[str, ...]) -> bytes:
     """Return a file's bytes. Raises OSError, also where a link or a device stands on the way to it by now."""
+    with _open(root, parts) if os.open in os.supports_dir_fd else _open_looked_at(root, parts) as file:
+        if reason := _unfit(os.fstat(file.fileno())):
+            raise OSError(reason)
+        return file.read(MAX_BYTES)
+
+
+def _open(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
+    """Open a file from folder to folder: none of them can become a link in between. Raises OSError."""
     folder = os.open(root, os.O_RDONLY | os.O_NONBLOCK)
     for at, name in enumerate(parts, 1):
         kind = os.O_NONBLOCK if at == len(parts) else os.O_DIRECTORY
@@ -198,10 +207,19 @@ def read_bytes(root: str | bytes, parts: tuple[str, ...]) -> bytes:
         finally:
             os.close(folder)
         folder = inner
-    with closing(os.fdopen(folder, "rb")) as file:
-        if reason := _unfit(os.fstat(file.fileno())):
-            raise OSError(reason)
-        return file.read(MAX_BYTES)
+    return os.fdopen(folder, "rb")
+
+
+def _open_looked_at(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
+    """As `_open` where a file is opened by its path alone, as on Windows: a link that is made in between is followed."""
+    path = Path(os.fsdecode(root))
+    for name in parts:
+        path /= name
+        if path.is_symlink():
+            raise OSError(LINK)
+    if reason := _unfit(path.stat()):  # to open a pipe would wait
+        raise OSError(reason)
+    return path.open("rb")
 
 
 def _is_plain(name: str) -> bool:

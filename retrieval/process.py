@@ -116,7 +116,7 @@ class FileReader:
                     self.close()
                     raise EndedError
         self.close()
-        if process.returncode == -signal.SIGPROF:
+        if _signal(process.returncode) == "SIGPROF":
             raise SlowError(f"it takes more than {task.seconds:.0f} seconds to read")
         raise Unreadable(_crash(process.returncode))
 
@@ -145,7 +145,15 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 def _crash(code: int) -> str:
     """Return why a process ended at a file, by its exit code."""
-    if code >= 0:
-        return "its reader failed"
-    number = signal.Signals(-code)
-    return "it takes too much memory to read" if number == signal.SIGKILL else f"its reader crashed: {number.name}"
+    match _signal(code):
+        case "":
+            return "its reader failed"
+        case "SIGKILL":
+            return "it takes too much memory to read"
+        case name:
+            return f"its reader crashed: {name}"
+
+
+def _signal(code: int) -> str:
+    """Return the name of the signal that ended a process, by its exit code; empty if none did."""
+    return signal.Signals(-code).name if code < 0 else ""

@@ -10,11 +10,11 @@ Each line that comes is a `Task`. The lines that go back are a `Step` after each
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path, PurePath
@@ -51,20 +51,34 @@ NICENESS = 12  # the engine computes on the same cores: beside it about 6 % of o
 
 def main(database: str) -> None:
     """Answer lines until there are no more."""
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(NICENESS)
+    _bound_memory()
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(NICENESS)
     connection = None
     for line in sys.stdin.buffer:
         task = msgspec.json.decode(line, type=ReadTask)
-        signal.setitimer(signal.ITIMER_PROF, task.seconds)  # its signal ends the process, in the midst of any code
+        _bound_time(task.seconds)
         try:
             connection = connection or connect(Path(database), creates=False)
             answer = _read(task, connection)
         except (sqlite3.Error, OSError) as error:  # of the database: `_read` has caught those of the file
             answer = Broken(str(error))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        _bound_time(0)
         _write(answer)
+
+
+def _bound_memory() -> None:
+    with suppress(ImportError, ValueError):  # Windows has no limits; macOS may refuse that of memory
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+
+
+def _bound_time(seconds: float) -> None:
+    """Let a signal end the process after that much more processor time, in the midst of any code; 0: not any more."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _read(task: ReadTask, connection: sqlite3.Connection) -> Line:

@@ -150,7 +150,7 @@ def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
     if not path.exists():
         # Never a file that is there: to close it would end all locks of this process on it (POSIX), and the next process
         # that has done with the file would take itself for the last one, and remove its journal.
-        os.close(os.open(path, os.O_CREAT * creates | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_CREAT * creates | os.O_RDWR, 0o600))
     connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:
         connection.create_function("spaced", 1, spaced, deterministic=True)

@@ -30,6 +30,7 @@ from .tier import Provenance, Record
 MAGIC = b"slotcache KV 2\n"
 SUFFIX = ".kv"
 MOST_HEAD = 1 << 20  # bytes
+WITHOUT_WAITING = getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0))  # Windows has text files, and no pipes in folders
 LENGTH, DIGEST = 4, 16  # bytes of the two numbers in front of the head
 
 HexDigest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -111,7 +112,7 @@ def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
 @contextmanager
 def open_file(path: Path) -> Generator[BufferedIOBase]:
     """Open a regular file; a pipe of that name would block for ever. Raises OSError and CorruptFile."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with open(os.open(path, os.O_RDONLY | WITHOUT_WAITING), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise CorruptFile("it is not a file")
         yield file

@@ -71,7 +71,7 @@ def own_folder(path: Path, flag: str) -> Path:
         about = path.stat()
     except OSError as error:
         raise FolderError(f"{flag} {path}: {error.strerror or error}: expected a folder to write to") from None
-    if about.st_uid != os.geteuid():
+    if hasattr(os, "geteuid") and about.st_uid != os.geteuid():
         raise FolderError(f"{flag} {path}: it belongs to user {about.st_uid}: expected one of the server's own user")
     if about.st_mode & 0o022:
         raise FolderError(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 import time
 from collections import OrderedDict
@@ -102,6 +101,10 @@ def most_connections(descriptors: int = 1) -> int:
 
     descriptors: that each connection takes.
     """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MOST
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MOST
