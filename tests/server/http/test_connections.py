@@ -13,7 +13,6 @@ import pytest
 from slotcache.front.cli import make_server as make_front
 from slotcache.front.settings import FrontSettings
 from slotcache.server.config.settings import Settings
-from slotcache.server.http import connections
 from slotcache.server.http.connection import Connection
 from slotcache.server.http.connections import most_connections
 
@@ -160,12 +159,12 @@ def test_what_is_closed_to_make_room_leaves_one_line_in_the_log(server, caplog):
     ("limit", "each", "most"), [(1024, 1, 768), (1024, 2, 384), (256, 1, 192), (64, 1, 8), (1 << 20, 1, 2048), (-1, 2, 2048)]
 )
 def test_the_limit_lies_well_below_that_of_descriptors(monkeypatch, limit, each, most):
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda which: (limit, limit))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     assert resource.RLIM_INFINITY == -1 and most_connections(each) == most
 
 
 def test_the_front_has_the_limit_too(monkeypatch):
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda which: (1024, 1024))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
     front, _ = make_front(FrontSettings(upstream="http://127.0.0.1:1"), Settings())
     assert front.server_state.most == 384  # type: ignore[attr-defined]
 
