@@ -63,6 +63,7 @@ _ALL = (
     Scenario("drafts", ".offline.lookup_drafts", "drafts from the prompt: gain, loss and equal texts, without a server"),
     Scenario("retrieval", ".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario("replacement", ".offline.replacement", "eviction policies for idle KV, simulated"),
+    Scenario("queue", ".offline.queueing", "many requests that wait for little memory, simulated"),
     Scenario("fleet", ".offline.placements", "requests placed on replicas, simulated"),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}

@@ -3,7 +3,7 @@
 They are ordered by their cached tokens over their uncached ones (RAGCache, section 5.2): requests of one prefix follow each
 other where much of it is cached (RAGBoost, section 5.2), and short ones do not wait for long ones. A request that has been
 overtaken n times counts n + 1 times as much (highest response ratio next, Brinch Hansen 1971, with overtakes for time), so
-none is overtaken without end.
+none is overtaken without end. `Groups` finds those of one prefix in a queue of any length.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
+from .groups import Groups
 from .host import PromptTree
 from .request import Job, Layout, Request, Strategy
-
-LOOK_AHEAD = 16  # requests at the head of the queue that are compared, so that an admission takes bounded time
 
 
 class Rejected(Exception):
@@ -29,7 +26,8 @@ class Rejected(Exception):
 
 
 class Queue:
-    """Waiting requests. window: how many later requests may be admitted before a waiting one.
+    """Waiting requests. window: how many later requests may be admitted before a waiting one, and how many of those that
+    share what an earlier one reuses may follow that one.
 
     strategy: chooses the way in which a request reuses KV, by its whole prompt.
     may_start: whether a request could have a slot now. One that waits for a busy slot holds up no other; when the slot is
@@ -45,8 +43,8 @@ class Queue:
         strategy: Callable[[Request, Layout], Strategy],
     ) -> None:
         self._tree, self._may_start, self._strategy = tree, may_start, strategy
-        self._window = window
         self._waiting: deque[Job] = deque()
+        self.groups = Groups(tree, window)
         self._rejected: list[tuple[Job, Exception]] = []
         self._is_blocked = False
         self.num_overtakes = 0  # ever
@@ -62,6 +60,7 @@ class Queue:
         if all(job.request.priority > other.request.priority for other in self._waiting):
             self._is_blocked = False  # it is the next one now, and was not tried yet
         self._waiting.append(job)
+        self.groups.add(job)
 
     def resume(self, job: Job, *, blocks: bool) -> None:
         """Put a paused request first. blocks: it waits until cells have been freed."""
@@ -72,18 +71,16 @@ class Queue:
         """Remove a request, if it is in the queue."""
         if job in self._waiting:
             self._waiting.remove(job)
+            self.groups.remove(job)
 
     def next(self) -> Job | None:
         """Return the next request to admit, which stays in the queue; None if none may start or the queue is blocked.
 
         Its prompt is laid out. A request whose prompt fails leaves the queue: see `take_rejected`.
         """
-        while not self._is_blocked:
-            ready = [job for job in self._waiting if self._may_start(job)]
-            if not ready:
-                break
+        while not self._is_blocked and (first := self._first()) is not None:
             try:
-                return self._choose([suspect] if (suspect := self.suspect) is not None else ready)
+                return self._choose(first)
             except Rejected as rejection:
                 self.reject(rejection.job, rejection.cause)
         return None
@@ -99,14 +96,16 @@ class Queue:
     @property
     def suspect(self) -> Job | None:
         """The first request that has to run alone."""
-        return next((job for job in self._waiting if job.is_suspect), None)
+        return next((job for job in self._waiting if job.num_failures and job.is_suspect), None)
 
     def restart(self, again: Sequence[Job] = ()) -> None:
         """The device has lost all KV, and with it the copies that were not made yet. again: requests to put first."""
         for job in self._waiting:
             job.readings.forget_unmade()
             job.taken = None  # its run may have gone without a trace: a tree that is cleared leaves its nodes as they are
-        self._waiting.extendleft(reversed(again))
+        for job in reversed(again):
+            self._waiting.appendleft(job)
+            self.groups.add(job, first=True)
         self.unblock()
 
     def reject(self, job: Job, cause: Exception) -> None:
@@ -118,48 +117,38 @@ class Queue:
         rejected, self._rejected = self._rejected, []
         return rejected
 
-    def _choose(self, ready: list[Job]) -> Job:
+    def _first(self) -> Job | None:
+        """Return the first request of the highest priority, of those that may start; alone, one that has to run alone."""
+        first: Job | None = None
+        for job in self._waiting:
+            if (first is None or job.request.priority > first.request.priority) and self._may_start(job):
+                first = job
+        return first if first is None or (suspect := self.suspect) is None else suspect
+
+    def _choose(self, first: Job) -> Job:
         """Return the request with the best response ratio, its prompt laid out. Of equals the first.
 
         A request that has been paused, has read a document for its prompt, or was overtaken `window` times, is overtaken no
-        more, but by a higher priority. Each candidate takes about 100 us. Raises Rejected for a request whose prompt fails.
+        more, but by a higher priority. Raises Rejected for a request whose prompt fails.
         """
-        highest = max(job.request.priority for job in ready)
-        equals = (job for job in ready if job.request.priority == highest)
-        candidates = list(itertools.islice(equals, LOOK_AHEAD))
-        if candidates[0].has_begun:
-            if not candidates[0].keeps_layout:
-                candidates[0].lay_out(self._lay_out(candidates[0], candidates))
-            return candidates[0]
-        last = next((at for at, job in enumerate(candidates) if job.reuse.num_overtaken >= self._window), LOOK_AHEAD)
-        layouts = {job: self._lay_out(job, candidates) for job in candidates[: last + 1]}
-        chosen = max(layouts, key=lambda job: self._response_ratio(job, layouts[job].tokens))
-        chosen.lay_out(layouts[chosen])
+        if first.has_begun and first.keeps_layout:
+            return first
+        chosen = first if first.has_begun or first.is_suspect else self.groups.choose(first, self._may_start)
+        chosen.lay_out(self._lay_out(chosen))
         return chosen
 
     def take(self, job: Job) -> None:
         """Remove a request that is admitted; all before it are overtaken."""
-        for passed in itertools.takewhile(lambda other: other is not job, self._waiting):
-            passed.reuse.num_overtaken += passed.request.priority == job.request.priority
-            self.num_overtakes += 1
+        passed = list(itertools.takewhile(lambda other: other is not job, self._waiting))
+        self.num_overtakes += len(passed)
+        self.groups.take(job, (other for other in passed if other.request.priority == job.request.priority))
         self._waiting.remove(job)
 
-    def _lay_out(self, job: Job, waiting: list[Job]) -> Layout:
-        prompt, scope = job.request.prompt, job.request.index_scope
-        rivals = [other.request.prompt for other in waiting if other is not job and other.request.index_scope == scope]
+    def _lay_out(self, job: Job) -> Layout:
         try:
-            whole = prompt.arrange(self._tree, scope, rivals)
+            whole = job.request.prompt.arrange(self._tree, job.request.index_scope, self.groups.sharing(job))
             job.strategy = self._strategy(job.request, whole)
             return job.strategy.stage(job, whole)
         except Exception as error:
-            self._waiting.remove(job)
+            self.discard(job)
             raise Rejected(job, error) from error
-
-    def _response_ratio(self, job: Job, tokens: np.ndarray) -> float:
-        """Return known tokens (cached, or about to be computed by a running request) over unknown ones, times the weight
-        of its overtakes.
-
-        A known token is added, so that of two requests with nothing cached the shorter comes first.
-        """
-        known = self._tree.reusable(job.request.index_scope, tokens)
-        return (1 + job.reuse.num_overtaken) * (1 + known) / max(len(tokens) - known, 1)

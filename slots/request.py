@@ -154,9 +154,15 @@ NO_LAYOUT = Layout(NO_TOKENS)
 
 
 class Prompt(Protocol):
-    """A prompt whose documents may still be an unordered set; `num_tokens` bounds its length before it is laid out."""
+    """A prompt whose documents may still be an unordered set; `num_tokens` bounds its length before it is laid out.
+
+    beginning: its tokens (int32) up to the first set of documents without an order, all if it has none. documents: the keys
+    of that set.
+    """
 
     num_tokens: int
+    beginning: np.ndarray
+    documents: frozenset[str]
 
     def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Order the documents by their KV in the tree now. waiting: the next prompts of this scope."""

@@ -476,6 +476,7 @@ def check(scheduler: Scheduler) -> None:
         for node in descendants(root):
             assert node.in_use == pins.get(node, 0)
     assert all(job.sequence is None for job in scheduler.waiting)
+    scheduler.waiting.groups.check(scheduler.waiting)
     active = len(scheduler.running)
     held = {sequence for root in tree.roots.values() for node in descendants(root) for sequence in node.sequences}
     assert len(device.free_ids) + len(held | {r.sequence for r in scheduler.running}) >= active + len(device.idle)

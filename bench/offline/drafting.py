@@ -32,6 +32,11 @@ class Tokens:
 
     tokens: np.ndarray
     num_tokens: int
+    documents: frozenset[str] = frozenset()
+    beginning: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.beginning = self.tokens
 
     def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Return them as they are."""

@@ -155,9 +155,9 @@ class CachedPrompt:
         node: None if nothing is cached that far. waiting: keys of the documents of requests that would share this order.
         """
         part = self._set(index)
-        if node is not None and (index, node) not in self._found:
+        if node is not None and self._next_set[index] is not None and (index, node) not in self._found:
             self._survey(index, node)
-        found = None if node is None else self._found[index, node]
+        found = None if node is None else self._found.get((index, node))
         if found is not None and (not waiting or found.reused_documents == len(part.keys)):
             return found.order
         return self._arrange(index, node, waiting).order
@@ -293,7 +293,11 @@ class ChatPrompt:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
         self.num_tokens = sum(part.num_tokens for part in parts)
-        self._first_set = next((at for at, part in enumerate(parts) if isinstance(part, DocumentSet)), len(parts))
+        sets = ((at, part) for at, part in enumerate(parts) if isinstance(part, DocumentSet) and part.order is None)
+        self._first_free, free = next(sets, (len(parts), None))
+        self.documents: frozenset[str] = frozenset() if free is None else free.key_set
+        runs = (run for part in self.parts[: self._first_free] for run in _runs(part))
+        self.beginning = np.concatenate([NO_TOKENS, *runs])
 
     def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
@@ -325,14 +329,12 @@ class ChatPrompt:
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
         """Return the keys of other prompts' documents in place of part `index`, for prompts that are equal up to it.
 
-        Only a prompt's first set qualifies: the tokens in front of a later set depend on the order of the earlier ones.
+        Only the first set without an order qualifies: the tokens in front of a later one depend on the order of that one.
         """
-        if index != self._first_set:
+        if index != self._first_free:
             return []
-        alike = (prompt for prompt in waiting if isinstance(prompt, ChatPrompt) and prompt._first_set == index)
-        longer = (other for other in alike if index < len(other.parts))
-        same = (other.parts[index] for other in longer if all(map(_is_same_text, self.parts[:index], other.parts[:index])))
-        return [part.key_set for part in same if isinstance(part, DocumentSet)]
+        alike = (other for other in waiting if isinstance(other, ChatPrompt) and other.documents)
+        return [other.documents for other in alike if np.array_equal(self.beginning, other.beginning)]
 
 
 class SeparatePrompt(ChatPrompt):
@@ -344,6 +346,7 @@ class SeparatePrompt(ChatPrompt):
     def __init__(self, parts: Sequence[Part]) -> None:
         super().__init__([_in_rank(part) if isinstance(part, DocumentSet) else part for part in parts])
         self._layout = self._lay_out()
+        self.beginning = self._layout.tokens
 
     def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Return its one layout."""
@@ -374,8 +377,14 @@ def _follow(tree: PromptTree, node: Node, runs: Sequence[np.ndarray]) -> Node | 
     return tree.match_from(node, np.concatenate(runs)).exact_end
 
 
-def _is_same_text(one: Part, other: Part) -> bool:
-    return isinstance(one, Fixed) and isinstance(other, Fixed) and np.array_equal(one.tokens, other.tokens)
+def _runs(part: Part) -> Iterator[np.ndarray]:
+    """Yield the tokens of a part whose order is chosen."""
+    if isinstance(part, Fixed):
+        yield part.tokens
+    else:
+        order = part.order or ()
+        yield from (part.tokens[at] for at in order)
+        yield part.hint_tokens(order)
 
 
 class _LayoutBuilder:

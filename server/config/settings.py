@@ -251,7 +251,7 @@ class Settings(Numbers):
     slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`, which only its owner may write to; without one they are refused")
     eviction: str = row("pgdsf", ("--eviction",), "which idle KV leaves first when a tier is full: pgdsf counts use, cost and age", choices=tuple(POLICIES))
     idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; the rest moves to host memory, from a GPU if that saves time")
-    window: int = row(8, ("--window",), "how many later requests of its priority may overtake a waiting one, since more of their prompt is cached or they are shorter; while the slot that it asked for is busy, any number")
+    window: int = row(8, ("--window",), "how many later requests of its priority may overtake a waiting one, since more of their prompt is cached or they are shorter, and how many may follow an earlier one, since they share what it reuses; while the slot that it asked for is busy, any number")
     max_queue: int = row(256, ("--max-queue",), "most requests that wait; one more is answered 429")
     threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each fast core that this process may use", words={"-1": 0}, llama="LLAMA_ARG_THREADS")
     gpu_layers: int = row(-1, ("-ngl", "--gpu-layers", "--n-gpu-layers"), "layers on the GPU, the last ones of the model first; -1 or auto: as many as --fit chooses, else all; -2 or all: all", least=-2, words={"auto": -1, "all": -2}, llama="LLAMA_ARG_N_GPU_LAYERS")

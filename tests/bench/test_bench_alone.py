@@ -47,6 +47,16 @@ def test_replacement_runs_on_the_trace_it_makes_itself(tmp_path: Path, capsys: A
     assert "skewed: hit rate by tokens" in out and "MT-RAG" not in out and "bar 2" in out
 
 
+def test_a_queue_groups_what_shares_documents(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    assert main(["queue", "--waiting", "64", "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    (table,) = report["tables"]
+    retrieval, exact, few, usual = (row[2] for row in table["rows"])
+    assert retrieval < exact < min(few, usual)
+    assert all(bar["met"] for bar in report["bars"])
+
+
 def test_arrange_measures_every_way_of_ordering(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.json"
     assert main(["arrange", "--paths", "40", "--long-paths", "10", "--requests", "20", "--json", str(out)]) == 0

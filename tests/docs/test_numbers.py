@@ -14,14 +14,14 @@ from slotcache.server.config.settings import SETTINGS
 from slotcache.server.http.bodies import LARGEST, Bodies
 from slotcache.server.http.connection import Connection
 from slotcache.server.search import retrieve
-from slotcache.slots import queue, snapshots
+from slotcache.slots import groups, snapshots
 
 from docs.markdown import read, rows, section
 
 WINDOW = next(setting.default for setting in SETTINGS if setting.name == "window")
 WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
 TOLD = [
-    ("docs/how-it-works.md", "the queue compares the first {} of the waiting requests", queue.LOOK_AHEAD),
+    ("docs/how-it-works.md", "raises this for up to {} of those that share", groups.MOST_SHARING),
     ("docs/how-it-works.md", "the same uncached text of {} tokens or more", CPU.min_shared),
     ("docs/how-it-works.md", "runs in steps of {} tokens", CPU.background_step),
     ("docs/how-it-works.md", "each is to end after {} ms", OTHER.background_ns / 1e6),

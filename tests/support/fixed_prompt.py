@@ -11,6 +11,8 @@ class Fixed:
 
         self.layout = Layout(np.asarray(tokens, np.int32), tuple(stops), tuple(documents))
         self.num_tokens = len(self.layout.tokens)
+        self.beginning = self.layout.tokens
+        self.documents: frozenset[str] = frozenset()
 
     def arrange(self, tree, scope, waiting=()):
         return self.layout

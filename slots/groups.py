@@ -1,0 +1,240 @@
+"""Waiting requests by what they share, and which of them reuses the most of what is cached.
+
+They wait in a radix tree over the tokens whose place is fixed. Documents behind these come in any order, so where such a
+prompt ends the tree lists its documents. Once a request is admitted, those that share its path are expected to reuse it:
+
+    instructions --+-- history --            one chat            documents 1 2 4 | admitted: its order is 1 4 2
+                   +-- { documents }         three questions     documents 4 1 9 | expected to reuse 1 4
+                                                                 documents 2 8 9 | nothing: 1 comes first
+
+An expectation is compared with the cache when it is about to decide, and not before: an admission looks at the requests
+that share its path, and not at the whole queue.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+
+from .host import PromptTree
+from .radix import Node, RadixTree, Root, descendants, upward
+from .request import Job, Prompt
+
+MOST_SHARING = 64  # waiting requests that an admission looks at, those that share its documents first
+MOST_PLACES = 64  # cached documents that are visited to see what a request would reuse
+MOST_LOOKS = 4  # expectations that an admission compares with the cache
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Requests that follow one another because they share what they reuse.
+
+    order: of the arrival of its leader, which did not follow another one. num_following: those that did.
+    """
+
+    order: int
+    num_following: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A waiting request. order: of its arrival. place: the end of its fixed tokens in the tree of those that wait.
+
+    expected: tokens that it is expected to reuse. ratio: these over those that are left; weight: that once, and once more
+    each time that it was overtaken. source: the admitted request that it shares them with, of the group that it may follow;
+    None: they were cached when it came.
+    """
+
+    job: Job
+    order: int
+    place: Node
+    expected: int = 0
+    ratio: float = 0.0
+    weight: float = 0.0
+    source: Job | None = None
+    group: Group | None = None
+
+    def expect(self, num_tokens: int) -> None:
+        """Note how many tokens it will reuse.
+
+        A reused token is added, so that of two requests with nothing cached the shorter comes first.
+        """
+        self.expected = num_tokens
+        self.ratio = (1 + num_tokens) / max(self.job.request.prompt.num_tokens - num_tokens, 1)
+        self.weight = (1 + self.job.reuse.num_overtaken) * self.ratio
+
+    def count_overtake(self) -> None:
+        """Count a later request that is admitted."""
+        self.job.reuse.num_overtaken += 1
+        self.weight += self.ratio
+
+
+@dataclass(slots=True)
+class Sharers:
+    """Waiting requests whose fixed tokens are the same: all, and by document. The oldest come first."""
+
+    entries: dict[Entry, None] = field(default_factory=dict[Entry, None])
+    by_document: dict[str, dict[Entry, None]] = field(default_factory=dict[str, dict[Entry, None]])
+
+
+class Groups:
+    """The requests of a queue that have not begun. window: how many may overtake one, and how many may follow one."""
+
+    def __init__(self, tree: PromptTree, window: int) -> None:
+        self._tree, self._window = tree, window
+        self.paths = RadixTree()
+        self._sharers: dict[Node, Sharers] = {}
+        self._entries: dict[Job, Entry] = {}
+        self._behind_all, self._before_all = itertools.count(), itertools.count(-1, -1)
+
+    def add(self, job: Job, *, first: bool = False) -> None:
+        """Let a request wait, behind all others or in front of them."""
+        prompt = job.request.prompt
+        root = self.paths.root(job.request.index_scope)
+        place = self.paths.insert(root, prompt.beginning, ())[len(prompt.beginning)]
+        entry = self._entries[job] = Entry(job, next(self._before_all if first else self._behind_all), place)
+        sharers = self._sharers.setdefault(place, Sharers())
+        sharers.entries[entry] = None
+        for key in prompt.documents:
+            sharers.by_document.setdefault(key, {})[entry] = None
+        entry.expect(self._num_cached(job))
+
+    def remove(self, job: Job) -> None:
+        """Forget a request, if it waits here."""
+        if (entry := self._entries.pop(job, None)) is None:
+            return
+        sharers = self._sharers[entry.place]
+        del sharers.entries[entry]
+        for key in job.request.prompt.documents:
+            del sharers.by_document[key][entry]
+            if not sharers.by_document[key]:
+                del sharers.by_document[key]
+        if not sharers.entries:
+            del self._sharers[entry.place]
+            self._prune(entry.place)
+
+    def check(self, waiting: Iterable[Job]) -> None:
+        """Raise AssertionError where the requests, the documents and the paths disagree. waiting: all of the queue."""
+        assert set(self._entries) <= set(waiting)
+        assert {entry for sharers in self._sharers.values() for entry in sharers.entries} == set(self._entries.values())
+        for place, sharers in self._sharers.items():
+            assert sharers.entries and all(entry.place is place for entry in sharers.entries)
+            keys = {key for entry in sharers.entries for key in entry.job.request.prompt.documents}
+            assert keys == set(sharers.by_document)
+        paths = [run for root in self.paths.roots.values() for run in (root, *descendants(root))]
+        assert set(self._sharers) <= set(paths) and all(run.children or run in self._sharers for run in paths)
+
+    def choose(self, first: Job, may_start: Callable[[Job], bool]) -> Job:
+        """Return the request of the most weight, of those with the priority of `first` that may start. Of equals the first.
+
+        first: the first one in the queue.
+        """
+        oldest = self._entries.get(first)
+        if oldest is None:
+            return first
+        best = self._best(oldest, may_start)
+        if not self._follows(best, oldest):
+            best.group = None  # it comes for itself
+        return best.job
+
+    def sharing(self, job: Job) -> list[Prompt]:
+        """Return the waiting prompts with any of a request's documents behind the same tokens, but for its own."""
+        if (entry := self._entries.get(job)) is None:
+            return []
+        by_document = self._sharers[entry.place].by_document
+        others = dict.fromkeys(itertools.chain(*(by_document[key] for key in job.request.prompt.documents)))
+        return [other.job.request.prompt for other in islice(others, MOST_SHARING) if other is not entry]
+
+    def take(self, job: Job, passed: Iterable[Job]) -> None:
+        """Remove a request that is admitted, and expect those that share its path to reuse it.
+
+        passed: those of its priority that stood in front of it. They count as overtaken, but for those that came after the
+        leader that it follows.
+        """
+        entry = self._entries.get(job)
+        group = None if entry is None else entry.group or Group(entry.order)
+        came = math.inf if group is None else group.order
+        for other in passed:
+            if (waits := self._entries.get(other)) is None:
+                other.reuse.num_overtaken += 1
+            elif waits.order < came:
+                waits.count_overtake()
+        if entry is not None and group is not None:
+            self.remove(job)
+            group.num_following += group is entry.group
+            for sharer, shared in islice(self._sharing(entry), MOST_SHARING):
+                if shared > sharer.expected:
+                    sharer.expect(shared)
+                    sharer.source, sharer.group = job, group
+
+    def _follows(self, entry: Entry, oldest: Entry) -> bool:
+        """Return whether a request may follow a leader that came before `oldest`, since it reuses more than that one."""
+        group = entry.group
+        if group is None or group.order >= min(oldest.order, entry.order) or group.num_following >= self._window:
+            return False
+        return entry.expected >= oldest.expected + self._tree.costs.min_shared
+
+    def _best(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
+        """Return the request of the most weight that may start, `oldest` if none has more."""
+        for _ in range(MOST_LOOKS):
+            best = self._heaviest(oldest, may_start)
+            if best is oldest or (best.source is not None and best.source.sequence is not None):
+                return best  # what a running request computes stays
+            if (cached := self._num_cached(best.job)) == best.expected:
+                return best
+            best.expect(cached)
+        return self._heaviest(oldest, may_start)
+
+    def _heaviest(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
+        """Return the same by what is expected. Once `oldest` is overtaken no more, only one that follows may be it."""
+        best, priority, is_due = oldest, oldest.job.request.priority, oldest.job.reuse.num_overtaken >= self._window
+        for entry in self._entries.values():
+            if entry.weight <= best.weight or entry.job.request.priority != priority or not may_start(entry.job):
+                continue
+            if not is_due or self._follows(entry, oldest):
+                best = entry
+        return best
+
+    def _num_cached(self, job: Job) -> int:
+        """Return about how many tokens of a prompt need not be computed; its layout will tell.
+
+        Its documents are looked for behind its fixed tokens, in any order; at `MOST_PLACES` places.
+        """
+        prompt, scope, tree = job.request.prompt, job.request.index_scope, self._tree
+        match = tree.match(scope, prompt.beginning)
+        most = 0 if match.node.parent is None else tree.continued(tree.roots[scope], match)
+        places = [match.exact_end] if match.exact_end is not None and prompt.documents else []
+        for place in places:
+            ends = [end for key, end in place.documents.items() if key in prompt.documents]
+            most = max([most, *(end.end for end in ends if tree.may_continue(end))])
+            places += ends[: MOST_PLACES - len(places)]
+        return most
+
+    def _sharing(self, admitted: Entry) -> Iterator[tuple[Entry, int]]:
+        """Yield those that share documents or fixed tokens with a request, and how many tokens."""
+        start = len(admitted.job.request.prompt.beginning)
+        ends = {key: stop for key, at, stop in admitted.job.layout.places if at >= start}
+        if ends and (same := self._sharers.get(admitted.place)) is not None:
+            for entry in same.by_document.get(next(iter(ends)), ()):
+                *_, last = takewhile(entry.job.request.prompt.documents.__contains__, ends)
+                yield entry, ends[last]
+        below: Node | None = None
+        for node in upward(admitted.place):
+            others = (run for child in node.children.values() if child is not below for run in (child, *descendants(child)))
+            for run in itertools.chain([node], others):
+                if (sharers := self._sharers.get(run)) is not None:
+                    yield from ((entry, node.end) for entry in sharers.entries)
+            below = node
+
+    def _prune(self, node: Node) -> None:
+        """Take away the end of a path that nobody waits at or behind any more."""
+        while not node.children and node not in self._sharers:
+            if isinstance(node, Root):
+                del self.paths.roots[node.scope]
+            if node.parent is None:
+                break
+            del node.parent.children[int(node.tokens[0])]
+            node = node.parent
