@@ -26,7 +26,7 @@ from .radix import Node, RadixTree, path
 from .record import SUFFIX, CorruptFile, encode, file_name, open_file, read, read_head, read_path
 from .reuse import Source
 from .scope import Scope, name_in
-from .tier import Provenance, Record, own_folder, remove_stale
+from .tier import FORMAT, Provenance, Record, own_folder, remove_stale
 
 # ---- Fileindex ----------------------------------------------------------------------------------------------------------
 # The index of record files: the runs in them, the files that stand on a file, and the file that leaves first.
@@ -262,6 +262,8 @@ class DiskTier:
         self._writing: Record | None = None
         self._changed = threading.Condition()  # guards the queues, which any thread fills; never held during file access
         self._closing = self._failing = self._ready = False
+        if (older := root / made_by.folder_of(FORMAT - 1)).is_dir():
+            logger.info("%s has KV in an earlier format: it is not used, and leaves first", older)
         self._thread = threading.Thread(target=self._write_behind, name="disk", daemon=True)
         self._thread.start()
 

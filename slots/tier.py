@@ -91,6 +91,9 @@ def remove_stale(folder: Path) -> None:
                 left.unlink()
 
 
+FORMAT = 3  # of records in files
+
+
 # ---- Provenance ---------------------------------------------------------------------------------------------------------
 # The model and the settings that computed a run's KV. Only the same model with the same settings may take it back.
 
@@ -104,8 +107,13 @@ class Provenance:
 
     @property
     def folder(self) -> str:
-        """The name of the folder for just this KV."""
-        return hashlib.blake2b((self.model + self.settings).encode(), digest_size=8).hexdigest()
+        """The name of the folder for just this KV, in this format."""
+        return self.folder_of(FORMAT)
+
+    def folder_of(self, version: int) -> str:
+        """Return the name of the folder for this KV in a version of the format. Up to 2 the version was no part of it."""
+        parts = self.model + self.settings + (str(version) if version > 2 else "")
+        return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
 
 
 class LowerTier(Protocol):

@@ -27,18 +27,18 @@ STATE = Record(
     state=np.arange(5, dtype=np.uint8),
 )
 RUN_FILE = (
-    b"slotcache KV 2\n\x10\x01\x00\x00mb\xb2\xea\xda'\xd46\xf1\xb6 A$\x03\x7f\xd0"
+    b"slotcache KV 3\n\x10\x01\x00\x00\xe1G\xe1\x8b+\x17V\x02r\xe2\xdc&\x8a\xe6\xedb"
     b'{"model":"00000000000000000000000000000000","settings":"11111111111111111111111111111111","scope":"s","start":0,'
-    b'"tokens":4,"size":4,"documents":[],"frequency":2,"token_cost":0.5,"path":"35ce1b7dc4da8ce51a7591561b3595db",'
-    b'"data":"f7690970fdb633119abb14135bbd282d","state":0}'
+    b'"tokens":4,"size":4,"documents":[],"frequency":2,"token_cost":0.5,"path":"5211a8db825216270898ce701a11e56c",'
+    b'"data":"eb70bf5fc779e9e6a6111d53e80a3db5","state":0}'
     b"\x00\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00"
     b"\x00\x01\x02\x03"
 )
 STATE_FILE = (
-    b"slotcache KV 2\n\x18\x01\x00\x00\xc9\xd9/\xa6i{\x7f\x86$Q\xee\xcc\xa4\xea\xe0\x8e"
+    b"slotcache KV 3\n\x18\x01\x00\x00HQ\xad\xd0\xd2]\xd6\xcd\x00h\xb4\xf1\xd4\xde\xccg"
     b'{"model":"00000000000000000000000000000000","settings":"11111111111111111111111111111111","scope":"s","start":4,'
-    b'"tokens":7,"size":8,"documents":[["d",4]],"frequency":3,"token_cost":0.25,"path":"f8361becf0c634599e7ec87cd326b201",'
-    b'"data":"f833e83fe7ce49ed9d08c328fbd78674","state":5}'
+    b'"tokens":7,"size":8,"documents":[["d",4]],"frequency":3,"token_cost":0.25,"path":"d43be5851779f0db8a0dfffbaae2fde7",'
+    b'"data":"d6951adee311d602d679326496c17f09","state":5}'
     b"\x00\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00\x04\x00\x00\x00\x05\x00\x00\x00\x06\x00\x00\x00"
     b"\x00\x01\x02\x00\x01\x02\x03\x04"
 )

@@ -12,7 +12,7 @@ from slotcache.slots.disk import DiskTier
 from slotcache.slots.host import load_records
 from slotcache.slots.record import file_name
 from slotcache.slots.scope import Scope
-from slotcache.slots.tier import FolderError, Provenance, Record
+from slotcache.slots.tier import FORMAT, FolderError, Provenance, Record
 from support.record_files import resealed, split
 
 from server.api.test_slots import LONG, act
@@ -184,6 +184,20 @@ def test_folders_of_other_settings_are_under_the_same_bound(tmp_path):
     assert sum(file.stat().st_size for file in files(tmp_path)) <= 6000
     for disk in (one, other):
         disk.close()
+
+
+def test_files_of_an_earlier_format_are_one_line_and_leave_first(tmp_path, caplog):
+    caplog.set_level("INFO")
+    older = tmp_path / HERE.folder_of(FORMAT - 1)
+    older.mkdir(mode=0o700)
+    for number in range(3):
+        (older / f"{number:032x}.kv").write_bytes(b"slotcache KV 2\n" + bytes(1500))
+    disk = DiskTier(tmp_path, 6000, HERE)
+    written(disk, *path_of(1, 10, 10, 10))
+    assert len(on_disk(tmp_path) & {file_name(one) for one in path_of(1, 10, 10, 10)}) == 3
+    assert len(files(tmp_path)) < 6 and disk.num_refused == 0 and disk.num_bytes <= 6000
+    assert [one.message for one in caplog.records if "earlier format" in one.message and str(older) in one.message]
+    disk.close()
 
 
 def test_what_one_server_drops_another_one_on_the_folder_has_dropped(tmp_path):
