@@ -30,12 +30,13 @@ from ..slots.disk import DiskTier
 from ..slots.drafts import Drafts
 from ..slots.eviction import EvictionPolicy
 from ..slots.host import HostMemory
+from ..slots.lower_tiers import LowerTier
 from ..slots.prefix_tree import PrefixTree
 from ..slots.radix import CopySizes
 from ..slots.scheduler import Scheduler
 from ..slots.scope import Scope
 from ..slots.snapshots import Snapshots
-from ..slots.tier import LowerTier, Provenance, own_folder
+from ..slots.tier import Provenance, own_folder
 from .chat.body import MOST_SCALE, Scale
 from .chat.builder import PromptBuilder
 from .chat.conversation_files import ConversationFiles, HistoryVocabulary, free_conversation_files
@@ -142,6 +143,8 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
             folder_index.index, service.builder, prefix, most_tokens, state_tokens=lambda: view.state_tokens
         )
         service.idle.prefixes = folder_index.prefixes
+    for tier in service.tiers if service else ():
+        tier.wait()
     return Loaded(service, vectors, folder_index)
 
 

@@ -24,13 +24,11 @@ from ..slots.tier import FolderError
 from . import load
 from .app import AppState, make_app
 from .config.settings import Settings, SettingsError
-from .engine.slot_files import Arrivals
 from .http.bodies import Bodies
 from .http.connection import Connection
 from .http.connections import ListeningServer, most_connections
 from .http.security import open_to
 from .search.folder import bundled_folder
-from .service.service import Service
 
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step
@@ -181,7 +179,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
 
 def start(state: AppState, loaded: load.Loaded, on_failure: Callable[[], None] = lambda: None) -> None:
-    """Start the engine and the work on the index, and let the application serve. Records of lower tiers come back meanwhile.
+    """Start the engine and the work on the index, and let the application serve.
 
     on_failure: called in the event loop if the engine cannot go on.
     """
@@ -194,7 +192,6 @@ def start(state: AppState, loaded: load.Loaded, on_failure: Callable[[], None] =
 
     if service is not None:
         service.engine.start(loop, on_failure)
-        Thread(target=_bring_back, args=(service, look_again), name="load", daemon=True).start()
 
     def follow_files() -> None:
         if service is not None and service.idle.prefixes is not None:
@@ -204,12 +201,3 @@ def start(state: AppState, loaded: load.Loaded, on_failure: Callable[[], None] =
     if folder_index is not None:
         folder_index.watcher.start(follow_files)
     state.service, state.vectors, state.folder_index = loaded.service, loaded.vectors, loaded.folder_index
-
-
-def _bring_back(service: Service, then: Callable[[], None]) -> None:
-    """Load the records of lower tiers, in a thread. What they hold is not read ahead again."""
-    if service.tiers:
-        Arrivals(service.engine).load(service.tiers)
-    if service.idle.prefixes is not None:
-        service.idle.prefixes.has_kv = True
-        then()

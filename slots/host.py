@@ -7,10 +7,8 @@ costs nothing. When the budget is spent, the copy with the lowest priority and n
 from __future__ import annotations
 
 import itertools
-import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +20,7 @@ from .plan import HostCopy, Restore, Save
 from .radix import CopySizes, Match, Node, RadixTree, Sequence, descendants, path, scope_of, upward
 from .reuse import Source
 from .scope import Scope
-from .tier import Cut, LowerTier, Record
+from .tier import Cut, Record
 
 BY_TOKEN = CopySizes(run_token=1)
 """A budget of tokens: a run takes one byte for each."""
@@ -50,6 +48,7 @@ class HostMemory:
         self.num_bytes = 0
         self.num_tokens = 0  # of all copies of runs
         self.num_states = 0
+        self.overdraft = 0  # bytes beyond the budget, for records of one request on their way to cells
         # Kept since the last `take_unsaved`, and in no lower tier; None: they are not written behind.
         self.unsaved: dict[Node, None] | None = None
         self._policy = policy or EvictionPolicy()
@@ -63,7 +62,7 @@ class HostMemory:
 
     def clear(self) -> None:
         """Forget all copies."""
-        self.num_bytes = self.num_tokens = self.num_states = 0
+        self.num_bytes = self.num_tokens = self.num_states = self.overdraft = 0
         self.candidates.clear()
         self.unsaved = None if self.unsaved is None else {}
 
@@ -108,12 +107,37 @@ class HostMemory:
             self.index.lose(least)
         return True
 
+    def overdraw(self, record: Record) -> None:
+        """Make room for a fetched record: copies that a lower tier has, too, leave, and what still lacks is overdrawn."""
+        num_tokens, needs_state = self._missing(record)
+        needed = num_tokens * self.sizes.run_token + (self.size_of(len(record.tokens)) if needs_state else 0)
+        self._let_written_leave(needed)
+        self.overdraft = max(self.overdraft, self.num_bytes + needed - self.max_bytes)
+
+    def settle(self) -> None:
+        """Take back what was overdrawn, as far as what was fetched has come to cells, or is not needed any more."""
+        if self.overdraft:
+            self._let_written_leave(0)
+            self.overdraft = max(self.num_bytes - self.max_bytes, 0)
+
+    def _let_written_leave(self, needed: int) -> None:
+        """Let copies leave that a lower tier has, too, until so many bytes are free."""
+        kept: list[Node] = []
+        while self.num_bytes + needed > self.max_bytes and (least := self.candidates.pop()):
+            if least.copy is None or not least.copy.is_written:
+                kept.append(least)
+                continue
+            self._policy.on_evict(least.host_priority)
+            self.index.lose(least)
+        for node in kept:
+            self.offer(node)
+
     def may_leave(self, node: Node) -> bool:
         """Return whether something would be freed: a state, or a run that no other one with a copy stands on.
 
-        What a running request is about to restore stays.
+        What a running request is about to restore stays, and what a waiting one has fetched.
         """
-        if node.copy is None or (node.in_use and not node.ready):
+        if node.copy is None or node.copy.num_holders or (node.in_use and not node.ready):
             return False
         return node.state is not None or all(child.copy is None for child in node.children.values())
 
@@ -128,7 +152,7 @@ class HostMemory:
             self.candidates.offer(node)
 
     def _fits(self, num_tokens: int, state_bytes: int = 0) -> bool:
-        return self.num_bytes + num_tokens * self.sizes.run_token + state_bytes <= self.max_bytes
+        return self.num_bytes + num_tokens * self.sizes.run_token + state_bytes <= self.max_bytes + self.overdraft
 
     def _missing(self, record: Record) -> tuple[int, bool]:
         """Return how many tokens of a record are not cached, and whether it has a state that is not."""
@@ -416,6 +440,7 @@ class Copies:
             source, size = restore.copy.source, restore.stop - restore.start
             restored.append((source, size))
             self._device.perform(restore)
+            restore.copy.source = Source.HOST  # from now on it is there
             for node in nodes:
                 self._device.count_ready(node, min(node.end, restore.stop) - node.start)
                 node.sequences.add(sequence)
@@ -432,48 +457,3 @@ class Copies:
             for restore, nodes in found
             if restore.start < last
         ]
-
-
-# ---- From lower tiers back to host memory, when the server starts. ------------------------------------------------------
-
-logger = logging.getLogger("slotcache.tiers")
-
-
-def load_records(tier: LowerTier, num_bytes: int, adopt: Callable[[str, Record], bool]) -> int:
-    """Give `adopt` the records of a tier that were used last, up to `num_bytes`, prefixes first. Return how many it took.
-
-    adopt: gets the record's key, too. A record may be dropped from the tier between its reading and its adoption, and
-    must not come back then: ask whether `key in tier` where the record enters the cache. Raises TimeoutError if it does.
-    """
-    count = 0
-    for key in tier.load(num_bytes):
-        try:
-            record = tier.get(key)
-            count += record is not None and adopt(key, record)
-        except TimeoutError:
-            raise
-        except Exception:  # one record must not keep the remaining ones from coming back
-            logger.exception("%s is not used", key)
-    return count
-
-
-# ---- From host memory to lower tiers: each new copy of KV is handed over once, and written behind. ----------------------
-
-
-class WriteBehind:
-    """Lives in the engine's thread. lower: the tiers that get the records of host memory.
-
-    Runs of private scopes, and those that no later process could use, stay in host memory.
-    """
-
-    def __init__(self, host: HostMemory, lower: Seq[LowerTier]) -> None:
-        self._host, self.lower = host, tuple(lower)
-        if lower:
-            host.take_unsaved()  # from now on it notes them
-
-    def write(self) -> None:
-        """Hand over the copies that were made since the last call."""
-        for node in self._host.take_unsaved() if self.lower else ():
-            record = self._host.get(node)
-            if node.copy is not None and record is not None and record.scope.is_shared and record.scope.is_lasting:
-                node.copy.is_written = any([below.put(record) for below in self.lower])

@@ -230,13 +230,17 @@ class RadixTree:
         while start < len(tokens):
             child = node.children.get(int(tokens[start]))
             if child is None:
-                child = Node(np.array(tokens[start:], np.int32), node.end, node)
-                node.children[int(tokens[start])] = child
+                child = self._grow(node, tokens[start:])
             common = common_prefix(child.tokens, tokens[start:])
             node = self._split(child, common) if common < len(child.tokens) else child
             start += common
             node.last_use = self._clock
         return node
+
+    def _grow(self, node: Node, tokens: np.ndarray) -> Node:
+        """Add a run below `node`, which has no child with its first token."""
+        child = node.children[int(tokens[0])] = Node(np.array(tokens, np.int32), node.end, node)
+        return child
 
     def _split(self, lower: Node, at: int) -> Node:
         """Cut a run in two and return the upper part. The lower part stays the same object, to which sequences refer."""

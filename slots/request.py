@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
@@ -17,6 +18,9 @@ from .prefix_tree import PrefixTree
 from .radix import NO_TOKENS, Claim, Node, RadixTree, Section, Sequence, common_prefix, path
 from .reuse import Reuse, ids_of
 from .scope import Scope
+from .tier import Record
+
+PATIENCE = 0.1  # of the time to compute what is fetched, that a request waits at most while nothing arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +245,38 @@ class ReadDocuments:
         self.pieces = made
 
 
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """What is read from a lower tier for a request that waits, by the name of the tier. It begins when it is read.
+
+    texts (int32): the prompt, and what its documents are read in. gained: the tokens that it spares. seconds: to compute
+    these. num_bytes: of the records. keys: of the records that are not adopted yet, beginnings first, with their sizes.
+    arrived: records ahead of the first of these; None: one that is gone. held: the copies that stay for it, each with a
+    node that it is of. wanted_at: when
+    the request could have been admitted without it; 0: not yet.
+    """
+
+    job: Job
+    tier: str
+    texts: list[np.ndarray]
+    gained: int
+    seconds: float
+    num_bytes: int
+    keys: deque[tuple[str, int]] = field(default_factory=deque[tuple[str, int]])
+    arrived: dict[str, Record | None] = field(default_factory=dict[str, "Record | None"])
+    held: dict[HostCopy, Node] = field(default_factory=dict[HostCopy, Node])
+    num_adopted: int = 0  # bytes
+    began: float = 0.0
+    wanted_at: float = 0.0
+    is_over: bool = False
+
+    def patience_left(self, now: float) -> float:
+        """Return the seconds that it may still go on as it is: see `slots/lower_tiers.py`."""
+        if not self.wanted_at:
+            return self.seconds
+        return self.seconds * (PATIENCE + self.num_adopted / self.num_bytes) - (now - self.wanted_at)
+
+
 class Strategy(Protocol):
     """How jobs come by KV that they need not compute. One serves all jobs of its kind; the usual one is `PlainKV`."""
 
@@ -302,6 +338,8 @@ class Job:
     slot: int = -1
     readings: ReadDocuments = field(default_factory=ReadDocuments)  # of documents that are read separately
     reuse: Reuse = field(default_factory=Reuse)
+    fetch: Fetch | None = None  # until it runs
+    num_expected: int | None = None  # tokens that device and host had of it when lower tiers were asked; None: they were not
     num_failures: int = 0  # steps that failed while it ran, before its first token
 
     def lay_out(self, layout: Layout) -> None:

@@ -38,12 +38,13 @@ class ReusedSpan:
 class Reuse:
     """What came of a request. spans: of its first admission and by catching up, in order.
 
-    num_overtaken: later requests that were admitted before it.
+    num_overtaken: later requests that were admitted before it. fetch_seconds: that it waited for records of a lower tier.
     """
 
     spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])
     num_preempted: int = 0
     num_overtaken: int = 0
+    fetch_seconds: float = 0.0
 
     @property
     def cached(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 
@@ -180,9 +180,10 @@ class Scheduler:
         self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
         self.snapshots = Snapshots(tree, HostMemory()) if snapshots is None else snapshots
         self.index: PromptTree = self.snapshots if self.snapshots.host.max_bytes else tree  # what prompts are compared with
-        self.waiting = Queue(self.index, window, self.slots.may_take, self._strategy)
+        self.waiting = Queue(self.index, window, self._may_start, self._strategy)
         self.drafts = drafts or Drafts(tree.costs)
         self.running: list[Job] = []  # in order of admission
+        self.fetches_late: Callable[[Job], bool] = lambda job: False  # whether the next request has to wait for a lower tier
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
         self.step = StepBuilder(tree, self.cells, self.counters)  # of the last plan
@@ -199,6 +200,7 @@ class Scheduler:
 
     def finish(self, job: Job) -> None:
         """End a waiting or running request. Its KV stays in the tree, unless it is not to be cached."""
+        job.fetch = None
         self.waiting.discard(job) if job.sequence is None else self._leave(job)
         forget_uncached(self.tree, job, itertools.chain(self.running, self.waiting))
         self.waiting.unblock()
@@ -340,6 +342,8 @@ class Scheduler:
             while self.tree.copies.save_ahead():
                 pass
         while self.slots.any_idle and (job := self.waiting.next()):
+            if self.fetches_late(job):
+                continue
             if not self.cells.fits(job, self.waiting):
                 self.waiting.block()
                 break
@@ -355,6 +359,10 @@ class Scheduler:
                 break
         return started
 
+    def _may_start(self, job: Job) -> bool:
+        """Return whether a slot is idle for a request, and it does not wait for a lower tier."""
+        return (job.fetch is None or job.fetch.is_over) and self.slots.may_take(job)
+
     def _strategy(self, request: Request, whole: Layout) -> Strategy:
         """Return how a request reuses KV. whole: its prompt."""
         if whole.moved:
@@ -364,6 +372,7 @@ class Scheduler:
     def _start(self, job: Job) -> None:
         """Run a request that has left the queue: give it what is known of its prompt, and a slot."""
         job.strategy.begin(job, self.waiting)
+        job.fetch = None
         assert job.sequence is not None
         job.due = self.counters.prompt_tokens + job.num_lacking
         self.slots.take(job, job.sequence.id)
@@ -438,7 +447,7 @@ def check_host(tree: PromptTree, nodes: list[Node]) -> None:
     copies = {node.copy for node in nodes if node.copy is not None}
     assert host.num_tokens == sum(map(len, copies)) and host.num_states == len(states)
     size = host.num_tokens * host.sizes.run_token + sum(host.size_of(node.end) for node in states)
-    assert host.num_bytes == size <= host.max_bytes
+    assert host.num_bytes == size <= host.max_bytes + host.overdraft
     for node in nodes:
         assert node.copy is None or (node.copy.start <= node.start and node.end <= node.copy.stop)
         assert node.state is None or (node.state.start, node.state.stop) == (0, node.end)

@@ -80,7 +80,8 @@ class Snapshots(StateTree):
         self._tree.device.perform(Load(node.state, job.sequence.id))
         self._tree.device.advance(job.sequence, node.end)
         self.num_loaded += 1
-        return node.state.source, node.end - begin
+        source, node.state.source = node.state.source, Source.SNAPSHOT  # from now on it is there
+        return source, node.end - begin
 
     def take(self, job: Job) -> None:
         """Keep the present state of a request's sequence, and the runs up to it, if the budget has room for that path."""

@@ -1,13 +1,4 @@
-"""A tier below host memory: its records, its protocol, its folder, whose KV it holds.
-
-    device        cells of the pool      PrefixTree and its device
-     |   ^        Save and Restore, operations of a step
-    host memory   copies of runs         HostMemory, of the prefix tree, or of states (models whose memory cannot be cut)
-     |   ^        written behind by `WriteBehind`, brought back at start by `load_records`
-    lower tiers   records                DiskTier
-
-A new tier is a class with the methods of `LowerTier` and one more entry in `server.load.lower_tiers`.
-"""
+"""What tiers below host memory keep: records, in folders that are checked, each with its provenance."""
 
 from __future__ import annotations
 
@@ -15,10 +6,9 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -114,59 +104,3 @@ class Provenance:
         """Return the name of the folder for this KV in a version of the format. Up to 2 the version was no part of it."""
         parts = self.model + self.settings + (str(version) if version > 2 else "")
         return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
-
-
-class LowerTier(Protocol):
-    """A tier that may outlive the server. Three threads call it: the engine puts, the start loads, a client drops.
-
-    `put` must not block: it runs between two steps of the engine.
-    """
-
-    @property
-    def name(self) -> str:
-        """The word for it in reports of where a prompt's tokens came from, and in the names of its metrics."""
-        ...
-
-    max_bytes: int
-    """What its records may take."""
-    num_written: int
-    """Records written, ever."""
-    num_refused: int
-    """Records that were damaged, and are gone."""
-
-    @property
-    def num_bytes(self) -> int:
-        """What its records take."""
-        ...
-
-    def __str__(self) -> str:
-        """Return the place of its records, for the log."""
-        ...
-
-    def has_room(self, record: Record) -> bool:
-        """Return whether `put` would take a record as things are, with no other one leaving for it."""
-        ...
-
-    def put(self, record: Record) -> bool:
-        """Keep a record. False: it is refused. Older records may leave for it."""
-        ...
-
-    def get(self, key: str, /) -> Record | None:
-        """Return a record; None if it is gone."""
-        ...
-
-    def drop(self, scope: Scope) -> object:
-        """Forget the records of a scope's name, with all adapters. Returns when they are gone."""
-        ...
-
-    def load(self, num_bytes: int) -> Iterable[str]:
-        """Return the keys of the records used last, as many as take `num_bytes`; each behind those that it stands on."""
-        ...
-
-    def __contains__(self, key: str, /) -> bool:
-        """Return whether a record is still there and no drop of its scope is under way; fast, for the engine's thread."""
-        ...
-
-    def close(self) -> None:
-        """Finish pending writes, within some seconds."""
-        ...

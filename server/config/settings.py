@@ -247,7 +247,7 @@ class Settings(Numbers):
     draft: Draft = row("off", ("--draft",), "default of a request's `draft`; lookup: where the last tokens of an answer stand in its prompt or further up in the answer, those that follow there are checked in the same step, if that is likely to save time")
     cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out", words={"-1": 1 << 31}, llama="LLAMA_ARG_CACHE_RAM")
     cache_dir: str = row("", ("--cache-dir",), "folder where idle KV and stored conversations are kept for the next start of the server; it reveals prompts and can change answers, so only its owner may read it, and the server refuses a folder that other users may write to")
-    cache_disk: int = row(8192, ("--cache-disk",), "size limit of the KV in --cache-dir, MiB, all models and settings together; the least recently used runs leave first", least=0)
+    cache_disk: int = row(8192, ("--cache-disk",), "size limit of the KV in --cache-dir, MiB, all models and settings together; the runs of the least worth leave first", least=0)
     slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`, which only its owner may write to; without one they are refused")
     eviction: str = row("pgdsf", ("--eviction",), "which idle KV leaves first when a tier is full: pgdsf counts use, cost and age", choices=tuple(POLICIES))
     idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; the rest moves to host memory, from a GPU if that saves time")

@@ -21,11 +21,11 @@ from ...models.errors import Interrupted, NoRoom
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Logprobs, Sampler
 from ...models.sampling_params import GREEDY
-from ...slots.host import WriteBehind
+from ...slots.lower_tiers import Fetches, LowerTier, WriteBehind
 from ...slots.plan import Plan
 from ...slots.request import Job
 from ...slots.scheduler import Scheduler, check
-from ...slots.tier import LowerTier
+from ...slots.tier import Record
 from ..http.api_errors import RequestError, not_loaded
 from .generation import End, Failure, Generation, Outbox
 from .watchdog import Watchdog
@@ -169,6 +169,7 @@ class Generations:
         self._why = ""  # it is closed
         self._scheduler, self._outbox, self._is_end = scheduler, outbox, is_end
         self._open: dict[int, Generation] = {}
+        self.on_wait: Callable[[Job], None] = lambda job: None  # told of each request that begins to wait
 
     def enter(self, generation: Generation, sampler: Sampler) -> None:
         """Queue a generation. Once the generations are closed it only gets its Failure."""
@@ -179,6 +180,7 @@ class Generations:
         self._open[generation.request.id] = generation
         self.samplers[generation.request.id] = sampler
         generation.job = self._scheduler.submit(generation.request)
+        self.on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
         """Start the clock of requests that left the queue, unless they were preempted and only come back."""
@@ -409,6 +411,8 @@ class Engine:
         self.host_seconds = 0.0  # of the last step, outside llama.cpp
         self.num_failed_steps = 0
         self._behind = WriteBehind(scheduler.index.host, lower)
+        self.fetches = Fetches(scheduler, lower, hand_over=self.inbox.put, accepts=self.accepts)
+        self.generations.on_wait = self.fetches.expect
         self._checks, self._stopping = checks, False
         self._failed_idle = False  # the last failure was no request's, and no step has been computed since
         self._on_failure: Callable[[], None] = lambda: None
@@ -463,6 +467,12 @@ class Engine:
         self.runner.interrupt.set()
         return dropped
 
+    def accepts(self, record: Record) -> bool:
+        """Return whether a record is of this model's layout, to its last byte. Once the engine has warmed up."""
+        states, stop = self.runner.states, len(record.tokens)
+        is_state = record.state is None or states.accepts_recurrent(record.state, stop)
+        return is_state and states.accepts(record.data, record.start, stop)
+
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
@@ -496,7 +506,8 @@ class Engine:
     def _take_turn(self) -> None:
         try:
             self._read_inbox()
-            if not self.scheduler.idle:
+            self.fetches.look()
+            if not self.scheduler.idle and self.fetches.seconds_left is None:
                 self._step() if self.sleep.is_awake else self.sleep.load()
         except Exception:
             self._recover()
@@ -511,6 +522,8 @@ class Engine:
                 check(self.scheduler)
             act = self.inbox.wait(self.sleep.seconds_left)
             act() if act else self._fall_asleep()
+        elif (seconds := self.fetches.seconds_left) is not None and (act := self.inbox.wait(seconds)) is not None:
+            act()
         while (act := self.inbox.take()) is not None:
             act()
 

@@ -402,6 +402,7 @@ class Generation:
             num_preempted=reuse.num_preempted,
             num_drafted=self._drafts[0],
             num_accepted=self._drafts[1],
+            fetch_time=reuse.fetch_seconds,
             segments=segment_reuse(layout, reuse.spans, self.request.scope.adapters) if self.wants_segments else None,
         )
 

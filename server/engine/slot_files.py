@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 from ...slots import record
-from ...slots.host import load_records
 from ...slots.record import CorruptFile, ForeignFile
 from ...slots.slot import Histories, Slot
-from ...slots.tier import LowerTier, Provenance, Record
+from ...slots.tier import Provenance, Record
 from ..http.api_errors import RequestError
 from .engine import Engine
 
@@ -29,45 +25,19 @@ class Arrivals:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._is_warm = engine, False
 
-    def adopt(self, record: Record, tier: str | None = None, is_wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Put a record into host memory. True: it is in host memory now. Waits for the current step.
-
-        tier: as in `HostMemory.put`. is_wanted: asked in the engine's thread, at the last moment.
-        """
-        self._await_warm_up(ADOPT_SECONDS)
-        engine, states, stop = self._engine, self._engine.runner.states, len(record.tokens)
-        is_state = record.state is None or states.accepts_recurrent(record.state, stop)
-        if not is_state or not states.accepts(record.data, record.start, stop):
-            logger.warning("the KV of %d tokens in a file does not fit this model", stop - record.start)
-            return False
-        return engine.inbox.ask(lambda: is_wanted() and engine.scheduler.index.host.put(record, tier)).result(ADOPT_SECONDS)
-
-    def load(self, tiers: Sequence[LowerTier]) -> None:
-        """Fill host memory with the records that an earlier run of the server left.
-
-        KV computed since the start is never evicted for them.
-        """
+    def adopt(self, record: Record) -> bool:
+        """Put a record into host memory. True: it is in host memory now. Waits for the current step."""
+        self._await_warm_up()
         engine = self._engine
-        with contextlib.suppress(RequestError):
-            self._await_warm_up()
-        host = engine.scheduler.index.host
+        if not engine.accepts(record):
+            logger.warning("the KV of %d tokens in a file does not fit this model", len(record.tokens) - record.start)
+            return False
+        return engine.inbox.ask(lambda: engine.scheduler.index.host.put(record)).result(ADOPT_SECONDS)
 
-        def adopt(tier: LowerTier, key: str, record: Record) -> bool:
-            try:
-                return self.adopt(record, tier.name, lambda: key in tier and host.has_room(record))
-            except RequestError as error:  # the server is shutting down: no other record needs to be tried
-                raise TimeoutError(str(error)) from None
-
-        with contextlib.suppress(TimeoutError, RequestError):  # the server is shutting down
-            for tier in tiers:
-                began = perf_counter()
-                count = load_records(tier, host.max_bytes, partial(adopt, tier))
-                logger.info("%d runs came back from %s in %.1f s", count, tier, perf_counter() - began)
-
-    def _await_warm_up(self, timeout: float | None = None) -> None:
+    def _await_warm_up(self) -> None:
         """Wait until the engine takes acts: before, neither the layout of KV nor the budgets are known."""
         if not self._is_warm:
-            self._engine.inbox.ask(lambda: None).result(timeout)
+            self._engine.inbox.ask(lambda: None).result(ADOPT_SECONDS)
             self._is_warm = True
 
 

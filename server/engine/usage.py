@@ -93,8 +93,8 @@ class Miss(TypedDict):
 class Report:
     """Times in seconds, lengths in tokens.
 
-    segments: where the request asks for them. conversation, retrieval: added by the service, for a chat that belongs to one,
-    and for one whose documents were found.
+    fetch_time: for which it waited for KV from a tier below host memory. segments: where the request asks for them.
+    conversation, retrieval: added by the service, for a chat that belongs to one, and for one whose documents were found.
     """
 
     slot: int
@@ -113,6 +113,7 @@ class Report:
     documents_attention: str | None = None
     num_drafted: int = 0
     num_accepted: int = 0
+    fetch_time: float = 0.0
     segments: list[SegmentReuse] | None = None
     conversation: Mapping[str, object] | None = None
     retrieval: Mapping[str, object] | None = None
@@ -139,6 +140,7 @@ class Report:
             "repeated": self.repeated,
             "miss": self.miss,
             "preempted": self.num_preempted,
+            "fetch_ms": self.fetch_time * 1000,
         }
         optional = {
             "documents_attention": self.documents_attention,

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ...slots.lower_tiers import LowerTier
 from ...slots.radix import Node, descendants, most_cached, path
 from ...slots.request import Job, Layout, Prompt
 from ...slots.reuse import Source
@@ -21,7 +22,7 @@ from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 from ...slots.separate import num_kept
 from ...slots.slot import Slot
-from ...slots.tier import LowerTier, Provenance
+from ...slots.tier import Provenance
 from .engine import Engine
 from .generation import Generation
 from .slot_files import SlotStore
@@ -131,6 +132,11 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
             "Prompts computed ahead that gave way to a request or to another one",
             engine.background.num_dropped,
         ),
+        "fetches": ("Requests for which KV came from a tier below host memory", engine.fetches.num_hits),
+        "fetched_tokens": ("Prompt tokens that such KV spared, as expected", engine.fetches.num_tokens),
+        "fetched_bytes": ("Bytes of KV read from tiers below host memory", engine.fetches.num_bytes),
+        "fetch_wait_seconds": ("Seconds that requests waited for such KV", engine.fetches.seconds),
+        "fetches_given_up": ("Requests that computed what took too long to fetch", engine.fetches.num_given_up),
         "preemptions": ("Requests paused because cells ran out", counters.preemptions),
         "overtakes": (
             "Times a later request was admitted before a waiting one",
@@ -313,7 +319,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The part of a prompt that is not cached. tokens: to compute. fits: free cells suffice.
+    """The part of a prompt that is on no tier. tokens: to compute. fits: free cells suffice.
 
     idle: the engine has no request, and the model is in memory: idle work wakes no model.
     """
@@ -368,7 +374,8 @@ class View:
 
         def question() -> Missing:
             is_idle = self._scheduler.idle and self._engine.sleep.is_awake
-            return Missing(*self._scheduler.cells.forecast(prompt, scope), idle=is_idle)
+            tokens, fits = self._scheduler.cells.forecast(prompt, scope)
+            return Missing(0 if tokens and self._engine.fetches.has_all(prompt, scope) else tokens, fits, idle=is_idle)
 
         return await self._ask(question)
 
@@ -396,7 +403,7 @@ class View:
         dropped = await self._ask(lambda: self._drop(scope))
         for tier in self._lower:
             await asyncio.to_thread(tier.drop, Scope.shared(scope))
-            # Again: at the start of the server, `Arrivals.load` may have read a run before it was dropped from the tier.
+            # Again: a run that was fetched may have been adopted before it was dropped from the tier.
             await self._ask(lambda: self._drop(scope))
         return dropped
 

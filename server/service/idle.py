@@ -152,8 +152,8 @@ class LikelyPrefixes:
 
     prefix: of chats before the first one. most_tokens: that all prefixes may have together. state_tokens: those that the
     recurrent state behind a document counts for, known once the model is warm. num_documents: that are at the
-    front of a prompt by now; num_tokens: of these. has_kv: whether KV of an earlier start is back, so that none of it
-    is computed again. has_files: whether all files were read, so that the likeliest documents are known.
+    front of a prompt by now; num_tokens: of these. has_files: whether all files were read, so that the likeliest documents
+    are known.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class LikelyPrefixes:
         *,
         state_tokens: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.most_tokens, self.has_kv, self.has_files = most_tokens, False, False
+        self.most_tokens, self.has_files = most_tokens, False
         self.num_documents = self.num_tokens = 0
         self._index, self._builder, self._state_tokens = index, builder, state_tokens
         self._prefix = prefix  # that is followed
@@ -178,11 +178,7 @@ class LikelyPrefixes:
     @property
     def has_more(self) -> bool:
         """Whether documents may be left to compute."""
-        return self._may_begin and (self._left is None or bool(self._left))
-
-    @property
-    def _may_begin(self) -> bool:
-        return self.has_kv and self.has_files
+        return self.has_files and (self._left is None or bool(self._left))
 
     def note(self, prefix: SharedPrefix, found: Sequence[str]) -> None:
         """Follow a chat that searched. found: the ids of the documents that its prompt got.
@@ -234,7 +230,7 @@ class LikelyPrefixes:
 
     def shown(self) -> dict[str, int | bool]:
         """Return the progress as JSON."""
-        return {"documents": self.num_documents, "tokens": self.num_tokens, "done": self._may_begin and not self.has_more}
+        return {"documents": self.num_documents, "tokens": self.num_tokens, "done": self.has_files and not self.has_more}
 
     def _has_room_for(self, num_tokens: int) -> bool:
         """Return whether a document of that many tokens fits beside those that are counted."""

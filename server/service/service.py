@@ -15,7 +15,7 @@ from ...models.grammar import Grammars
 from ...models.json_schema import GrammarError
 from ...models.model import Model
 from ...models.template import ChatTemplate
-from ...slots.tier import LowerTier
+from ...slots.lower_tiers import LowerTier
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
 from ..chat.builder import PromptBuilder
 from ..chat.content import take

@@ -4,9 +4,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from slotcache.slots.host import WriteBehind, load_records
+from slotcache.slots.lower_tiers import Fetches, WriteBehind
 from slotcache.slots.plan import Clear
 from slotcache.slots.radix import path, scope_of
+from slotcache.slots.scheduler import check
 from slotcache.slots.slot import Histories
 
 from support.asks import CONTEXT, Ask
@@ -15,7 +16,7 @@ from support.memory import seen
 from support.remote import Remote
 
 EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
-EXPECTED |= {"restore of a part", "erase slot", "used what was restored", "remote"}
+EXPECTED |= {"restore of a part", "erase slot", "used what was restored", "remote", "fetched", "given up", "overdrawn"}
 MOST_KEPT = 1000  # bytes of the lower tier: these records have one a token
 
 
@@ -31,6 +32,42 @@ class Keeping(Life):
         super().build(cells, host, states)
         lower: Any = (self,)  # as far as writing needs a tier
         self.behind = WriteBehind(self.scheduler.index.host, lower)
+        self.reads: list = []  # of records, which threads would do
+        self.fetches: Fetches | None = None
+
+    def waits(self, job):
+        if self.fetches is None:
+            read, hand_over = self.reads.append, lambda act: act()
+            self.fetches = Fetches(self.scheduler, [self.tier], hand_over=hand_over, read=read, clock=lambda: self.now)
+            self.fetches.least = 60
+        self.fetches.expect(job)
+
+    @property
+    def all_wait(self):
+        return self.fetches is not None and self.fetches.seconds_left is not None
+
+    def before_step(self):
+        """Where all that is open waits for records, one arrives, or time passes."""
+        if self.fetches is None:
+            return
+        self.fetches.look()
+        check(self.scheduler)
+        SEEN["overdrawn"] += self.scheduler.index.host.overdraft > 0
+        while self.all_wait:
+            if self.reads and self.now % 2:
+                self.reads.pop(0)()
+            self.now += 1
+            self.fetches.look()
+            check(self.scheduler)
+        SEEN["given up"] += self.fetches.num_given_up > 0
+
+    @rule(places=st.lists(st.integers(0, 9), max_size=4))
+    def read(self, places):
+        """Records arrive, in any order."""
+        for place in places:
+            if self.reads and self.fetches:
+                self.reads.pop(place % len(self.reads))()
+                SEEN["fetched"] += self.fetches.num_hits > 0
 
     def slot_histories(self):
         carry_out = lambda: self.carry_out(self.tree.device.take_operations())  # noqa: E731
@@ -69,7 +106,7 @@ class Keeping(Life):
     @rule(chosen=st.lists(st.integers(0, 39), min_size=1, max_size=6), ordered=st.sampled_from([True, True, False]))
     def adopt(self, chosen, ordered):
         """Records come back in any order: most often beginnings first."""
-        keys = self.tier.load(MOST_KEPT)
+        keys = self.keys()
         records = [self.record(keys[at % len(keys)]) for at in chosen if keys]
         if ordered:
             records.sort(key=lambda record: record.start)
@@ -81,17 +118,19 @@ class Keeping(Life):
         states=st.sampled_from([60, 1000]),
         share=st.sampled_from([0.0, 0.5, 1.0]),
     )
-    @precondition(lambda self: self.tier.load(MOST_KEPT))
+    @precondition(lambda self: self.keys())
     def restart(self, extra, host, states, share):
-        """The server ends, and another one starts with other budgets and loads a share of the lower tier."""
+        """The server ends, and another one starts with other budgets and brings back a share of the lower tier."""
         SEEN["restart"] += 1
         self.open.clear()
         self.memory.apply(Clear())
         self.build(CONTEXT + extra, host, None if self.can_cut else states)
-        records = []
-        load_records(self.tier, int(share * MOST_KEPT), lambda key, record: key in self.tier and not records.append(record))
-        for record in records:
-            self.take_in(record, self.tier.name)
+        for key in self.keys()[: int(share * len(self.keys()))]:
+            self.take_in(self.record(key), self.tier.name)
+
+    def keys(self):
+        """The keys of the lower tier, beginnings first."""
+        return [entry.key for entry in sorted(self.tier.index.entries.values(), key=lambda entry: entry.start)]
 
     def record(self, key):
         record = self.tier.get(key)
@@ -101,7 +140,7 @@ class Keeping(Life):
     def let_go_by(self, act, scope):
         if act == "drop":
             self.tier.drop(scope)
-            assert all(self.record(key).scope.name != scope.name for key in self.tier.load(MOST_KEPT))
+            assert all(self.record(key).scope.name != scope.name for key in self.keys())
         return super().let_go_by(act, scope)
 
     def slot(self, number):

@@ -154,7 +154,16 @@ class Life(RuleBasedStateMachine):
         self.limits[number], self.forced[number] = ask.limit, ask.forced
         job = self.scheduler.submit(request)
         self.open.append(job)
+        self.waits(job)
         return job
+
+    def waits(self, job):
+        """A request has come."""
+
+    all_wait = False  # for records of a lower tier
+
+    def before_step(self):
+        """A step is about to be planned."""
 
     def history(self, of):
         return self.histories[-min(of, len(self.histories))]
@@ -285,13 +294,14 @@ class Life(RuleBasedStateMachine):
             self.memory.apply(operation)
 
     def one_step(self):
+        self.before_step()
         plan = self.scheduler.plan()
         check(self.scheduler)
         if shares := [self.poison[span.request] for span in plan.spans if span.request in self.poison]:
             self.fail_in(plan, shares[0])
             return
         assert plan.num_tokens <= self.scheduler.batch_size and plan.num_spare >= 0
-        assert plan.spans or not self.open, "requests are open and nothing is computed"
+        assert plan.spans or not self.open or self.all_wait, "requests are open and nothing is computed"
         self.check_rest(plan)
         SEEN.update(type(operation).__name__ for operation in plan.operations)
         SEEN["prefetch"] += any(job.request.is_prefetch for job in self.scheduler.running)

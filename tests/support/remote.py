@@ -3,6 +3,7 @@
 from threading import Lock
 
 from slotcache.slots.record import file_name
+from slotcache.slots.record_index import RecordIndex
 from slotcache.slots.scope import Scope
 from slotcache.slots.tier import Record
 
@@ -14,6 +15,7 @@ class Remote:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.index = RecordIndex()
         self._records: dict[str, Record] = {}  # the newest last
         self._lock = Lock()
         self.num_written = self.num_refused = 0
@@ -29,31 +31,39 @@ class Remote:
         return self.num_bytes + len(record.data) <= self.max_bytes
 
     def put(self, record: Record) -> bool:
-        with self._lock:
-            self._records.pop(file_name(record), None)
+        with self._lock, self.index.lock:
+            self._forget([file_name(record)])
             while self._records and not self.has_room(record):
-                del self._records[next(iter(self._records))]
+                self._forget([next(iter(self._records))])
             if room := self.has_room(record):
-                self._records[file_name(record)] = record
+                self._records[key := file_name(record)] = record
+                self.index.add(
+                    key,
+                    record.scope,
+                    record.start,
+                    record.tokens,
+                    size=len(record.data),
+                    used=0,
+                    documents=record.documents,
+                    has_state=record.state is not None,
+                )
                 self.num_written += 1
             return room
+
+    def _forget(self, keys) -> None:
+        for key in keys:
+            if self._records.pop(key, None):
+                self.index.remove(self.index.entries[key])
 
     def get(self, key: str) -> Record | None:
         return self._records.get(key)
 
     def drop(self, scope: Scope) -> None:
-        with self._lock:
-            self._records = {key: record for key, record in self._records.items() if record.scope.name != scope.name}
+        with self._lock, self.index.lock:
+            self._forget([key for key, record in self._records.items() if record.scope.name == scope.name])
 
-    def load(self, num_bytes: int) -> list[str]:
-        chosen: dict[str, int] = {}
-        with self._lock:
-            for key, record in reversed(self._records.items()):
-                num_bytes -= len(record.data)
-                if num_bytes < 0:
-                    break
-                chosen[key] = record.start
-        return sorted(chosen, key=lambda key: chosen[key])
+    def wait(self) -> None:
+        """It is empty at the start."""
 
     def __contains__(self, key: str) -> bool:
         return key in self._records

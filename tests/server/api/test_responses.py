@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.chat.test_conversations import documents, user
-from server.conftest import DEADLINE, REST, running, wait_for_kv
+from server.conftest import DEADLINE, REST, running
 
 FIELDS: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 12}
 
@@ -270,7 +270,6 @@ def test_a_response_and_its_kv_outlive_a_restart(tiny, tmp_path):
                 answers[False] = make(server, "Two?", "mine", previous_response_id=first.id)
         if restarts:
             with running(tiny, cache_dir=str(folder)) as server:
-                wait_for_kv()
                 shown = server.openai.responses.retrieve(first.id, extra_query={"scope": "mine"})
                 assert shown.to_dict() == first.to_dict()
                 answers[True] = make(server, "Two?", "mine", previous_response_id=first.id)

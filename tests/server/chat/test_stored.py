@@ -37,7 +37,7 @@ from slotcache.server.chat.history import HistoryMessage
 from slotcache.slots.tier import FolderError
 
 from server.chat.test_conversations import ask, documents, rendered, shown, text, told, used, user
-from server.conftest import running, wait_for_kv
+from server.conftest import running
 
 VOCABULARY = HistoryVocabulary(100, lambda scope, text: np.arange(len(text), dtype=np.int32) % 100)
 
@@ -114,7 +114,6 @@ def test_a_restarted_server_goes_on_as_if_it_had_not_stopped(tiny, tmp_path):
         assert used(first) == ["d2", "d1", "d0"], "the order is not the retrieval's, or this test shows nothing"
         if restarts:
             with running(tiny, cache_dir=str(folder)) as server:
-                wait_for_kv()
                 assert shown(server, "c", "mine").json() == before
                 assert shown(server, "c").status_code == 404
                 found[True] = ask(server, "At last?", conversation="c", **goes_on)

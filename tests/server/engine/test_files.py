@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 from slotcache.slots.disk import DiskTier
-from slotcache.slots.host import load_records
 from slotcache.slots.record import file_name
 from slotcache.slots.scope import Scope
 from slotcache.slots.tier import FORMAT, FolderError, Provenance, Record
@@ -17,7 +16,7 @@ from support.record_files import resealed, split
 
 from server.api.test_slots import LONG, act
 from server.conftest import running, until
-from server.engine.test_disk import BODY, HERE, cached, files, loaded, settled
+from server.engine.test_disk import BODY, HERE, cached, files, read_all, settled
 
 THERE = Provenance("2" * 32, "3" * 32)
 
@@ -97,7 +96,6 @@ def test_heads_that_are_none_are_a_warning_each_and_the_rest_comes_back(tiny, tm
         path.write_bytes(resealed(beginning.read_bytes(), head(split(beginning))))
     with running(tiny, cache_dir=str(tmp_path)) as up:
         until(lambda: up.metric("slotcache_disk_refused_files_total") == len(HEADS))
-        loaded(up)
         assert cached(up.chat(**BODY)) > 100
     assert files(tmp_path) == whole
     assert sum("is not used" in one.message for one in caplog.records) == len(HEADS)
@@ -162,7 +160,6 @@ def test_after_a_restart_what_a_full_disk_kept_is_found(tiny, tmp_path):
         (disk,) = up.service.tiers
         assert disk.num_bytes <= 1 << 20 < disk.num_written * 30_000
     with running(tiny, cache_dir=str(tmp_path), cache_disk=1) as up:
-        loaded(up)
         until(lambda: up.service.tiers[0].idle)
         answer = up.chat(**asking(99))
         assert answer["slotcache"]["source"] == "disk" and cached(answer) > 150
@@ -210,7 +207,7 @@ def test_what_one_server_drops_another_one_on_the_folder_has_dropped(tmp_path):
     written(other, kept)
     assert one.drop(Scope.shared("s"))
     assert on_disk(tmp_path) == {file_name(kept)}
-    assert load_records(other, 1 << 20, lambda key, _: key in other) == 1
+    assert len(read_all(other)) == 1
     assert other.num_refused == 0
     for disk in (one, other, beside):
         disk.close()

@@ -10,13 +10,11 @@ import pytest
 from slotcache.server.engine.slot_files import Arrivals
 from slotcache.server.load import provenance_of
 from slotcache.slots.disk import DiskTier
-from slotcache.slots.host import load_records
-from slotcache.slots.reuse import Source
 from support.mutation import cases, forged, mutated
 
 from server.api.test_slots import act
 from server.conftest import running
-from server.engine.test_disk import DOCUMENTS, files, settled
+from server.engine.test_disk import DOCUMENTS, files, read_all, settled
 
 AT_ONCE = 8  # damaged files at a start, or one to restore from
 BODY = {
@@ -39,7 +37,7 @@ def saved(tiny, tmp_path_factory):
 
 
 def brought_back(disk, arrivals):
-    return load_records(disk, 1 << 30, lambda key, record: arrivals.adopt(record, Source.DISK, lambda: key in disk))
+    return sum([arrivals.adopt(record) for record in read_all(disk)])
 
 
 @pytest.mark.timeout(3600)

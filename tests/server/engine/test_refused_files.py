@@ -12,7 +12,7 @@ from slotcache.slots import record
 from support.architectures import hybrid, recurrent, windowed
 
 from server.api.test_slots import act
-from server.conftest import running, until, wait_for_kv
+from server.conftest import running, until
 from server.engine.test_disk import cached, files
 
 MILL, SEA = "Tell me of the old mill. " * 30, "What does the sea say at night? " * 24
@@ -86,17 +86,16 @@ def test_a_refused_record_leaves_every_bit(model, tmp_path):
         size = len(content)
         file.write_bytes([flipped(content, size - 9), flipped(content, 60), content[: size // 2]][number % 3])
     with running(model, cache_dir=str(folder)) as up:
-        until(lambda: up.metric("slotcache_disk_refused_files_total") == len(whole))
-        wait_for_kv()
         for question in (SEA, MILL):
             assert up.chat(question, max_tokens=1)["slotcache"]["source"] != "disk"
             assert told(up, question) == expected[question]
+        found = up.metric("slotcache_disk_refused_files_total")
         (own, *_) = up.service.tiers
         for number, content in enumerate((flipped(whole[0], 60), whole[-1][:-1], b"")):  # as another server might leave them
             (own.folder / f"{number:032x}.kv").write_bytes(content)
             os.utime(own.folder, ns=(number + 1, number + 1))
             up.chat(f"Question {number}? {SEA}", max_tokens=1)  # it is written, and the folder looked through for that
-            num_refused = len(whole) + number + 1
+            num_refused = found + number + 1
             until(lambda num=num_refused: up.metric("slotcache_disk_refused_files_total") == num)
             for question in (SEA, MILL):
                 assert cached(up.chat(question, max_tokens=1)) > 0
@@ -108,10 +107,8 @@ def test_kv_of_another_build_is_not_used(tiny, tmp_path, monkeypatch):
     with running(tiny, cache_dir=folder) as up:
         expected = told(up, SEA)
     with running(tiny, cache_dir=folder) as up:
-        wait_for_kv()
         assert up.chat(SEA, max_tokens=1)["slotcache"]["source"] == "disk"
     monkeypatch.setattr(gate, "identity", lambda: "another build's")
     with running(tiny, cache_dir=folder) as up:
-        wait_for_kv()
         assert cached(up.chat(SEA, max_tokens=1)) == 0
         assert told(up, SEA) == expected

@@ -5,7 +5,7 @@ from slotcache.slots.scope import Scope
 from support.remote import Remote
 
 from server.conftest import REST, running
-from server.engine.test_disk import BODY, cached, loaded
+from server.engine.test_disk import BODY, cached
 
 
 def test_a_server_writes_to_a_new_tier_and_starts_from_it(tiny, tmp_path, monkeypatch):
@@ -17,12 +17,11 @@ def test_a_server_writes_to_a_new_tier_and_starts_from_it(tiny, tmp_path, monkey
     for file in tmp_path.glob("*/*.kv"):
         file.unlink()
     with running(tiny, cache_dir=str(tmp_path)) as up:
-        loaded(up)
         again = up.chat(**BODY)
         assert again["slotcache"]["source"] == "remote"
         assert up.metric("slotcache_cached_tokens_total", source="remote") == cached(again)
         assert up.metric("slotcache_remote_bytes") == remote.num_bytes > 0
         assert cached(again) == again["usage"]["prompt_tokens"] - REST and again["choices"] == first["choices"]
         up.http.delete("/v1/cache", params={"scope": "drop"})
-    records = [remote.get(key) for key in remote.load(1 << 30)]
+    records = [remote.get(key) for key in remote.index.entries]
     assert {record.scope for record in records if record} == {Scope.shared("")} and all(records)

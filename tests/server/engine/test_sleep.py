@@ -17,7 +17,7 @@ from support.architectures import recurrent, windowed
 from support.encoders import bert
 from support.on_device import ROUNDING, loads_two
 
-from server.conftest import DEADLINE, REST, running, until, wait_for_kv
+from server.conftest import DEADLINE, REST, running, until
 from server.test_cli import command, free_port
 
 HOUR = 3600
@@ -140,7 +140,6 @@ def test_a_server_that_stops_asleep_has_saved_its_cache(file, tmp_path, turns):
         first = turn(up, QUESTION)
         doze(up)
     with dozing(file, cache_dir=str(tmp_path / "cache")) as up:
-        wait_for_kv()
         second = turn(up, "And then?")
     assert [text(first), text(second)] == turns
     assert cached(second) > REST and second["slotcache"]["source"] == "disk"

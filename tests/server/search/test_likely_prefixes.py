@@ -11,7 +11,7 @@ from slotcache.server.serve import serve
 from support.architectures import delta
 from support.notes import is_ready, write
 
-from server.conftest import DEADLINE, REST, running, until, wait_for_kv
+from server.conftest import DEADLINE, REST, running, until
 
 NAMES = ["ash", "birch", "cedar", "date", "elm", "fir"]
 SYSTEM = "You are a forester."
@@ -212,7 +212,6 @@ def test_nothing_is_read_ahead_before_all_files_are_read(tiny, tmp_path, monkeyp
     with running(tiny, **settings) as server:
         try:
             assert reached.wait(DEADLINE)
-            wait_for_kv()
             server.chat("Quick.")
             until(lambda: server.service.idle.done)
             assert len(chunks(server)) > 10 and not progress(server)["done"] and idle_tokens(server) == 0

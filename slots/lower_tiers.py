@@ -1,0 +1,384 @@
+"""The tiers below host memory: their protocol, what is written to them, and what is fetched for requests that wait.
+
+    device        cells of the pool      PrefixTree and its device
+     |   ^        Save and Restore, operations of a step
+    host memory   copies of runs         HostMemory, of the prefix tree, or of states (models whose memory cannot be cut)
+     |   ^        written behind by `WriteBehind`, fetched by `Fetches`
+    lower tiers   records                DiskTier
+
+A new tier is a class with the methods of `LowerTier` and one more entry in `server.load.lower_tiers`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+
+from .host import HostMemory
+from .radix import Node, most_cached, path
+from .record_index import RecordEntry, RecordIndex
+from .request import Fetch, Job, Layout, Prompt
+from .scheduler import Scheduler
+from .scope import Scope
+from .tier import Record
+
+
+class LowerTier(Protocol):
+    """A tier that may outlive the server. Several threads call it: the engine puts, some read, a client drops.
+
+    `put` must not block: it runs between two steps of the engine. index: of all its records, by the keys that `get` takes.
+    """
+
+    @property
+    def name(self) -> str:
+        """The word for it in reports of where a prompt's tokens came from, and in the names of its metrics."""
+        ...
+
+    index: RecordIndex
+    max_bytes: int
+    """What its records may take."""
+    num_written: int
+    """Records written, ever."""
+    num_refused: int
+    """Records that were damaged, and are gone."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What its records take."""
+        ...
+
+    def __str__(self) -> str:
+        """Return the place of its records, for the log."""
+        ...
+
+    def has_room(self, record: Record) -> bool:
+        """Return whether `put` would take a record as things are, with no other one leaving for it."""
+        ...
+
+    def put(self, record: Record) -> bool:
+        """Keep a record. False: it is refused. Older records may leave for it."""
+        ...
+
+    def get(self, key: str, /) -> Record | None:
+        """Return a record; None if it is gone. It may take long."""
+        ...
+
+    def drop(self, scope: Scope) -> object:
+        """Forget the records of a scope's name, with all adapters. Returns when they are gone."""
+        ...
+
+    def wait(self) -> None:
+        """Return once the index has all records of an earlier process."""
+        ...
+
+    def __contains__(self, key: str, /) -> bool:
+        """Return whether a record is still there and no drop of its scope is under way; fast, for the engine's thread."""
+        ...
+
+    def close(self) -> None:
+        """Finish pending writes, within some seconds."""
+        ...
+
+
+class WriteBehind:
+    """Hands each new copy of KV to lower tiers once. Lives in the engine's thread. lower: the tiers that get them.
+
+    Runs of private scopes, and those that no later process could use, stay in host memory.
+    """
+
+    def __init__(self, host: HostMemory, lower: Sequence[LowerTier]) -> None:
+        self._host, self.lower = host, tuple(lower)
+        if lower:
+            host.take_unsaved()  # from now on it notes them
+
+    def write(self) -> None:
+        """Hand over the copies that were made since the last call."""
+        for node in self._host.take_unsaved() if self.lower else ():
+            record = self._host.get(node)
+            if node.copy is not None and record is not None and record.scope.is_shared and record.scope.is_lasting:
+                node.copy.is_written = any([below.put(record) for below in self.lower])
+                if node.state is not None:
+                    node.state.is_written = node.copy.is_written
+
+
+# ---- Fetches ------------------------------------------------------------------------------------------------------------
+# A request waits for a tier no longer than computing would take, and a tenth more: at each moment it may have waited for as
+# long as what has arrived would have taken to compute, and that tenth. So wherever it gives up and computes the rest, it
+# has lost no more. The clock runs only while it could have been admitted.
+
+logger = logging.getLogger("slotcache.tiers")
+GUESS = 200e6  # bytes a second of a tier of which nothing was read yet
+MEMORY = 0.9  # weight of all earlier reads beside a new one
+FORGIVING = 1.05  # a tier that was too slow counts as this much faster each time, so that it is tried again
+GUESSED_NS = 1e6  # to compute a token, before the first step
+LEAST = 0.005  # seconds that any fetch may take: less than a client notices
+NUM_READERS = 4  # threads: a disk with a long way to it serves several reads at once
+
+
+class Readers:
+    """Threads that read records, the first asked for first. They are started when one is."""
+
+    def __init__(self, count: int = NUM_READERS) -> None:
+        self._count, self._threads = count, list[Thread]()
+        self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def __call__(self, read: Callable[[], None]) -> None:
+        """Have a thread call `read`."""
+        self._asked.put(read)
+        if len(self._threads) < self._count:
+            self._threads.append(Thread(target=self._work, name=f"read-{len(self._threads)}", daemon=True))
+            self._threads[-1].start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._asked.get()()
+            except Exception:  # a thread that ends would never read again
+                logger.exception("a record was not read")
+
+
+class Speed:
+    """Bytes a second of a tier, learnt from what was read."""
+
+    def __init__(self) -> None:
+        self._bytes, self._seconds = GUESS * 1e-3, 1e-3
+
+    def learn(self, num_bytes: int, seconds: float) -> None:
+        self._bytes, self._seconds = MEMORY * self._bytes + num_bytes, MEMORY * self._seconds + seconds
+
+    def forgive(self) -> None:
+        self._bytes *= FORGIVING
+
+    def seconds(self, num_bytes: int) -> float:
+        """Return the time to read so much."""
+        return num_bytes * self._seconds / self._bytes
+
+
+class Fetches:
+    """Brings records of prompts that wait into host memory. It belongs to the engine's thread, which touches no file.
+
+    lower: the tiers that are asked, the first one that has more of a prompt than host memory. read: has a thread call a
+    function. hand_over: runs a function in the engine's thread. accepts: whether a record is of this model's layout; called
+    by the threads that read. What is fetched and not in use yet takes at most half of the budget of host memory, or is of
+    one request.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        lower: Sequence[LowerTier],
+        *,
+        hand_over: Callable[[Callable[[], None]], object],
+        accepts: Callable[[Record], bool] = lambda record: True,
+        read: Callable[[Callable[[], None]], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._scheduler, self._lower, self._hand_over, self._accepts = scheduler, tuple(lower), hand_over, accepts
+        self._read, self._clock = read or Readers(), clock
+        self.least = LEAST
+        if lower:
+            scheduler.fetches_late = self._begins_late
+        self._unasked: deque[Job] = deque()
+        self._open: list[Fetch] = []  # until their requests run or have ended
+        self._speeds = {tier.name: Speed() for tier in lower}
+        self.num_hits = self.num_tokens = self.num_bytes = self.num_given_up = 0  # requests, tokens, bytes, requests; ever
+        self.seconds = 0.0  # that requests waited, ever
+
+    def expect(self, job: Job) -> None:
+        """Consider a request that waits."""
+        if self._lower and self._may_fetch(job):
+            self._unasked.append(job)
+
+    def _may_fetch(self, job: Job) -> bool:
+        return job.request.keeps and job.request.index_scope.is_shared
+
+    def look(self) -> None:
+        """Begin fetches, give up those that take too long, and let go of what is in use now. Between two steps."""
+        for fetch in [fetch for fetch in self._open if fetch.job.fetch is not fetch]:
+            self._release(fetch)
+        for fetch in self._open if self._scheduler.slots.any_idle else ():
+            if not fetch.is_over and self._scheduler.slots.may_take(fetch.job):
+                fetch.wanted_at = fetch.wanted_at or self._clock()
+                if fetch.patience_left(self._clock()) <= 0:
+                    self.num_given_up += 1
+                    self._end(fetch)
+        while self._unasked and self._has_room():
+            job = self._unasked.popleft()
+            if job.fetch is None and job.sequence is None and job in self._scheduler.waiting:
+                try:
+                    self._begin(job)
+                except Exception:  # the queue will say what is wrong with it
+                    logger.exception("request %d is not looked for in lower tiers", job.request.id)
+        self._scheduler.index.host.settle()
+
+    def has_all(self, prompt: Prompt, scope: Scope) -> bool:
+        """Return whether a lower tier has all of a prompt, or what device and host memory lack of it."""
+        for tier in self._lower:
+            with tier.index.lock:
+                if scope in tier.index.roots:
+                    texts = prompt.arrange(tier.index, scope).texts
+                    if all(self._found(tier.index, scope, text)[2] >= len(text) for text in texts):
+                        return True
+        return False
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the next fetch is given up, if all that waits waits for fetches and nothing runs; else None."""
+        if self._scheduler.running or not len(self._scheduler.waiting):
+            return None
+        waits = [job.fetch for job in self._scheduler.waiting if job.fetch is not None and not job.fetch.is_over]
+        if len(waits) < len(self._scheduler.waiting):
+            return None
+        return max(min(fetch.patience_left(self._clock()) for fetch in waits), 1e-3)
+
+    # ---- one request -------------------------------------------------------------------------------------------------
+
+    def _begins_late(self, job: Job) -> bool:
+        """Begin a fetch for a request that is about to be admitted, if it was not asked for or has lost KV since."""
+        if job.fetch is not None or job.has_begun or job.is_suspect or not self._may_fetch(job):
+            return False
+        expected = job.num_expected
+        if expected is None or self._scheduler.index.reusable(job.request.index_scope, job.layout.tokens) < expected:
+            self._begin(job)
+        return job.fetch is not None
+
+    def _begin(self, job: Job) -> None:
+        """Read what a lower tier has of a request's prompt, if that pays."""
+        request, index = job.request, self._scheduler.index
+        scope = request.index_scope
+        known = request.prompt.arrange(index, scope)
+        job.num_expected = index.reusable(scope, known.tokens)
+        has = self._usable(known, job.num_expected)
+        for tier in self._lower:
+            with tier.index.lock:
+                if scope not in tier.index.roots:
+                    continue
+                layout = request.prompt.arrange(tier.index, scope)
+                found = [self._found(tier.index, scope, text) for text in layout.texts]
+            entries = list(dict.fromkeys(entry for one, _, _ in found for entry in one))
+            gained = self._usable(layout, found[-1][2]) - has if len(found) == 1 else sum(stop - at for _, at, stop in found)
+            if gained > 0 and entries:
+                seconds, num_bytes = self._seconds(has, gained), sum(entry.size for entry in entries)
+                if self._speeds[tier.name].seconds(num_bytes + self._num_unread) < seconds:
+                    self._start(Fetch(job, tier.name, layout.texts, gained, seconds, num_bytes), tier, entries)
+                    return
+                self._speeds[tier.name].forgive()
+
+    def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[list[RecordEntry], int, int]:
+        """Return the records that continue what host memory and the device have of a text, from where, and up to where."""
+        index = self._scheduler.index
+        at = index.num_cached(scope, text)
+        entries, stop = records.continuing(scope, text, at)
+        return entries, at, stop
+
+    def _usable(self, layout: Layout, reached: int) -> int:
+        length = len(layout.tokens)
+        return min(reached, most_cached(layout.sections(length), reached, self._scheduler.tree.recompute_last))
+
+    def _seconds(self, cached: int, new: int) -> float:
+        """Return the time to compute tokens."""
+        profile, costs = self._scheduler.tree.profile, self._scheduler.tree.costs
+        seconds = profile.seconds(cached, new) if profile.is_learnt else new * max(costs.row_ns, GUESSED_NS) / 1e9
+        return max(seconds, self.least)
+
+    def _start(self, fetch: Fetch, tier: LowerTier, entries: Sequence[RecordEntry]) -> None:
+        fetch.began = self._clock()
+        fetch.job.fetch = fetch
+        self._open.append(fetch)
+        for text in fetch.texts:
+            self._hold(fetch, text)
+        for entry in entries:
+            fetch.keys.append((entry.key, entry.size))
+            self._read(partial(self._bring, fetch, tier, entry.key))
+
+    def _bring(self, fetch: Fetch, tier: LowerTier, key: str) -> None:
+        """Read a record and hand it over. In a thread that reads."""
+        record, began = None, self._clock()
+        try:
+            if not fetch.is_over:
+                record = tier.get(key)
+                if record is not None and not self._accepts(record):
+                    logger.warning("the KV of %d tokens does not fit this model", len(record.tokens) - record.start)
+                    record = None
+        finally:
+            seconds = self._clock() - began
+            self._hand_over(lambda: self._arrive(fetch, tier, key, record, seconds))
+
+    def _arrive(self, fetch: Fetch, tier: LowerTier, key: str, record: Record | None, seconds: float) -> None:
+        """Adopt what is complete from its beginning on. In the engine's thread."""
+        if record is not None:
+            self._speeds[tier.name].learn(record.num_bytes, seconds)
+            self.num_bytes += record.num_bytes
+        fetch.arrived[key] = record
+        while not fetch.is_over and fetch.keys and fetch.keys[0][0] in fetch.arrived:
+            key, size = fetch.keys.popleft()
+            record = fetch.arrived.pop(key)
+            if record is None or key not in tier or not self._adopt(record, tier.name):
+                break
+            fetch.num_adopted += size
+            self._hold(fetch, record.tokens)
+        else:
+            if fetch.keys:
+                return
+        self._end(fetch)
+
+    def _adopt(self, record: Record, tier: str) -> bool:
+        host = self._scheduler.index.host
+        host.overdraw(record)
+        return host.put(record, tier)
+
+    def _end(self, fetch: Fetch) -> None:
+        """Wait no longer."""
+        if not fetch.is_over:
+            fetch.is_over = True
+            fetch.keys.clear()
+            fetch.arrived.clear()
+            waited = self._clock() - fetch.began
+            fetch.job.reuse.fetch_seconds = waited
+            self.seconds += waited
+            self.num_hits += fetch.num_adopted > 0
+            self.num_tokens += fetch.gained if fetch.num_adopted else 0
+
+    # ---- host memory -------------------------------------------------------------------------------------------------
+
+    @property
+    def _num_unread(self) -> int:
+        return sum(fetch.num_bytes - fetch.num_adopted for fetch in self._open if not fetch.is_over)
+
+    def _has_room(self) -> bool:
+        return not self._open or sum(one.num_bytes for one in self._open) <= self._scheduler.index.host.max_bytes // 2
+
+    def _hold(self, fetch: Fetch, tokens: np.ndarray) -> None:
+        """Let the copies that a prompt will need stay in host memory."""
+        for node in path(self._scheduler.index.match(fetch.job.request.index_scope, tokens).node):
+            if node.copy is not None and node.copy not in fetch.held:
+                node.copy.num_holders += 1
+                fetch.held[node.copy] = node
+
+    def _release(self, fetch: Fetch) -> None:
+        """Let the copies leave again: the request has begun, or it has ended."""
+        self._end(fetch)
+        self._open.remove(fetch)
+        index, scope = self._scheduler.index, fetch.job.request.index_scope
+        for copy, node in fetch.held.items():
+            copy.num_holders -= 1
+            *above, root = _to_root(node)
+            parts = [part for part in above if part.copy is copy][-1:] if root is index.roots.get(scope) else []
+            while parts:  # one, or several of a run that was split
+                index.price(part := parts.pop())
+                parts += [child for child in part.children.values() if child.copy is copy]
+
+
+def _to_root(node: Node) -> Iterator[Node]:
+    above: Node | None = node
+    while above is not None:
+        yield above
+        above = above.parent

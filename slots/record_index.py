@@ -1,0 +1,424 @@
+"""The index of a tier's records: which of them continue a prompt, and which one leaves first.
+
+The record of the least worth leaves (PGDSF, with a clock of its own), of equals the one used longest ago. A run is of no use
+without the runs before it: a record on which another one stands is worth as much as that, and leaves behind it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from .costs import UNMEASURED
+from .host import HostMemory, PromptTree
+from .radix import Match, Node, descendants, path, scope_of
+from .scope import Scope
+
+NO_NODES: dict[int, Node] = {}
+NO_ENDS: dict[str, Node] = {}
+NO_ORIGINS: set[tuple[Node, str]] = set()
+MOMENT = 1000  # ns: what file systems tell apart
+MOST_COMPARED = 16  # records of one run that are compared: a short beginning may be in very many
+MOST_SEARCHED = 256  # runs behind one record that are searched for another one that stands on it
+
+
+class IndexNode(Node):
+    """A run that records have, in a third of the memory of one with KV: what is empty is shared.
+
+    covers: the records whose runs cover it.
+    """
+
+    __slots__ = ("covers",)
+
+    def __init__(self, tokens: np.ndarray, start: int, parent: Node | None) -> None:
+        self.tokens, self.start, self.parent = tokens, start, parent
+        self.children, self.documents, self.document_of = NO_NODES, NO_ENDS, NO_ORIGINS
+        self.ready = self.in_use = self.last_use = 0
+        self.copy = self.state = None
+        self.covers: Covers = ()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RecordEntry:
+    """A record with the run from position `start` up to the end of `node`. size: bytes. used: ns. has_state: as in `Record`.
+
+    frequency, token_cost: what it is worth, as in `Node`. priority: that, with the clock of its last use.
+    """
+
+    key: str
+    start: int
+    size: int
+    used: int
+    frequency: int
+    token_cost: float
+    has_state: bool
+    node: IndexNode
+    priority: float = 0.0
+
+    @property
+    def stop(self) -> int:
+        return self.node.end
+
+    @property
+    def scope(self) -> Scope:
+        return scope_of(self.node)
+
+    @property
+    def place(self) -> tuple[float, int, int, int]:
+        """The sort key in which records leave: of equals the deepest first."""
+        return self.priority, self.used, -self.start, -self.stop
+
+    def runs(self) -> Iterator[IndexNode]:
+        """Yield the nodes that its run covers, the last one first."""
+        node: Node | None = self.node
+        while isinstance(node, IndexNode) and node.end > self.start:
+            yield node
+            node = node.parent
+
+
+Covers = tuple["RecordEntry", ...] | dict["RecordEntry", None]
+"""Few records, or many."""
+
+
+class StoredEntry(Struct, frozen=True, array_like=True):
+    """An entry in a file. tokens: of its own run, int32; in front of it stands the path of `parent`, another entry, or none.
+
+    documents: (key, first position) of those that end with it.
+    """
+
+    key: str
+    parent: str
+    scope: str
+    start: int
+    size: int
+    used: int
+    frequency: int
+    token_cost: float
+    priority: float
+    has_state: bool
+    documents: tuple[tuple[str, int], ...]
+    tokens: bytes
+
+
+class StoredIndex(Struct, frozen=True, array_like=True):
+    """An index in a file: each entry behind its parent."""
+
+    clock: float
+    entries: list[StoredEntry]
+
+
+class RecordIndex(PromptTree):
+    """All records of a tier, by their keys. Prompts are compared with it as with the cache itself.
+
+    lock: guards all but `entries`, where any thread may look up a key.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(UNMEASURED, HostMemory())
+        self.lock = threading.Lock()
+        self.entries: dict[str, RecordEntry] = {}
+        self.num_bytes = 0
+        self._num_states = 0
+        self._age = 0.0  # PGDSF's clock: the priority of what left last
+        self._heap: list[tuple[tuple[float, int, int, int], int, RecordEntry]] | None = None  # once a record has to leave
+        self._count = itertools.count()
+
+    # ---- records come and go ---------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        key: str,
+        scope: Scope,
+        start: int,
+        tokens: np.ndarray,
+        *,
+        size: int,
+        used: int,
+        frequency: int = 1,
+        token_cost: float = 0.0,
+        documents: Collection[tuple[str, int]] = (),
+        has_state: bool = False,
+    ) -> RecordEntry:
+        """Add a record with the KV of `tokens` (int32) from `start` on. The rest is as in `RecordEntry` and `Record`."""
+        ends = self.insert(self.root(scope), tokens, sorted({start, *(at for _, at in documents)}))
+        node = _as_index(ends[len(tokens)])
+        for document, at in documents:
+            _place(ends[at], document, node)
+        return self._enter(
+            RecordEntry(
+                key=key,
+                start=start,
+                size=size,
+                used=used,
+                frequency=frequency,
+                token_cost=token_cost,
+                has_state=has_state,
+                node=node,
+                priority=self._age + frequency * token_cost,
+            )
+        )
+
+    def remove(self, entry: RecordEntry) -> None:
+        """Forget a record."""
+        del self.entries[entry.key]
+        self.num_bytes -= entry.size
+        self._num_states -= entry.has_state
+        for node in entry.runs():
+            if isinstance(node.covers, dict):
+                del node.covers[entry]
+            else:
+                node.covers = tuple(other for other in node.covers if other is not entry)
+        for node in path(entry.node):
+            if node.children or _as_index(node).covers:
+                break
+            self._unlink(node)
+
+    def use(self, key: str, now: int) -> None:
+        """Count a use of a record now (ns)."""
+        if entry := self.entries.get(key):
+            entry.frequency += 1
+            entry.priority, entry.used = self._age + entry.frequency * entry.token_cost, now
+            self._offer(entry)
+
+    def touch_prefixes(self, entry: RecordEntry, now: int) -> list[RecordEntry]:
+        """Let the records in front of a record count as used one after the other, the first one last. Return those."""
+        *_, first = entry.runs()
+        in_front = (_as_index(node).covers for node in path(first.parent or first) if node is not first)
+        found = list(dict.fromkeys(next(iter(covers)) for covers in in_front if covers))
+        for prefix in found:
+            now += MOMENT
+            prefix.used = max(prefix.used, now)
+            self._offer(prefix)
+        return found
+
+    def stands_on_records(self, scope: Scope, start: int, tokens: np.ndarray) -> bool:
+        """Return whether all KV before the run from `start` on is in records."""
+        match = self.match(scope, tokens[:start])
+        return match.length == start and all(_as_index(node).covers for node in path(match.node))
+
+    def of(self, names: Collection[str]) -> list[RecordEntry]:
+        """Return the records of scopes with these names, the deepest first."""
+        found = [entry for entry in self.entries.values() if entry.scope.name in names]
+        return sorted(found, key=lambda entry: -entry.start)
+
+    def first_to_leave(self) -> RecordEntry | None:
+        """Return the record that leaves next; no record stands on it."""
+        if self._heap is None:
+            self._heap = [(entry.place, next(self._count), entry) for entry in self.entries.values()]
+            heapq.heapify(self._heap)
+        while self._heap:
+            place, _, entry = self._heap[0]
+            if place != entry.place or self.entries.get(entry.key) is not entry:
+                heapq.heappop(self._heap)
+            elif (above := self._above(entry)) is not None:
+                entry.priority, entry.used = max((entry.priority, entry.used), (above.priority, above.used))
+                heapq.heapreplace(self._heap, (entry.place, next(self._count), entry))
+            else:
+                return entry
+        return None
+
+    def evict(self) -> RecordEntry | None:
+        """Forget the record that leaves next, and return it. What is used later counts for more."""
+        if entry := self.first_to_leave():
+            self._age = max(self._age, entry.priority)
+            self.remove(entry)
+        return entry
+
+    def _enter(self, entry: RecordEntry) -> RecordEntry:
+        self.entries[entry.key] = entry
+        for node in entry.runs():
+            if isinstance(node.covers, dict):
+                node.covers[entry] = None
+            elif len(node.covers) < MOST_COMPARED:
+                node.covers = (*node.covers, entry)
+            else:
+                node.covers = dict.fromkeys((*node.covers, entry))
+        self.num_bytes += entry.size
+        self._num_states += entry.has_state
+        self._offer(entry)
+        return entry
+
+    def _above(self, entry: RecordEntry) -> RecordEntry | None:
+        """Return a record that stands on this one, if one does."""
+        *_, first = entry.runs()
+        behind = itertools.islice(descendants(first), MOST_SEARCHED)
+        others = (other for node in (first, *map(_as_index, behind)) for other in node.covers)
+        return next((other for other in others if other.start > entry.start), None)
+
+    def _offer(self, entry: RecordEntry) -> None:
+        if self._heap is not None:
+            heapq.heappush(self._heap, (entry.place, next(self._count), entry))
+            if len(self._heap) > 2 * len(self.entries) + 64:
+                self._heap = None  # made anew, without what is outdated
+
+    # ---- prompts ---------------------------------------------------------------------------------------------------
+
+    def continuing(self, scope: Scope, tokens: np.ndarray, reached: int) -> tuple[list[RecordEntry], int]:
+        """Return the records that bring a prompt's KV further than `reached`, beginnings first, and how far they bring it.
+
+        Of a model with states the last one has a state, behind which the prompt continues.
+        """
+        match = self.match(scope, tokens)
+        nodes = [_as_index(node) for node in reversed(path(match.node))]
+        if not self._num_states:
+            return _covering(nodes, reached, match.length)
+        while nodes:
+            last = nodes[-1]
+            known = itertools.islice(last.covers, MOST_COMPARED) if last.end <= match.length else ()
+            state = next((one for one in known if one.has_state and one.node is last), None)
+            nodes.pop()
+            if state is not None and last.end > reached:
+                chosen, stop = _covering([node for node in nodes if node.end <= state.start], reached, state.start)
+                if stop >= state.start:
+                    return [*chosen, state], last.end
+        return [], reached
+
+    def may_continue(self, node: Node) -> bool:
+        return not self._num_states or any(
+            one.has_state and one.node is node for one in itertools.islice(_as_index(node).covers, MOST_COMPARED)
+        )
+
+    def continued(self, origin: Node, match: Match) -> int:
+        if not self._num_states:
+            return match.length
+        stop = origin.end + match.length
+        ends = (node.end for node in path(match.node, origin.end) if node.end <= stop and self.may_continue(node))
+        return max(ends, default=origin.end) - origin.end
+
+    # ---- a file ----------------------------------------------------------------------------------------------------
+
+    def stored(self) -> bytes:
+        """Return the index as the content of a file. It takes the lock for one record at a time."""
+        stored: list[StoredEntry] = []
+        for entry in sorted(self.entries.copy().values(), key=lambda entry: entry.start):
+            with self.lock:
+                if self.entries.get(entry.key) is entry:
+                    stored.append(_stored(entry))
+        return msgspec.msgpack.encode(StoredIndex(self._age, stored))
+
+    def restore(self, content: bytes) -> None:
+        """Add the records of `stored`. Raises ValueError for any other content. Needs the lock."""
+        stored = msgspec.msgpack.decode(content, type=StoredIndex)
+        self._age, scopes = stored.clock, dict[str, Scope]()
+        for one in stored.entries:
+            scope = scopes.setdefault(one.scope, Scope.read(one.scope))
+            origin = self._end_at(self.entries.get(one.parent), one.start) if one.start else self.root(scope)
+            tokens = np.frombuffer(one.tokens, "<i4")
+            if origin is None or not len(tokens) or one.key in self.entries:
+                continue  # its head is read
+            node = _as_index(self.insert(origin, tokens, ())[len(tokens)])
+            self._enter(
+                RecordEntry(
+                    key=one.key,
+                    start=one.start,
+                    size=one.size,
+                    used=one.used,
+                    frequency=one.frequency,
+                    token_cost=one.token_cost,
+                    has_state=one.has_state,
+                    node=node,
+                    priority=one.priority,
+                )
+            )
+            for document, at in one.documents:
+                if (begin := self._end_at(self.entries[one.key], at) if at else self.root(scope)) is not None:
+                    _place(begin, document, node)
+
+    def _end_at(self, entry: RecordEntry | None, at: int) -> Node | None:
+        """Return the node of a record's path that ends at a position, cut there if it has to be."""
+        node: Node | None = entry.node if entry is not None else None
+        while node is not None and node.start >= at > 0:
+            node = node.parent
+        if node is None or not node.start < at <= node.end:
+            return None
+        return self._split(node, at - node.start) if at < node.end else node
+
+    # ---- nodes -----------------------------------------------------------------------------------------------------
+
+    def _grow(self, node: Node, tokens: np.ndarray) -> Node:
+        child = IndexNode(np.array(tokens, np.int32), node.end, node)
+        _adopt(node, child)
+        return child
+
+    def _split(self, lower: Node, at: int) -> Node:
+        lower = _as_index(lower)
+        assert lower.parent is not None
+        upper = IndexNode(lower.tokens[:at].copy(), lower.start, lower.parent)
+        lower.tokens, lower.start = lower.tokens[at:].copy(), lower.start + at
+        upper.covers = lower.covers.copy() if isinstance(lower.covers, dict) else lower.covers
+        _adopt(upper.parent, upper)
+        _adopt(upper, lower)
+        lower.parent = upper
+        return upper
+
+
+def _as_index(node: Node) -> IndexNode:
+    assert isinstance(node, IndexNode)
+    return node
+
+
+def _adopt(parent: Node | None, child: Node) -> None:
+    assert parent is not None
+    if parent.children is NO_NODES:
+        parent.children = {}
+    parent.children[int(child.tokens[0])] = child
+
+
+def _place(origin: Node, key: str, end: Node) -> None:
+    """Note that a document begins behind `origin` and ends with `end`."""
+    if origin.documents is NO_ENDS:
+        origin.documents = {}
+    if end.document_of is NO_ORIGINS:
+        end.document_of = set()
+    origin.place(key, end)
+
+
+def _covering(nodes: list[IndexNode], at: int, stop: int) -> tuple[list[RecordEntry], int]:
+    """Return records that cover a path from `at` on without a hole, up to `stop` at most, and how far they do.
+
+    From the end back, since the last runs of a path are in the fewest records.
+    """
+    chosen: list[RecordEntry] = []
+    end = first = min(stop, nodes[-1].end if nodes else at)
+    if at >= end:
+        return [], at
+    for node in reversed(nodes):
+        if node.end <= at:
+            break
+        if node.start >= first:
+            continue  # the record chosen last has it, too
+        if not node.covers:
+            chosen, end, first = [], node.start, node.start  # what is behind a hole is of no use yet
+            continue
+        best = min(itertools.islice(node.covers, MOST_COMPARED), key=lambda entry: (entry.start, entry.stop))
+        chosen.append(best)
+        first = best.start
+    return (chosen[::-1], end) if chosen else ([], at)
+
+
+def _stored(entry: RecordEntry) -> StoredEntry:
+    *above, first = entry.runs()
+    in_front = first.parent
+    parent = next(iter(in_front.covers), None) if isinstance(in_front, IndexNode) else None
+    tokens = np.concatenate([node.tokens for node in (first, *reversed(above))])
+    return StoredEntry(
+        key=entry.key,
+        parent=parent.key if parent else "",
+        scope=entry.scope.text,
+        start=entry.start,
+        size=entry.size,
+        used=entry.used,
+        frequency=entry.frequency,
+        token_cost=entry.token_cost,
+        priority=entry.priority,
+        has_state=entry.has_state,
+        documents=tuple((key, origin.end) for origin, key in entry.node.document_of),
+        tokens=tokens.astype("<i4").tobytes(),
+    )

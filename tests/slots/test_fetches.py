@@ -1,0 +1,199 @@
+"""Records that are fetched for requests that wait: what comes back, who waits and for how long, and what room it takes."""
+
+import numpy as np
+import pytest
+from slotcache.slots.host import HostMemory
+from slotcache.slots.lower_tiers import Fetches
+from slotcache.slots.prefix_tree import PrefixTree
+from slotcache.slots.request import PATIENCE, Request
+from slotcache.slots.scheduler import Scheduler, check
+from slotcache.slots.scope import Scope
+from slotcache.slots.tier import Record
+from support.fixed_prompt import Fixed
+from support.life import greedy
+from support.memory import Memory, cut, seen
+from support.remote import Remote
+
+S = Scope.shared("s")
+PROMPT = [number % 5 for number in range(40)]
+
+
+def record(tokens, start, **fields):
+    data = [seen(tokens, "")[: at + 1] for at in range(start, len(tokens))]
+    return Record(S, np.array(tokens, np.int32), start, data, **fields)  # type: ignore[arg-type]
+
+
+class Lab:
+    """A scheduler and a tier below it. `reads` are what threads would do; `now` is what the clock says."""
+
+    def __init__(self, host=100, cells=100, slots=2, ends=(10, 20, 30, 40)):
+        self.memory, self.remote, self.reads, self.now = Memory(cells), Remote(10_000), [], 1.0
+        self.tree = PrefixTree(cells, 12, HostMemory(host, cut=cut))
+        self.scheduler = Scheduler(self.tree, num_slots=slots)
+        self.fetches = Fetches(
+            self.scheduler, [self.remote], hand_over=lambda act: act(), read=self.reads.append, clock=lambda: self.now
+        )
+        self.fetches.least = 10.0
+        for start, stop in zip((0, *ends), ends, strict=False):
+            self.remote.put(record(PROMPT[:stop], start))
+
+    def submit(self, tokens, number=0, limit=3, **fields):
+        job = self.scheduler.submit(Request(number, Fixed(tokens), limit, S, **fields))
+        self.fetches.expect(job)
+        self.look()
+        return job
+
+    def look(self):
+        self.fetches.look()
+        check(self.scheduler)
+
+    def arrive(self, count=1):
+        for _ in range(count):
+            self.reads.pop(0)()
+        self.look()
+
+    def step(self):
+        """Compute a step. Return the ids of the requests in it."""
+        self.look()
+        plan = self.scheduler.plan()
+        for job, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+            if job.num_tokens == job.num_prompt + job.request.limit:
+                self.scheduler.finish(job)
+                prompt = job.tokens[: job.num_prompt].tolist()
+                assert job.tokens[: job.num_tokens].tolist() == greedy(prompt, job.request.limit, "")
+        check(self.scheduler)
+        return [span.request for span in plan.spans]
+
+    def finish(self):
+        while not self.scheduler.idle:
+            assert self.step()
+        self.look()
+
+
+def test_a_request_waits_for_what_is_on_its_way_and_computes_the_rest():
+    lab = Lab()
+    job = lab.submit(PROMPT)
+    assert lab.fetches.seconds_left is not None and not lab.step()
+    lab.arrive(4)
+    assert lab.fetches.seconds_left is None
+    lab.finish()
+    assert (job.reuse.cached, job.reuse.source) == (39, "remote")
+    again = lab.submit(PROMPT, 1)
+    assert not lab.reads
+    lab.finish()
+    assert again.reuse.source == "own" or again.reuse.source == "fork"
+
+
+def test_others_go_on_meanwhile_and_a_later_one_does_not_starve_it():
+    lab = Lab(slots=1)
+    job = lab.submit(PROMPT)
+    lab.submit([4, 3, 2], 1)
+    assert lab.step() == [1]
+    lab.arrive(4)
+    lab.finish()
+    assert job.reuse.cached == 39 and job.reuse.num_overtaken == 1
+
+
+def test_a_prompt_larger_than_host_memory_passes_through_it():
+    lab = Lab(host=12)
+    job = lab.submit(PROMPT)
+    lab.arrive(4)
+    host = lab.tree.host
+    assert host.overdraft == 28 and host.num_bytes == 40
+    lab.finish()
+    assert job.reuse.cached == 39 and host.overdraft == 0 and host.num_bytes <= 12
+
+
+def test_copies_that_are_there_too_leave_for_it_and_others_stay():
+    lab = Lab(host=45)
+    kept = record([4] * 5, 0)
+    assert lab.tree.host.put(kept)  # it is in no lower tier
+    assert lab.tree.host.put(record([3] * 30, 0), "remote")
+    lab.submit(PROMPT)
+    lab.arrive(4)
+    assert lab.tree.num_cached(S, kept.tokens) == 5 and lab.tree.num_cached(S, np.array([3] * 30, np.int32)) == 0
+    assert lab.tree.num_cached(S, np.array(PROMPT, np.int32)) == 40 and lab.tree.host.overdraft == 0
+    lab.finish()
+
+
+@pytest.mark.parametrize("arrived", range(4))
+def test_nobody_waits_longer_than_computing_and_a_tenth_more(arrived):
+    """By the time it gives up it has lost a tenth of the time to compute at most, beside what it is spared."""
+    lab = Lab()
+    job = lab.submit(PROMPT)
+    lab.look()  # from now on it could run
+    lab.arrive(arrived)
+    most = 1 + 10.0 * (PATIENCE + arrived / 4)
+    lab.now = most - 0.01
+    assert not lab.step()
+    lab.now = most
+    assert lab.step() == [0] and lab.fetches.num_given_up == 1
+    while lab.reads:
+        lab.arrive()  # too late: nothing of it is taken
+    lab.finish()
+    assert job.reuse.cached == 10 * arrived
+
+
+def test_the_clock_stands_while_no_slot_is_idle():
+    lab = Lab(slots=1)
+    lab.submit([4, 3, 2], 1, limit=20)
+    assert lab.step() == [1]
+    job = lab.submit(PROMPT)
+    lab.now = 1000.0
+    assert lab.step() == [1] and lab.fetches.num_given_up == 0
+    lab.arrive(4)
+    lab.finish()
+    assert job.reuse.cached == 39
+
+
+def test_a_tier_that_was_slow_is_not_asked_but_tried_again():
+    lab = Lab()
+    read = lab.remote.get
+
+    def slow(key):
+        lab.now += 1e6
+        return read(key)
+
+    lab.remote.get = slow
+    lab.submit(PROMPT)
+    lab.arrive(4)
+    tries = 0
+    while not lab.reads:
+        lab.finish()
+        lab.tree.forget(S)
+        lab.submit(PROMPT, tries := tries + 1)
+        assert tries < 1000
+    assert tries > 10
+
+
+def test_a_record_that_is_gone_ends_it_there():
+    lab = Lab()
+    job = lab.submit(PROMPT)
+    entry = next(one for one in lab.remote.index.entries.values() if one.start == 20)
+    lab.remote._forget([entry.key])
+    lab.arrive(4)
+    lab.finish()
+    assert job.reuse.cached == 20
+
+
+def test_a_request_that_ends_lets_go():
+    lab = Lab(host=12)
+    job = lab.submit(PROMPT)
+    lab.arrive(2)
+    lab.scheduler.finish(job)
+    lab.look()
+    lab.arrive(2)
+    assert lab.scheduler.idle and lab.tree.host.overdraft == 0 and lab.tree.host.num_bytes <= 12
+    assert all(node.copy.num_holders == 0 for node in lab.tree.host.nodes if node.copy)
+
+
+def test_a_scope_that_is_dropped_meanwhile_stays_dropped():
+    lab = Lab()
+    job = lab.submit(PROMPT)
+    read, lab.reads = lab.reads, []
+    lab.tree.drop(S)
+    lab.remote.drop(S)
+    for one in read:
+        one()
+    lab.finish()
+    assert job.reuse.cached == 0

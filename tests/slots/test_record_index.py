@@ -1,0 +1,131 @@
+"""The index of records: what continues a prompt, in what order records leave, and what it takes in memory and time."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slotcache.slots.radix import common_prefix
+from slotcache.slots.record_index import MOST_COMPARED, RecordIndex
+from slotcache.slots.scope import Scope
+
+S = Scope.shared("s")
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
+RUNS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 7), st.integers(1, 8)), min_size=1, max_size=30)
+
+
+def ids(*tokens):
+    return np.array(tokens, np.int32)
+
+
+def stands_on(one, other):
+    """Return whether a record (start, tokens) needs a part of another one's run."""
+    (start, tokens), (before, path) = one, other
+    common = common_prefix(np.array(tokens), np.array(path))
+    return before < start and min(common, start) > before
+
+
+def filled(paths, runs, data):
+    """An index, and its records by key as (start, tokens); some have left again."""
+    index, records = RecordIndex(), {}
+    for number, (which, start, length) in enumerate(runs):
+        path = paths[which % len(paths)]
+        start = min(start, len(path) - 1)
+        tokens = path[: start + length]
+        if (start, tuple(tokens)) in records.values():
+            continue
+        worth = {"frequency": data.draw(st.integers(1, 3)), "token_cost": data.draw(st.sampled_from([0.0, 0.5, 1.0]))}
+        index.add(str(number), S, start, ids(*tokens), size=1, used=number, **worth)
+        records[str(number)] = (start, tuple(tokens))
+        if data.draw(st.booleans()):
+            index.use(data.draw(st.sampled_from(sorted(records))), 100 + number)
+        if data.draw(st.booleans()):
+            leave(index, records)
+    return index, records
+
+
+def evicted(index):
+    gone = index.evict()
+    assert gone is not None
+    return gone.key
+
+
+def leave(index, records):
+    gone = index.evict()
+    assert not [key for key, one in records.items() if stands_on(one, records[gone.key])]
+    del records[gone.key]
+    return gone.key
+
+
+@given(PATHS, RUNS, st.data())
+def test_beginnings_leave_last_also_behind_a_restart(paths, runs, data):
+    index, records = filled(paths, runs, data)
+    again = RecordIndex()
+    again.restore(index.stored())
+    places = [{key: (one.start, one.stop, one.place) for key, one in kept.entries.items()} for kept in (again, index)]
+    assert places[0].items() <= places[1].items()
+    for one in (index, again):
+        left = {key: record for key, record in records.items() if key in one.entries}
+        while left:
+            leave(one, left)
+        assert not one.roots and one.num_bytes == 0
+
+
+@given(PATHS, RUNS, st.data())
+def test_what_continues_a_prompt_covers_it_without_a_hole(paths, runs, data):
+    index, records = filled(paths, runs, data)
+    for tokens in paths:
+        reached = data.draw(st.integers(0, len(tokens)))
+        chosen, stop = index.continuing(S, ids(*tokens), reached)
+        covered = {
+            at
+            for start, path in records.values()
+            for at in range(start, min(len(path), common_prefix(ids(*path), ids(*tokens))))
+        }
+        most = next(at for at in range(reached, len(tokens) + 1) if at not in covered)
+        assert stop == most and bool(chosen) == (most > reached)
+        at = reached
+        for entry in chosen:
+            start, path = records[entry.key]
+            assert start <= at
+            at = common_prefix(ids(*path), ids(*tokens))
+        assert at >= stop
+
+
+def test_a_prompt_continues_from_the_deepest_state_that_records_reach():
+    index = RecordIndex()
+    for start, stop, state in [(0, 4, True), (4, 6, False), (6, 9, True), (11, 12, True)]:
+        index.add(f"{start}", S, start, ids(*range(stop)), size=1, used=0, has_state=state)
+    prompt = ids(*range(20))
+    assert [one.key for one in index.continuing(S, prompt, 0)[0]] == ["0", "4", "6"], "there is a hole behind 9"
+    assert index.continuing(S, prompt[:8], 0)[1] == 4, "a state stands for all of its tokens"
+    assert [one.key for one in index.continuing(S, prompt, 5)[0]] == ["4", "6"]
+    assert index.continuing(S, prompt, 9) == ([], 9)
+
+
+def test_a_beginning_that_very_many_records_share_takes_no_more_time():
+    index = RecordIndex()
+    for number in range(40 * MOST_COMPARED):
+        index.add(f"{number}", S, 0, ids(7, 7, number, 1, 2), size=1, used=number)
+    for number in (0, 39 * MOST_COMPARED):
+        (entry,), stop = index.continuing(S, ids(7, 7, number, 1, 2, 3), 0)
+        assert (entry.key, stop) == (f"{number}", 5)
+    for number in range(40 * MOST_COMPARED):
+        assert leave(index, {f"{at}": (0, (at,)) for at in range(40 * MOST_COMPARED)}) == f"{number}"
+    assert not index.roots
+
+
+def test_what_is_used_often_or_dear_stays_and_grows_old():
+    index = RecordIndex()
+    for number, (frequency, cost) in enumerate([(1, 1.0), (1, 1.0), (1, 3.0)]):
+        index.add(f"{number}", S, 0, ids(number, 1), size=1, used=number, frequency=frequency, token_cost=cost)
+    index.use("0", 9)
+    assert evicted(index) == "1"
+    for number in range(3, 6):  # each counts from the worth of what left last
+        index.add(f"{number}", S, 0, ids(number, 1), size=1, used=10 + number, token_cost=1.0)
+    assert [evicted(index) for _ in range(5)] == ["0", "3", "4", "5", "2"]
+
+
+def test_a_file_of_anything_else_is_a_value_error():
+    for content in (b"", b"junk", RecordIndex().stored()[:-1], b"\x92\x01\x90\x00"):
+        with pytest.raises(ValueError):
+            RecordIndex().restore(content)
