@@ -82,7 +82,7 @@ def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
     """Return why runs of this layout cannot be moved; empty: they may be."""
     if layout is None or not layout.attention or layout.recurrent is not None:
         return "its KV cannot be cut by positions"
-    if len(layout.attention) > 1:
+    if layout.attention[1:]:
         return "a sliding window passes its KV"
     if rope is None:
         return "its positions are not rotary ones in one dimension"
@@ -161,7 +161,7 @@ def find_rotation(model: Model, layout: StateLayout | None, num_cells: int, comp
         return reason
     assert layout is not None and rope is not None
     ladder = [0, *(1 << step for step in range(STEPS))]
-    (attention,) = layout.attention
+    attention = layout.attention[0]
     runs = dict(zip(ladder, compute(model.num_vocab // 2, ladder), strict=True))
     rotation = measure(attention, rope, runs)
     between = [num_cells * share // 16 for share in (1, 3, 7, 15)]
