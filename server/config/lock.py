@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def lock(file: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:
         os.close(descriptor)
-        raise OSError(f"{file} cannot be locked: this platform has no flock") from None
+        raise OSError(errno.ENOTSUP, "this platform has no flock", str(file)) from None
     except OSError:
         os.close(descriptor)
         raise

@@ -90,3 +90,15 @@ print(failed, loaded, sorted(name for name in sys.modules if name == "slotcache.
     done = run("-c", code, str(TESTS.parent), *ROOMS[:4])
     assert "usage: slotcache order" in done.stdout, done.stderr
     assert done.stdout.splitlines()[-2:] == ["ended with 0", "{} [] []"]
+
+
+def test_a_lock_where_there_is_none_is_an_error_and_no_lock(tmp_path):
+    code = f"""{IMPORTS}
+from slotcache.server.config.lock import lock
+try:
+    print(lock(Path({str(tmp_path / "lock")!r})))
+except OSError as error:
+    print(error.strerror)
+"""
+    assert run("-c", code, str(TESTS.parent), LACKS="windows").stdout == "this platform has no flock\n"
+    assert run("-c", code, str(TESTS.parent), LACKS="macos").stdout.strip().isdecimal()
