@@ -83,10 +83,11 @@ def _speed(library: Library, model: Path, threads: int, gpu_layers: int) -> Spee
     environment = os.environ | {VARIABLES[0]: str(folder)}
     try:
         done = subprocess.run(child, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-        prefill, decode = map(float, done.stdout.splitlines()[-1].split())
-        return Speed(prefill, decode)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Speed(refused=str(error))
+    try:
+        prefill, decode = map(float, done.stdout.splitlines()[-1].split())
+        return Speed(prefill, decode)
     except (IndexError, ValueError):  # it ended before its last line, which is two numbers
         said = (done.stderr.splitlines() or [f"ended with code {done.returncode}"])[-1]
         return Speed(refused=said.partition("Error: ")[2] or said)

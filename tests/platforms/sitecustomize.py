@@ -53,7 +53,7 @@ def sysconf(name: str) -> int:
 
 def install(platform: str) -> None:
     lacks = PLATFORMS[platform]
-    changed = {"sysconf": sysconf} if platform == "macos" else {"supports_dir_fd": set()}
+    changed: dict[str, object] = {"sysconf": sysconf} if platform == "macos" else {"supports_dir_fd": set()}
     seen = {
         name: Lacking(sys.modules[name], names, changed if name == "os" else {}) for name, names in lacks.items() if names
     }
