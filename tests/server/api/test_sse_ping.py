@@ -50,16 +50,12 @@ def pings(server, seconds=0.3, **body):
     return len(others)
 
 
-def test_a_silent_stream_gets_pings(fast):
-    assert pings(fast) > 3
-
-
 @contextmanager
 def stopped(server):
     """Keep the engine from all work. Yields what lets it go on."""
     began, go = threading.Event(), threading.Event()
-    server.service.engine.inbox.ask(lambda: (began.set(), go.wait(30)))
-    assert began.wait(5)
+    server.service.engine.inbox.ask(lambda: (began.set(), go.wait(300)))
+    assert began.wait(30)
     try:
         yield go
     finally:
@@ -93,6 +89,15 @@ def test_what_can_be_refused_is_refused_before_the_first_event(fast, path):
     }
     for wrong in (too_long, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}}):
         assert fast.http.post(path, json=body | wrong).status_code == 400
+
+
+def test_a_silent_stream_gets_pings(fast):
+    with stopped(fast) as go, fast.http.stream("POST", "/v1/completions", json=ASKED) as answer:
+        events = (json.loads(line[6:])["choices"][0] for line in answer.iter_lines() if line.startswith("data: {"))
+        first, *others = [next(events) for _ in range(5)]
+        go.set()
+        *_, text, last = events
+    assert all(one == first for one in others) and text["text"] and last["finish_reason"]
 
 
 def test_native_streams_have_comments_instead(fast):
@@ -162,13 +167,13 @@ def test_it_gets_none_where_none_are_wanted_or_none_is_due(server, interval):
 
 def test_the_setting_is_the_default(tiny):
     with running(tiny, sse_ping_interval=1) as server:
-        assert pings(server, 1.3) == 1
+        assert pings(server, 1.3) >= 1
         assert pings(server, 1.3, sse_ping_interval=-1) == 0
 
 
 def test_a_client_that_leaves_between_pings_ends_its_stream(fast):
     asked = ASKED | {"n_predict": 4000, "ignore_eos": True}
-    with busy(fast, 0.1), fast.http.stream("POST", "/completion", json=asked) as answer:
+    with stopped(fast), fast.http.stream("POST", "/completion", json=asked) as answer:
         lines = filter(None, answer.iter_lines())
         assert next(lines) == next(lines)
     assert fast.http.post("/completion", json=ASKED | {"stream": False}).status_code == 200
