@@ -539,15 +539,16 @@ def endpoint(handler: Handler, body: type[Struct]) -> Handler:
     @wraps(handler)
     async def answer(request: Request) -> Response:
         check(request)  # first: no body is read for a server that cannot answer
-        asked = await read_body(request, body)
-        answered = await (_refusing(handler, request, asked) if isinstance(asked, Options) else handler(request, asked))
+        answered = await _refusing(handler, request, await read_body(request, body))
         return answered if isinstance(answered, Response) else await respond(request, answered)
 
     return answer
 
 
-async def _refusing(handler: Handler, request: Request, asked: Options) -> Response | ReplyFormat:
+async def _refusing(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
     """Return what a handler returns, unless an equal body was just found to be too long. Raises RequestError."""
+    if not isinstance(asked, Options):
+        return await handler(request, asked)
     refusals: Refusals = request.app.state.app.refusals
     path = request.url.path
     if refusals and (error := refusals.find(await beside_others(request, partial(key_of, path, asked)), path)):
