@@ -26,7 +26,7 @@ PATIENCE = 120  # s for one library in one round, the trial of one that is new i
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class LibrarySpeed:
     """Tokens a second; refused: why there are none."""
 
     prefill: float = 0.0
@@ -38,10 +38,10 @@ class Speed:
         """Seconds of a prompt and its answer."""
         return PROMPT / self.prefill + ANSWER / self.decode
 
-    def best(self, other: Speed) -> Speed:
+    def best(self, other: LibrarySpeed) -> LibrarySpeed:
         if self.refused or other.refused:
             return self if self.refused else other
-        return Speed(max(self.prefill, other.prefill), max(self.decode, other.decode))
+        return LibrarySpeed(max(self.prefill, other.prefill), max(self.decode, other.decode))
 
 
 def installed() -> list[Library]:
@@ -63,9 +63,9 @@ def _places() -> Iterator[Library]:
         yield Library(llama.NPM / "bins/linux-x64", "npm", json.loads((llama.NPM / "package.json").read_text())["version"])
 
 
-def compare(model: Path, threads: int, gpu_layers: int, tell: Callable[[str], None]) -> dict[Library, Speed]:
+def compare(model: Path, threads: int, gpu_layers: int, tell: Callable[[str], None]) -> dict[Library, LibrarySpeed]:
     """Return the speed of each library, the one in use first. tell: is told what is timed now."""
-    speeds: dict[Library, Speed] = {}
+    speeds: dict[Library, LibrarySpeed] = {}
     found = installed()
     for number in range(ROUNDS):
         for library in found:
@@ -76,7 +76,7 @@ def compare(model: Path, threads: int, gpu_layers: int, tell: Callable[[str], No
     return speeds
 
 
-def _speed(library: Library, model: Path, threads: int, gpu_layers: int) -> Speed:
+def _speed(library: Library, model: Path, threads: int, gpu_layers: int) -> LibrarySpeed:
     """Time a library in a process of its own."""
     folder = library.path if library.path.is_dir() else library.path.parent
     child = command("models.libraries", str(model), str(threads), str(gpu_layers))
@@ -84,13 +84,13 @@ def _speed(library: Library, model: Path, threads: int, gpu_layers: int) -> Spee
     try:
         done = subprocess.run(child, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Speed(refused=str(error))
+        return LibrarySpeed(refused=str(error))
     try:
         prefill, decode = map(float, done.stdout.splitlines()[-1].split())
-        return Speed(prefill, decode)
+        return LibrarySpeed(prefill, decode)
     except (IndexError, ValueError):  # it ended before its last line, which is two numbers
         said = (done.stderr.splitlines() or [f"ended with code {done.returncode}"])[-1]
-        return Speed(refused=said.partition("Error: ")[2] or said)
+        return LibrarySpeed(refused=said.partition("Error: ")[2] or said)
 
 
 def main(path: str, threads: str, gpu_layers: str) -> None:
@@ -115,7 +115,7 @@ def _seconds(runner: Runner, start: int, stop: int) -> float:
     return perf_counter() - began
 
 
-def as_table(speeds: dict[Library, Speed]) -> list[str]:
+def as_table(speeds: dict[Library, LibrarySpeed]) -> list[str]:
     """Return a line for each library: its tokens a second, and as a share of those of the library in use."""
     used = speeds[llama.LIBRARY]
     width = max(len(str(library)) for library in speeds)
@@ -130,7 +130,7 @@ def as_table(speeds: dict[Library, Speed]) -> list[str]:
     return lines
 
 
-def faster(speeds: dict[Library, Speed]) -> Library | None:
+def faster(speeds: dict[Library, LibrarySpeed]) -> Library | None:
     """Return the fastest library, if it takes clearly less time than the one in use."""
     timed = {library: speed.turn for library, speed in speeds.items() if not speed.refused}
     if llama.LIBRARY not in timed:

@@ -14,7 +14,7 @@ import numpy as np
 from ..chat.chat_prompt import ChatPrompt, Fixed
 
 STRIDE = 1000  # tokens: beginnings of these lengths are compared
-LONGEST = 64_000  # tokens of a prompt that are looked at: this many take 0.3 ms
+LONGEST = 64_000  # tokens of a prompt that are looked at
 MOST_KEPT, MOST_TOLD = 4096, 1024  # beginnings, and clients, that are remembered: 16 bytes each, and a name
 
 Client = tuple[str, ...]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from slotcache.models import libraries, llama
-from slotcache.models.libraries import Speed
+from slotcache.models.libraries import LibrarySpeed
 from slotcache.models.llama import Library
 
 from models.test_llama import LIBRARY, starts
@@ -60,26 +60,31 @@ def test_a_process_that_ends_early_is_a_line(tmp_path, monkeypatch):
         ("raise ValueError('no such tensor')", "no such tensor"),
     ):
         monkeypatch.setattr(libraries, "command", lambda *_, code=code: [sys.executable, "-c", code])
-        assert libraries._speed(llama.LIBRARY, tmp_path, 1, 0) == Speed(refused=reason)
+        assert libraries._speed(llama.LIBRARY, tmp_path, 1, 0) == LibrarySpeed(refused=reason)
 
 
 @pytest.mark.parametrize(
     "speeds, best",
     [
-        ({OTHER: Speed(2000, 100)}, OTHER),
-        ({OTHER: Speed(1020, 51), THIRD: Speed(refused="too old")}, None),  # within what one run differs from the next
-        ({OTHER: Speed(1500, 75), THIRD: Speed(3000, 150)}, THIRD),
+        ({OTHER: LibrarySpeed(2000, 100)}, OTHER),
+        (
+            {OTHER: LibrarySpeed(1020, 51), THIRD: LibrarySpeed(refused="too old")},
+            None,
+        ),  # within what one run differs from the next
+        ({OTHER: LibrarySpeed(1500, 75), THIRD: LibrarySpeed(3000, 150)}, THIRD),
     ],
 )
 def test_the_fastest_is_named_if_it_is_clearly_faster(speeds, best):
-    assert libraries.faster({llama.LIBRARY: Speed(1000, 50), **speeds}) == best
-    assert libraries.faster({llama.LIBRARY: Speed(refused="fails"), **speeds}) is None
+    assert libraries.faster({llama.LIBRARY: LibrarySpeed(1000, 50), **speeds}) == best
+    assert libraries.faster({llama.LIBRARY: LibrarySpeed(refused="fails"), **speeds}) is None
 
 
 def test_the_table_has_shares_of_the_library_in_use():
-    lines = libraries.as_table({llama.LIBRARY: Speed(1000, 50), OTHER: Speed(500, 60), THIRD: Speed(refused="too old")})
+    lines = libraries.as_table(
+        {llama.LIBRARY: LibrarySpeed(1000, 50), OTHER: LibrarySpeed(500, 60), THIRD: LibrarySpeed(refused="too old")}
+    )
     assert [re.findall(r"\(([\d.]+)\)", line) for line in lines[1:]] == [["1.00", "1.00"], ["0.50", "1.20"], []]
     assert lines[3].split("  ")[0] == "xllamacpp 1" and lines[3].endswith("not timed: too old")
-    assert Speed(10, 5).best(Speed(8, 6)) == Speed(10, 6)
-    refused = Speed(refused="too old")
-    assert Speed(10, 5).best(refused) == refused == refused.best(Speed(10, 5))
+    assert LibrarySpeed(10, 5).best(LibrarySpeed(8, 6)) == LibrarySpeed(10, 6)
+    refused = LibrarySpeed(refused="too old")
+    assert LibrarySpeed(10, 5).best(refused) == refused == refused.best(LibrarySpeed(10, 5))

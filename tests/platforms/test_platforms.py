@@ -29,7 +29,7 @@ for room in sys.argv[2:]:
 """
 ROOMS = ("ordering", "slots", "retrieval", "front", "models", "server")
 PURE_TESTS = (
-    *("ordering/test_tree.py", "slots/test_record.py", "slots/test_disk_index.py", "slots/test_eviction.py"),
+    *("ordering/test_tree.py", "slots/test_record.py", "slots/test_record_index.py", "slots/test_eviction.py"),
     *("retrieval/test_files.py", "retrieval/test_index.py", "front/test_orders.py"),
 )
 NEEDS_A_LIMIT = (  # of processor time, which Windows does not have

@@ -65,7 +65,6 @@ def test_a_restored_slot_reaches_the_cache_folder(model, tmp_path):
         assert again["choices"] == first["choices"] and again["slotcache"]["source"] in ("host", "snapshot")
     (slots / "mill.bin").unlink()
     with running(model, cache_dir=str(kv), parallel=1) as up:
-        until(lambda: len(up.http.get("/v1/cache").json()["runs"]) >= len(written))
         again = up.chat(messages=[question], max_tokens=12)
         assert again["choices"] == first["choices"] and again["slotcache"]["source"] == "disk"
 

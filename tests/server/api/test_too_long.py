@@ -5,7 +5,7 @@ import logging
 import pytest
 from slotcache.server.chat.builder import MOST_COUNTED
 
-from server.conftest import running
+from server.conftest import running, until
 
 CHAT = "/v1/chat/completions"
 
@@ -41,6 +41,11 @@ def test_a_huge_prompt_is_estimated(small):
     assert "has about" in error["message"] and 0.95 < error["n_prompt_tokens"] / tokens < 1.05
 
 
+def logged(caplog, part):
+    """The lines of the log that hold a text."""
+    return [record.getMessage() for record in caplog.records if part in record.getMessage()]
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
 def test_an_equal_body_is_refused_again_without_a_look_at_its_text(small, caplog, monkeypatch, path):
     text = f"{path} " + "again " * 3000
@@ -53,9 +58,9 @@ def test_an_equal_body_is_refused_again_without_a_look_at_its_text(small, caplog
         monkeypatch.setattr(small.service.builder, "chat", lambda *given: built.append(given) or chat(*given))
         assert [refused(small, path, body) for _ in range(12)] == [first] * 12 and not built
         assert refused(small, path, body | {"temperature": 1.5}) == first and len(built) == 1
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"POST {path}")]
-    again = [record.getMessage() for record in caplog.records if "refused again" in record.getMessage()]
-    assert len(lines) == 2 and [line.split(" times")[0].split()[-1] for line in again] == ["1", "10"]
+        until(lambda: len(logged(caplog, f"POST {path}")) == 2)  # the last one is logged behind its answer
+    again = logged(caplog, "refused again")
+    assert [line.split(" times")[0].split()[-1] for line in again] == ["1", "10"]
 
 
 def test_what_goes_on_from_a_stored_history_is_looked_at_again(small, monkeypatch):
