@@ -38,6 +38,8 @@ class FrontServer(ListeningServer):
         ending = asyncio.create_task(self._end_answers())
         await super().shutdown(sockets)
         ending.cancel()
+        if self.force_exit:  # a second ctrl-C, at which uvicorn would leave it open
+            await self.lifespan.shutdown()
 
     async def _end_answers(self) -> None:
         await asyncio.sleep(GRACE)

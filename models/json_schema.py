@@ -159,6 +159,7 @@ def add_types(schema: object) -> None:
 # `strict: true` at its top relies on each word.
 
 OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
+MOST_WRITTEN = 4 * MAX_BYTES  # characters of a schema in those words: names within names would multiply it
 MOST_UNIQUE = 4  # values that a list without repetitions is made of: their orders are written out
 KINDS = ("string", "number", "boolean", "null", "object", "array")
 LOOKING = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bB])")  # look-around, references back, and borders of words
@@ -209,6 +210,7 @@ def _with_property_names(schema: Schema) -> None:
         rules.keys() == {"enum"}
         and isinstance(listed := rules["enum"], list)
         and all(isinstance(one, str) for one in listed)
+        and len(listed) * len(json.dumps(value)) <= MOST_WRITTEN
     ):
         schema["properties"] = {name: deepcopy(value) for name in listed}
     else:
@@ -468,7 +470,10 @@ def _schema(text: str, left_out: list[str]) -> str:
     close_objects(schema)
     check_schema(schema)
     schema = schema if isinstance(schema, dict) else {"allOf": [schema]}  # a plain `true` takes no options
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), JSON_STYLE, STRICT)
+    written = json.dumps(schema)
+    if len(written) > MOST_WRITTEN:
+        raise GrammarError(f"written out, it has {len(written):,} characters: expected at most {MOST_WRITTEN:,}")
+    return LLMatcher.grammar_from_json_schema(written, JSON_STYLE, STRICT)
 
 
 def _regex(source: GrammarSource) -> str:

@@ -125,6 +125,7 @@ def make_server(settings: Settings) -> tuple[Server, AppState]:
         loop="asyncio",
         http=Connection,
         ws="none",
+        lifespan="off",
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=GRACE,

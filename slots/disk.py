@@ -254,7 +254,7 @@ class DiskTier:
                 self._writing = None
                 self._dropped = self._dropped[len(dropped) :]  # a scope that was dropped again meanwhile stays queued
                 self._changed.notify_all()
-        self._guarded(self._write_index)
+        self._guarded(self._end)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -279,6 +279,12 @@ class DiskTier:
         if self._num_changes >= FEW:
             self._write_index()
             self._count_own_changes()
+
+    def _end(self) -> None:
+        """Leave an index without the files that another server has deleted, a dropped scope's, say: it has their tokens."""
+        self._seen = -1
+        self._look()
+        self._write_index()
 
     def _forget(self, scopes: set[str]) -> None:
         self._seen = -1  # look again: the clock of a file system is too coarse to show every change

@@ -145,8 +145,12 @@ class Groups:
         if (entry := self._entries.get(job)) is None:
             return []
         by_document = self._sharers[entry.place].by_document
-        others = dict.fromkeys(itertools.chain(*(by_document[key] for key in job.request.prompt.documents)))
-        return [other.job.request.prompt for other in islice(others, MOST_SHARING) if other is not entry]
+        found: dict[Entry, None] = {}
+        for other in itertools.chain.from_iterable(by_document[key] for key in job.request.prompt.documents):
+            found[other] = None
+            if len(found) == MOST_SHARING:
+                break
+        return [other.job.request.prompt for other in found if other is not entry]
 
     def take(self, job: Job, passed: Iterable[Job]) -> None:
         """Remove a request that is admitted, and expect those that share its path to reuse it.

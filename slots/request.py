@@ -252,8 +252,7 @@ class Fetch:
     texts (int32): the prompt, and what its documents are read in. gained: the tokens that it spares. seconds: to compute
     these. num_bytes: of the records. keys: of the records that are not adopted yet, beginnings first, with their sizes.
     arrived: records ahead of the first of these; None: one that is gone. held: the copies that stay for it, each with a
-    node that it is of. wanted_at: when
-    the request could have been admitted without it; 0: not yet.
+    node that it is of. wanted_at: when the request could have been admitted without it; 0: not yet.
     """
 
     job: Job

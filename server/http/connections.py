@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Protocol
 
 import uvicorn
@@ -196,6 +197,11 @@ class ListeningServer(uvicorn.Server):
         for listener in self._listeners:
             listener.close()
         await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end; at a second ctrl-C wait for nobody. uvicorn raises each signal again at the end: here only one."""
+        super().handle_exit(sig, frame)
+        del self._captured_signals[1:]
 
     def _make_connection(self) -> asyncio.Protocol:
         made = self.config.http_protocol_class

@@ -343,3 +343,14 @@ def test_slow_choices_end_a_draft(model, grammars, monkeypatch):
     monkeypatch.setattr(Constraint, "compute", lambda self: (clock.append(clock.pop() + ALONG / 4), compute(self)))
     assert sampler.choose_along(draft, rows, None, 0) == letter and len(sampler.take_further()) <= 5  # type: ignore[arg-type]
     sampler.close()
+
+
+def test_names_of_an_object_do_not_multiply_its_schema(grammars):
+    value = {"enum": ["x" * 2000]}
+    few, many = ({"enum": [f"name {number}" for number in range(count)]} for count in (3, 3000))
+    objects = {"type": "object", "additionalProperties": value}
+    assert compiled(grammars, schema(objects | {"propertyNames": few})).left_out == ()
+    assert compiled(grammars, schema(objects | {"propertyNames": many})).left_out == ("'propertyNames' at #",)
+    for _ in range(6):
+        value = {"type": "object", "propertyNames": {"enum": [*"abcdefghijkl"]}, "additionalProperties": value}
+    assert any(what.startswith("'propertyNames' at #/") for what in compiled(grammars, schema(value)).left_out)

@@ -213,6 +213,18 @@ def test_what_one_server_drops_another_one_on_the_folder_has_dropped(tmp_path):
         disk.close()
 
 
+def test_what_one_server_drops_is_in_no_index_of_another_one(tmp_path):
+    one, other = DiskTier(tmp_path, 1 << 20, HERE), DiskTier(tmp_path, 1 << 20, HERE)
+    (dropped,) = path_of(1, 10)
+    kept = Record(Scope.shared("keep"), np.arange(9, dtype=np.int32), 0, np.zeros(10, np.uint8))
+    written(other, dropped, kept)
+    assert one.drop(Scope.shared("s"))
+    for disk in (one, other):
+        disk.close()
+    (index,) = tmp_path.glob("*/records.index")
+    assert kept.tokens.tobytes() in index.read_bytes() and dropped.tokens.tobytes() not in index.read_bytes()
+
+
 def test_a_server_takes_nothing_from_under_another_ones_hands(tmp_path):
     one = DiskTier(tmp_path, 1 << 20, HERE)
     half = one.folder / "of-another-server.tmp"
