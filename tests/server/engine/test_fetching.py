@@ -34,6 +34,9 @@ def test_prompts_that_host_memory_has_lost_come_back_from_disk(tiny, tmp_path, a
         for number in range(len(PROMPTS)):
             first.append(ask(up, number))
             written(up)
+        for number in range(8):  # these take the cells, so that the others are on disk: cells are copied when they are freed
+            up.chat(f"Filler {number}: {' '.join(f'word{(number + 50) * at % 97}' for at in range(90))}?", max_tokens=4)
+            written(up)
         host = up.service.engine.scheduler.index.host
         assert host.num_tokens < tokens_of(first) / 2, "host memory holds them all"
         again = list(pool.map(lambda number: ask(up, number), range(len(PROMPTS))))
