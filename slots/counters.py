@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from .prefix_tree import PrefixTree
 from .request import Job
 from .reuse import ON_DEVICE, ReusedSpan
+
+HELP, NAME = "help", "name"  # in the metadata of a field
+
+
+def total(help: str, name: str = "") -> int:
+    """Declare a total that /metrics shows. name: there, where it is not the field's."""
+    return field(default=0, metadata={HELP: help, NAME: name})
 
 
 @dataclass(slots=True)
@@ -14,18 +21,23 @@ class Counters:
     """Totals. tree: knows the time of a token. cached_tokens: prompt tokens not computed again, by origin."""
 
     tree: PrefixTree
-    steps: int = 0
-    spans: int = 0  # of all steps: one for each request that a step computes
-    prefilled_tokens: int = 0
-    idle_tokens: int = 0  # prompt tokens of background requests
-    generated_tokens: int = 0
-    forced_tokens: int = 0  # of these, the ones that a grammar left no choice about: they were not sampled
-    drafts: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of these, the ones that were the sampler's choice
-    preemptions: int = 0
-    restarts: int = 0  # of requests, behind a step that failed
+    steps: int = total("Steps of the engine, each a batch of tokens")
+    spans: int = total("Requests that steps computed, counted once in each step")
+    restarts: int = total("Times a request began again, since a step failed before its first token", "restarted_requests")
+    prefilled_tokens: int = total("Prompt tokens computed for requests", "prompt_tokens")
+    idle_tokens: int = total("Prompt tokens computed in idle time for what may come", "idle_prompt_tokens")
+    generated_tokens: int = total("Tokens generated in answers")
+    forced_tokens: int = total("Generated tokens that a grammar left no choice about: they were not sampled")
+    drafts: int = total("Drafts of next tokens that a step checked")
+    drafted_tokens: int = total("Tokens of the drafts that a step checked")
+    accepted_tokens: int = total("Drafted tokens that were the sampler's choice")
+    preemptions: int = total("Requests paused because cells ran out")
     cached_tokens: dict[str, int] = field(default_factory=dict[str, int])
+
+    def shown(self) -> dict[str, tuple[str, int]]:
+        """Return the help and the number of each total, by its name in /metrics."""
+        declared = [one for one in fields(self) if HELP in one.metadata]
+        return {one.metadata[NAME] or one.name: (one.metadata[HELP], getattr(self, one.name)) for one in declared}
 
     @property
     def prompt_tokens(self) -> int:

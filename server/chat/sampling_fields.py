@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, Self
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, defstruct
 
-from ...models.sampling_params import ALIASES, FLOAT, NUMBERS, SAMPLERS, Sampling
+from ...models.sampling_params import ALIASES, FLOAT, NUMBERS, SAMPLERS, UNSET, Sampling
 from ..config.settings import Settings, SettingsError
 from ..http.api_errors import RequestError
 
 JsonValue = Any  # a decoded value whose type is not checked here: msgspec knows no `object`
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
-Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Window = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # of tokens or of time; -1: the longest
 MAX_BIASES = 1 << 15  # tokens of a logit_bias: their logits are changed at every token
 MAX_PROBS, MAX_TOP = 100, 20  # the most probable tokens listed for each token: llama-server's field, OpenAI's
@@ -37,8 +36,26 @@ class SamplingVocabulary(Protocol):
     def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray: ...
 
 
-class SamplingOptions(Struct, frozen=True):
-    """A number outside the range of its parameter becomes the nearest one in it, unless its type here refuses it."""
+def _given(name: str) -> tuple[str, Any, None]:
+    """Return the field by which a request gives a number: of its range, where one outside is refused."""
+    parameter = NUMBERS[name]
+    kind: Any = Int32
+    if not isinstance(getattr(UNSET, name), int):
+        kind = Annotated[float, Meta(ge=parameter.least, le=parameter.most)] if parameter.is_strict else float
+    elif parameter.is_strict:
+        kind = Annotated[int, Meta(ge=parameter.least, lt=parameter.most + 1)]
+    return name, kind | None, None
+
+
+Numeric = defstruct("Numeric", [_given(name) for name in NUMBERS], frozen=True)
+"""A field for each parameter that is a number."""
+
+
+class SamplingOptions(Numeric, frozen=True):
+    """A number outside the range of its parameter becomes the nearest one in it, unless its type here refuses it.
+
+    Of the numbers, those are written out that OpenAI has too, and that have another range in requests.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -49,27 +66,8 @@ class SamplingOptions(Struct, frozen=True):
     logprobs: bool | Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
 
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    top_n_sigma: float | None = None
-    typical_p: float | None = None
-    min_keep: Count | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
     repeat_penalty: Annotated[float, Meta(gt=0.0)] | None = None
-    repeat_last_n: Window | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: Count | None = None
-    dry_penalty_last_n: Window | None = None
     dry_sequence_breakers: Annotated[list[str], Meta(min_length=1, max_length=MAX_BREAKERS)] | None = None
-    mirostat: Int32 | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    adaptive_target: float | None = None
-    adaptive_decay: Annotated[float, Meta(ge=0.0, le=0.99)] | None = None
     samplers: str | list[str] | None = None
     ignore_eos: bool | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None

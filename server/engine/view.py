@@ -95,24 +95,12 @@ def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:
 
 
 def _counters(engine: Engine, tiers: Tiers) -> Described:
-    scheduler, tree, counters = engine.scheduler, engine.scheduler.tree, engine.scheduler.counters
+    scheduler, tree = engine.scheduler, engine.scheduler.tree
     return {
-        "steps": ("Steps of the engine, each a batch of tokens", counters.steps),
-        "spans": ("Requests that steps computed, counted once in each step", counters.spans),
+        **scheduler.counters.shown(),
         "wakeups": ("Times that the model came back into memory after a sleep", engine.sleep.num_wakes),
         "failed_steps": ("Steps that failed, behind which the device begins empty", engine.num_failed_steps),
-        "restarted_requests": ("Times a request began again, since a step failed before its first token", counters.restarts),
         "hung_steps": ("Steps that took longer than --hang-after allows, and ended", engine.watchdog.num_hangs),
-        "prompt_tokens": ("Prompt tokens computed for requests", counters.prefilled_tokens),
-        "idle_prompt_tokens": ("Prompt tokens computed in idle time for what may come", counters.idle_tokens),
-        "generated_tokens": ("Tokens generated in answers", counters.generated_tokens),
-        "forced_tokens": (
-            "Generated tokens that a grammar left no choice about: they were not sampled",
-            counters.forced_tokens,
-        ),
-        "drafts": ("Drafts of next tokens that a step checked", counters.drafts),
-        "drafted_tokens": ("Tokens of the drafts that a step checked", counters.drafted_tokens),
-        "accepted_tokens": ("Drafted tokens that were the sampler's choice", counters.accepted_tokens),
         "evicted_tokens": ("Tokens whose KV was evicted from the device", tree.num_evicted),
         "saved_tokens": ("Tokens whose KV was copied to host memory", tree.copies.num_saved),
         **{
@@ -137,7 +125,6 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
         "fetched_bytes": ("Bytes of KV read from tiers below host memory", engine.fetches.num_bytes),
         "fetch_wait_seconds": ("Seconds that requests waited for such KV", engine.fetches.seconds),
         "fetches_given_up": ("Requests that computed what took too long to fetch", engine.fetches.num_given_up),
-        "preemptions": ("Requests paused because cells ran out", counters.preemptions),
         "overtakes": (
             "Times a later request was admitted before a waiting one",
             scheduler.waiting.num_overtakes,
