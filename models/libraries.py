@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import distributions
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -47,20 +44,7 @@ class LibrarySpeed:
 def installed() -> list[Library]:
     """Return the library in use, then the others in the order in which they are looked for."""
     used = llama.LIBRARY.path.resolve().parent
-    return [llama.LIBRARY, *(found for found in _places() if found.path.resolve() != used)]
-
-
-def _places() -> Iterator[Library]:
-    """Yield the folders that may have a library, as libraries: a process that opens one says what is wrong with it."""
-    for variable in VARIABLES:
-        if folder := os.environ.get(variable):
-            yield Library(Path(folder).expanduser(), variable)
-    for module, origin, folder in (("llama_cpp", "llama-cpp-python", "lib"), ("xllamacpp", "xllamacpp", "")):
-        if (spec := find_spec(module)) and spec.origin:
-            version = next((package.version for package in distributions(name=origin)), "")
-            yield Library(Path(spec.origin).parent / folder, origin, version)
-    if llama.NPM.is_dir():
-        yield Library(llama.NPM / "bins/linux-x64", "npm", json.loads((llama.NPM / "package.json").read_text())["version"])
+    return [llama.LIBRARY, *(found for found in llama.places() if found.path.resolve() != used)]
 
 
 def compare(model: Path, threads: int, gpu_layers: int, tell: Callable[[str], None]) -> dict[Library, LibrarySpeed]:

@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -49,33 +49,36 @@ class Library:
 
 
 def find() -> Library:
-    """Return the library to use: of a folder that the environment names, else of an installed package.
-
-    Raises LibraryError if there is none.
-    """
-    for variable in VARIABLES:
-        if folder := os.environ.get(variable):
-            return _in_folder(Path(os.path.expanduser(folder)), variable)
-    for module, package, folder in (("llama_cpp", "llama-cpp-python", "lib"), ("xllamacpp", "xllamacpp", "")):
-        if (spec := find_spec(module)) and spec.origin:  # none: a folder of that name, and no package
-            return _in_folder(Path(spec.origin).parent / folder, package, _version_of(package))
-    if NPM.is_dir():
-        return _in_folder(NPM / "bins/linux-x64", "npm", _version_in(NPM / "package.json"))
+    """Return the library to use: of the first place that may have one. Raises LibraryError if there is none."""
+    if place := next(places(), None):
+        return _in_folder(place)
     raise LibraryError(f"llama.cpp is not installed: {REMEDY}")
 
 
-def _in_folder(folder: Path, origin: str, version: str = "") -> Library:
-    """Raises LibraryError."""
-    folder = folder.absolute()  # a bare name would be looked for in the system's folders
+def places() -> Iterator[Library]:
+    """Yield the folders that may have a library, as libraries: those that the environment names, then those of packages."""
+    for variable in VARIABLES:
+        if folder := os.environ.get(variable):
+            yield Library(Path(os.path.expanduser(folder)), variable)
+    for module, package, folder in (("llama_cpp", "llama-cpp-python", "lib"), ("xllamacpp", "xllamacpp", "")):
+        if (spec := find_spec(module)) and spec.origin:  # none: a folder of that name, and no package
+            yield Library(Path(spec.origin).parent / folder, package, _version_of(package))
+    if NPM.is_dir():
+        yield Library(NPM / "bins/linux-x64", "npm", _version_in(NPM / "package.json"))
+
+
+def _in_folder(place: Library) -> Library:
+    """Return the library in a folder. Raises LibraryError."""
+    place = replace(place, path=place.path.absolute())  # a bare name would be looked for in the system's folders
     try:
-        names = os.listdir(folder)
-        found = [folder / name for pattern in NAMES for name in sorted(fnmatch.filter(names, pattern))]
+        names = os.listdir(place.path)
+        found = [place.path / name for pattern in NAMES for name in sorted(fnmatch.filter(names, pattern))]
         found = [path for path in found if path.is_file()]
     except OSError as error:
-        raise Library(folder, origin, version).refused(f"cannot be read: {error.strerror}") from None
+        raise place.refused(f"cannot be read: {error.strerror}") from None
     if not found:
-        raise Library(folder, origin, version).refused(f"has none of {', '.join(NAMES)}")
-    return Library(found[0], origin, version)
+        raise place.refused(f"has none of {', '.join(NAMES)}")
+    return replace(place, path=found[0])
 
 
 def _version_of(package: str) -> str:

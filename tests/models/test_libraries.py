@@ -45,7 +45,7 @@ def test_a_library_that_is_installed_is_found_once_and_with_its_version(tmp_path
     (package / "__init__.py").touch()
     (npm / "package.json").write_text(json.dumps({"version": "3.22.1"}))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "llama_cpp" else find_spec(name))
+    monkeypatch.setattr(llama, "find_spec", lambda name: None if name == "llama_cpp" else find_spec(name))
     monkeypatch.setattr(llama, "NPM", npm)
     monkeypatch.setenv("SLOTCACHE_LLAMA", str(LIBRARY.parent))
     monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)

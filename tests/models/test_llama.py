@@ -15,6 +15,7 @@ import pytest
 from slotcache.models import llama
 from slotcache.models.errors import LibraryError
 from slotcache.models.hardware import command
+from slotcache.models.llama import Library
 
 LIBRARY = llama.LIBRARY.path
 MACHINE, SEGMENTS, SEGMENT_SIZE = 18, 32, 54  # where an ELF file has its CPU, and its list of segments
@@ -73,7 +74,7 @@ def test_a_file_that_cannot_be_loaded_is_one_clear_line(tmp_path, make, reason):
     path = tmp_path / "libllama.so"
     make(path)
     with pytest.raises(LibraryError) as refused:
-        llama._open(llama._in_folder(tmp_path, "SLOTCACHE_LLAMA"))
+        llama._open(llama._in_folder(Library(tmp_path, "SLOTCACHE_LLAMA")))
     assert str(refused.value) == f"llama.cpp of SLOTCACHE_LLAMA is refused: {path} {reason}; {llama.REMEDY}"
 
 
@@ -100,7 +101,7 @@ def test_a_folder_without_a_library_is_one_line(tmp_path, name, reason):
     (tmp_path / "no files/libllama.v1.so").symlink_to("libllama.v1.so")
     (tmp_path / "no files/xllamacpp.so").mkdir()
     with pytest.raises(LibraryError) as refused:
-        llama._in_folder(tmp_path / name, "a", "1.2")
+        llama._in_folder(Library(tmp_path / name, "a", "1.2"))
     assert str(refused.value) == f"llama.cpp of a 1.2 is refused: {tmp_path / name} {reason}; {llama.REMEDY}"
 
 
@@ -113,7 +114,7 @@ def test_a_home_that_nobody_has_is_one_line(monkeypatch):
 def test_a_relative_folder_is_this_one_and_not_the_system_s(tmp_path, monkeypatch):
     (tmp_path / "libllama.so").touch()
     monkeypatch.chdir(tmp_path)
-    assert llama._in_folder(Path(), "a").path == tmp_path / "libllama.so"
+    assert llama._in_folder(Library(Path(), "a")).path == tmp_path / "libllama.so"
 
 
 # ---- Libraries that are what they seem, and end the process that loads them. --------------------------------------------
@@ -198,7 +199,7 @@ def test_installed_packages_come_in_order(tmp_path, monkeypatch):
     hidden.add("llama_cpp")
     assert llama.find().origin == "xllamacpp" and llama.find().path == package / "xllamacpp.abi3.so"
     hidden.add("xllamacpp")
-    assert llama.find() == llama.Library(npm / "bins/linux-x64/libllama.v0.5.0.so", "npm", "3.22.1")
+    assert llama.find() == Library(npm / "bins/linux-x64/libllama.v0.5.0.so", "npm", "3.22.1")
 
 
 def test_a_function_that_is_missing_matters_only_where_it_is_bound():
