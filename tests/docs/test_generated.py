@@ -23,6 +23,13 @@ def test_the_figures_of_the_chart_stand_in_the_benchmarks():
             assert round(row["slotcache_ms"] / row["llama_server_ms"], 2) == row["ratio"]
 
 
+def test_the_chart_names_its_conditions():
+    """Who sees the picture elsewhere has nothing but the picture."""
+    results, drawn = json.loads(RESULTS.read_text("utf-8")), read("docs/ttft.svg")
+    told = [results[name] for name in ("arms", "engine", "model", "measured")]
+    assert all(f">{text}<" in drawn for text in told + [row["machine"] for row in results["workloads"]])
+
+
 def test_every_scenario_is_described():
     described = {cells[0].strip("`") for cells in rows(section(read("docs/benchmarks.md"), "## Scenarios"))}
     assert described == set(SCENARIOS)
