@@ -11,10 +11,11 @@ from docs.test_blocks import run
 
 README = ROOT / "README.md"
 ORDER = [
-    "Install and run",
+    "You have a folder of documents",
+    "You have an agent, or a client of OpenAI or Anthropic",
+    "You come from llama-server",
     "A chat with documents",
     "A conversation",
-    "Already on llama-server or OpenAI? Change the port",
     "Five settings that matter",
     "When it does not help",
     "More",

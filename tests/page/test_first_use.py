@@ -1,26 +1,41 @@
-"""The first minute: `slotcache serve` without a flag, its page, and the questions that it suggests."""
+"""The first minute: `slotcache serve` without a flag, its page, the questions that it suggests, and the README's picture."""
 
 import os
 import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
-from server.test_cli import command, free_port
+from server.conftest import until
+from server.test_cli import ROOT, command, free_port
 from slotcache.models.demo.corpus import SUGGESTED
+from support.notes import is_ready
 
-from .conftest import DEADLINE, ended, figures
+from .conftest import DEADLINE, ask, ended, figures
+
+WEIGHTS = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"
+PICTURE = os.environ.get("SLOTCACHE_PICTURE")  # a file that the README's picture is written to
 
 
 @pytest.fixture(scope="module")
 def fresh(browser, tmp_path_factory):
-    """A server that a user has just started: a process with its own cache directory, on another port."""
-    folder, port = tmp_path_factory.mktemp("cache"), free_port()
+    """A server that a user has just started."""
+    with started(tmp_path_factory.mktemp("cache")) as up:
+        yield up
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[SimpleNamespace]:
+    """`slotcache serve` with these arguments: a process with its own cache directory, on another port."""
+    port = free_port()
     process = subprocess.Popen(
-        command("serve"), env=os.environ | {"XDG_CACHE_HOME": str(folder), "LLAMA_ARG_PORT": str(port)}
+        command("serve", *arguments), env=os.environ | {"XDG_CACHE_HOME": str(folder), "LLAMA_ARG_PORT": str(port)}
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -28,7 +43,8 @@ def fresh(browser, tmp_path_factory):
         while not is_up(url):
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.05)
-        yield SimpleNamespace(url=url)
+        with httpx.Client(base_url=url) as http:
+            yield SimpleNamespace(url=url, http=http)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     finally:
@@ -91,3 +107,22 @@ def test_they_are_answered_in_one_chat_and_reuse_what_was_read(fresh, open_page)
         if at:
             cost = figures(turn)
             assert sum(cost.values()) > 2 * cost["computed"]
+
+
+@pytest.mark.skipif(not WEIGHTS.is_file(), reason="SLOTCACHE_WEIGHTS names no folder with smollm2.gguf")
+def test_the_picture_of_the_readme_is_what_its_command_shows(browser, open_page, tmp_path):
+    with started(tmp_path, "-m", str(WEIGHTS), "--docs", str(ROOT / "examples/notes"), "--temp", "0") as up:
+        until(lambda: is_ready(up))
+        page = open_page(up, device_scale_factor=1.5)
+        page.set_viewport_size({"width": 1120, "height": 640})
+        page.wait_for_selector(".switch input:checked")
+        ask(page, "Where are the winter tyres stored?")
+        turn = ask(page, "What is the guest network called?")
+        assert "Heron" in turn.locator(".answer").inner_text()
+        check_citations(page, turn)
+        cost = figures(turn)
+        assert cost["on the device"] > cost["computed"]
+        turn.locator(".cite").first.click()
+        page.wait_for_selector("#drawer mark")
+        if PICTURE:
+            page.screenshot(path=PICTURE)
