@@ -24,7 +24,8 @@ RUN python3 -m venv /opt/slotcache && /opt/slotcache/bin/pip install --no-cache-
 FROM nvidia/cuda:12.8.1-runtime-ubuntu24.04 AS cuda
 # hadolint ignore=DL3008  # the archive keeps no old versions
 RUN apt-get update && apt-get install --no-install-recommends -y libgomp1 python3 && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 10001 slotcache
+    && useradd --create-home --uid 10001 slotcache \
+    && install --directory --owner slotcache --mode 700 /home/slotcache/.cache
 COPY --from=compiled /opt/slotcache /opt/slotcache
 USER 10001
 ENV LLAMA_ARG_HOST=0.0.0.0
@@ -37,7 +38,8 @@ ENTRYPOINT ["/opt/slotcache/bin/slotcache", "serve"]
 FROM python:3.12-slim-bookworm AS cpu
 COPY --from=wheel /wheels /wheels
 RUN python -m venv /opt/slotcache && /opt/slotcache/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[hf]" \
-    && useradd --create-home --uid 10001 slotcache
+    && useradd --create-home --uid 10001 slotcache \
+    && install --directory --owner slotcache --mode 700 /home/slotcache/.cache
 COPY --from=prebuilt /llama/node_modules /opt/slotcache/node_modules
 USER 10001
 ENV LLAMA_ARG_HOST=0.0.0.0

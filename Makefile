@@ -11,6 +11,7 @@
 # make house                        how often each rule of the house is broken, and where
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
 # make wheel                        the package as a wheel, in dist/; it has no compiled code
+# make wheel-test                   that wheel in an empty environment with a prebuilt llama.cpp: it serves
 # make native                       a llama.cpp compiled for this machine, instead of a prebuilt one
 # Each first makes its own set-up: a virtual environment in .venv, the dependencies, and llama.cpp. `serve` takes a prebuilt one
 # unless one was compiled before; all others compile llama-cpp-python (6 minutes on 2 cores, once; with an NVIDIA card:
@@ -33,7 +34,7 @@ AXE := axe-core@4.14.1
 ENGINE := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 PREBUILT := $(shell sed -n 's/.*"\(xllamacpp==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test coverage client-test scale-test device-test page-test crowd lint house fuzz install native wheel clean
+.PHONY: serve test coverage client-test scale-test device-test page-test crowd lint house fuzz install native wheel wheel-test clean
 
 serve: $(VENV)/.serving
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
@@ -195,8 +196,15 @@ $(VENV)/.developing: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[hf,bench,dev]'
 	@touch $@
 
-wheel: $(VENV)/.serving
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+wheel:
+	$(check_python)
+	rm -rf build/lib dist  # setuptools packs what an earlier build left there, and with it modules that are gone
+	$(PYTHON) -m venv --clear build/wheel
+	build/wheel/bin/pip wheel --quiet --no-deps --wheel-dir dist .
+
+wheel-test: wheel
+	build/wheel/bin/pip install --quiet --only-binary :all: "$$(ls dist/*.whl)[prebuilt]"
+	build/wheel/bin/python -I tests/wheel.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
