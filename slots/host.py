@@ -297,6 +297,10 @@ class PromptTree(RadixTree):
         """Return whether a prompt can continue from the end of a cached run."""
         return True
 
+    def saved_share(self, node: Node) -> float:
+        """Return the share of the time to compute a cached run that its reuse saves."""
+        return 1 - self.costs.restore_share if node.copy is not None and not node.ready else 1.0
+
     def cached_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
         """Return the runs with KV that a prompt begins with, first to last, each with the position where its KV ends."""
         match = self.match(scope, tokens)

@@ -11,6 +11,7 @@ A new tier is a class with the methods of `LowerTier` and one more entry in `ser
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +23,10 @@ from typing import Protocol
 
 import numpy as np
 
-from .host import HostMemory
-from .radix import Node, most_cached, path
-from .record_index import RecordEntry, RecordIndex
-from .request import Fetch, Job, Layout, Prompt
+from .host import HostMemory, PromptTree
+from .radix import Node, common_prefix, most_cached, path
+from .record_index import IndexNode, RecordEntry, RecordIndex, all_of_it
+from .request import Fetch, Job, Layout, Prompt, Request
 from .scheduler import Scheduler
 from .scope import Scope
 from .tier import Record
@@ -162,6 +163,48 @@ class Speed:
         return num_bytes * self._seconds / self._bytes
 
 
+class Worth:
+    """The share of the time to compute a run that its reuse saves, for each run of a tier's index.
+
+    live: the cache itself. A run that it has costs what it costs there, all others are read before: read_share is the time
+    for that, as a share of computing it. Valid as long as neither changes.
+    """
+
+    def __init__(self, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
+        self._live, self._read_share = live, read_share
+        self._ends: dict[Node, tuple[Node, int] | None] = {}  # of runs: the live run that they end in, and where
+        self._root = live.roots.get(scope)
+
+    def __call__(self, node: IndexNode) -> float:
+        found = self._end(node)
+        if found is not None:
+            return self._live.saved_share(found[0])
+        return max(1 - self._live.costs.restore_share - self._read_share(node), 0.0)
+
+    def _end(self, node: Node) -> tuple[Node, int] | None:
+        new = list(itertools.takewhile(lambda one: one not in self._ends, path(node)))
+        above = new[-1].parent if new else node
+        end = self._ends.get(above) if above in self._ends else (self._root and (self._root, 0))
+        for one in reversed(new):
+            end = self._ends[one] = end and _behind(*end, one.tokens)
+        return end
+
+
+def _behind(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
+    """Return where a tree has the end of some tokens behind the first `at` ones of a run; None if it has not all of them."""
+    while len(tokens):
+        if at == len(node.tokens):
+            child = node.children.get(int(tokens[0]))
+            if child is None:
+                return None
+            node, at = child, 0
+        common = common_prefix(node.tokens[at:], tokens)
+        if not common:
+            return None
+        at, tokens = at + common, tokens[common:]
+    return node, at
+
+
 class Fetches:
     """Brings records of prompts that wait into host memory. It belongs to the engine's thread, which touches no file.
 
@@ -261,7 +304,7 @@ class Fetches:
             with tier.index.lock:
                 if scope not in tier.index.roots:
                     continue
-                layout = request.prompt.arrange(tier.index, scope)
+                layout = self._arrange(request, tier)
                 found = [self._found(tier.index, scope, text) for text in layout.texts]
             entries = list(dict.fromkeys(entry for one, _, _ in found for entry in one))
             gained = self._usable(layout, found[-1][2]) - has if len(found) == 1 else sum(stop - at for _, at, stop in found)
@@ -271,6 +314,22 @@ class Fetches:
                     self._start(Fetch(job, tier.name, layout.texts, gained, seconds, num_bytes), tier, entries)
                     return
                 self._speeds[tier.name].forgive()
+
+    def _arrange(self, request: Request, tier: LowerTier) -> Layout:
+        """Order a prompt's documents by what a tier has of them and by what that costs."""
+        index, scope = tier.index, request.index_scope
+        index.saves = Worth(self._scheduler.index, scope, partial(self._read_share, tier.name))
+        try:
+            return request.prompt.arrange(index, scope)
+        finally:
+            index.saves = all_of_it
+
+    def _read_share(self, tier: str, node: IndexNode) -> float:
+        """Return the time to read a run, as a share of computing it."""
+        entry = next(iter(node.covers), None)
+        if entry is None:
+            return 1.0
+        return self._speeds[tier].seconds(entry.size) / self._seconds(entry.start, entry.stop - entry.start)
 
     def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[list[RecordEntry], int, int]:
         """Return the records that continue what host memory and the device have of a text, from where, and up to where."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -117,12 +117,14 @@ class StoredIndex(Struct, frozen=True, array_like=True):
 class RecordIndex(PromptTree):
     """All records of a tier, by their keys. Prompts are compared with it as with the cache itself.
 
-    lock: guards all but `entries`, where any thread may look up a key.
+    lock: guards all but `entries`, where any thread may look up a key. saves: what `saved_share` asks; who compares a prompt
+    knows what it costs to read a record, and what needs none.
     """
 
     def __init__(self) -> None:
         super().__init__(UNMEASURED, HostMemory())
         self.lock = threading.Lock()
+        self.saves: Callable[[IndexNode], float] = all_of_it
         self.entries: dict[str, RecordEntry] = {}
         self.num_bytes = 0
         self._num_states = 0
@@ -285,6 +287,9 @@ class RecordIndex(PromptTree):
             one.has_state and one.node is node for one in itertools.islice(_as_index(node).covers, MOST_COMPARED)
         )
 
+    def saved_share(self, node: Node) -> float:
+        return self.saves(_as_index(node))
+
     def continued(self, origin: Node, match: Match) -> int:
         if not self._num_states:
             return match.length
@@ -357,6 +362,11 @@ class RecordIndex(PromptTree):
         _adopt(upper, lower)
         lower.parent = upper
         return upper
+
+
+def all_of_it(node: IndexNode) -> float:
+    """Return what a run saves where nothing has to be read for it."""
+    return 1.0
 
 
 def _as_index(node: Node) -> IndexNode:

@@ -141,7 +141,6 @@ class CachedPrompt:
 
     def __init__(self, tree: PromptTree, parts: Sequence[Part]) -> None:
         self.tree, self._parts = tree, parts
-        self.restore_share = tree.costs.restore_share
         sets = [at for at, part in enumerate(parts) if isinstance(part, DocumentSet)]
         self._next_set = dict(pairwise([*sets, None]))  # by the index of a set
         self._found: dict[tuple[int, Node], Arrangement] = {}  # by the index of a set and the node that it follows
@@ -273,8 +272,7 @@ class CachedDocuments:
         tokens, gap = position.gap + end.end - position.node.end, 0
         if not self._prompt.tree.may_continue(end):
             tokens, gap = 0, tokens
-        in_host_memory_only = end.copy is not None and not end.ready
-        saved = tokens * (1 - self._prompt.restore_share) if in_host_memory_only else float(tokens)
+        saved = tokens * self._prompt.tree.saved_share(end)
         return Step(CachedPlace(end, self._ranks[key], position, gap), tokens, saved, ahead=inf if end.children else 0.0)
 
     def beyond(self, position: CachedPlace) -> float:
