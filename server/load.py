@@ -137,7 +137,8 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
     folder_index = load_folder_index(settings, vectors, limit, is_busy)
     if service is not None and folder_index is not None and settings.read_ahead:
         prefix = SharedPrefix.first(Scope.shared(folder_index.scope, service.submitter.adapters.name()))
-        most_tokens = (settings.read_ahead << 20) // max(token_bytes(settings, model), 1)
+        most = min(settings.read_ahead, settings.cache_disk) if settings.cache_dir else settings.read_ahead
+        most_tokens = (most << 20) // max(token_bytes(settings, model), 1)
         view = service.view
         folder_index.prefixes = LikelyPrefixes(
             folder_index.index, service.builder, prefix, most_tokens, state_tokens=lambda: view.state_tokens

@@ -167,17 +167,19 @@ class Cells:
         return len(layout.tokens) - self._tree.match(scope, layout.tokens).ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
-        """Return whether a prefetch may be computed: cells, a sequence and host memory are free for it.
+        """Save idle KV, and return whether a prefetch may be computed: cells, a sequence and host memory are free for it.
 
         Runs that no request has used leave the device before, those with a copy in host memory: down to `idle_cells`, since
-        the prefetch attends over the whole pool as well, and below if it needs their cells. No other KV leaves for it.
+        the prefetch attends over the whole pool as well, and below if it needs their cells. Host memory loses copies that a
+        lower tier has, too. No other KV leaves for it.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)
-        if not missing:
-            return True
+        self._index.host.free_written(missing + tree.copies.num_unsaved)
         while tree.copies.save_ahead():
             pass
+        if not missing:
+            return True
         tree.evict(tree.device.num_reclaimable - self._idle_cells, unused=True)
         while not (tree.device.num_free_ids and self._fits_free(prompt.arrange(self._index, scope), scope)):
             if not tree.evict(unused=True):

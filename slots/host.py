@@ -107,6 +107,10 @@ class HostMemory:
             self.index.lose(least)
         return True
 
+    def free_written(self, num_tokens: int) -> None:
+        """Let copies leave that a lower tier has, too, until so many new tokens fit, with a state behind them."""
+        self._let_written_leave(num_tokens * self.sizes.run_token + self.size_of(num_tokens))
+
     def overdraw(self, record: Record) -> None:
         """Make room for a fetched record: copies that a lower tier has, too, leave, and what still lacks is overdrawn."""
         num_tokens, needs_state = self._missing(record)
@@ -396,6 +400,12 @@ class Copies:
         if node.complete and self._host.has_room_for(len(node.tokens)):
             self.save(node, node.longest_holder())
         return node.copy
+
+    @property
+    def num_unsaved(self) -> int:
+        """Tokens of the idle runs without a copy."""
+        ends = (sequence.last_node for sequence in self._device.idle.values())
+        return sum(len(node.tokens) for node in {node for end in ends for node in path(end)} if node.copy is None)
 
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.

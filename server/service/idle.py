@@ -499,9 +499,14 @@ class IdlePrefill:
             return True
 
     async def _prefetch_documents(self, likely: LikelyPrefix) -> bool:
-        """Prefill the prefix of a prompt that no client has asked for. False: stop for now."""
+        """Prefill the prefix of a prompt that no client has asked for, unless a tier has it. False: stop for now."""
         prompt, scope = likely.prompt, likely.scope
-        return await self._view.make_room(prompt, scope) and await self._prefill(prompt, scope, is_prefetch=True)
+        if not (await self._view.missing(prompt, scope)).tokens:
+            return True
+        if not (await self._view.make_room(prompt, scope) and await self._prefill(prompt, scope, is_prefetch=True)):
+            return False
+        await self._view.make_room(prompt, scope)  # saves it: no later one may come
+        return True
 
     def _next_prompt(self, answered: AnsweredChat) -> ChatPrompt | None:
         return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)

@@ -274,6 +274,29 @@ def test_a_restart_has_them_at_once(tiny, tmp_path):
         assert ask(server, "the birch")["slotcache"]["source"] == "disk"
 
 
+def test_a_folder_larger_than_host_memory_answers_its_first_questions_from_disk(tiny, tmp_path):
+    names = [f"tree{number}" for number in range(60)]
+    forest(tmp_path / "notes", names)
+    kept = {"cache_dir": str(tmp_path / "kv"), "cache_ram": 1, "docs_top_k": 1}
+    with reading(tiny, tmp_path, **kept) as server:
+        before = settled(server)
+        assert before["documents"] == 60 and 512 * before["tokens"] > 1.4 * (1 << 20)
+        until(lambda: server.metric("slotcache_disk_bytes") >= 512 * before["tokens"])
+        assert server.metric("slotcache_host_bytes") <= 1 << 20
+    with reading(tiny, tmp_path, **kept) as server:
+        assert settled(server) == before and idle_tokens(server) == 0
+        found = [ask(server, f"What of {names[number]}?")["slotcache"] for number in (0, 31, 59)]
+        assert {one["source"] for one in found} == {"disk"}
+        assert all(one["documents"][0]["cached_tokens"] == one["documents"][0]["tokens"] for one in found)
+
+
+def test_no_more_is_read_ahead_than_the_disk_has_room_for(tiny, tmp_path):
+    forest(tmp_path / "notes", [f"tree{number}" for number in range(60)])
+    with reading(tiny, tmp_path, cache_dir=str(tmp_path / "kv"), cache_ram=1, cache_disk=1) as server:
+        now = settled(server)
+        assert 0 < now["documents"] < 60 and 512 * now["tokens"] <= 1 << 20
+
+
 def test_a_hybrid_reads_ahead_as_many_documents_as_their_states_fit(tmp_path):
     model, names = delta(tmp_path / "delta.gguf"), [f"tree{number}" for number in range(40)]
     forest(tmp_path / "notes", names)
