@@ -1,4 +1,4 @@
-"""The command `slotcache`: serve, launch, order, demo, doctor, generate, bench."""
+"""The command `slotcache`: serve, launch, order, demo, doctor, cache, generate, bench."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .config.settings import VERSION
 from .http.log import configure
 
 logger = logging.getLogger("slotcache")
-WITH_OWN_FLAGS = {"bench": "bench.cli", "generate": "bench.random_models"}
+WITH_OWN_FLAGS = {"bench": "bench.cli", "generate": "bench.random_models", "cache": "server.cache_command"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument("-m", "--model", type=Path, help="GGUF to serve instead of the built-in model")
     showing.add_argument("--page", action="store_true", help="open the page over these documents instead, until ctrl-C")
     showing.set_defaults(command=_demo)
+    commands.add_parser("cache", help="what is in a --cache-dir: slotcache cache --help", add_help=False)
     commands.add_parser("generate", help="write a model with random weights: slotcache generate --help", add_help=False)
     commands.add_parser("bench", help="measure a server over HTTP: slotcache bench --help", add_help=False)
     return parser

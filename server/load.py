@@ -30,7 +30,9 @@ from ..slots.disk import DiskTier
 from ..slots.drafts import Drafts
 from ..slots.eviction import EvictionPolicy
 from ..slots.host import HostMemory
+from ..slots.kv_archive import COMMON, ImportedTier
 from ..slots.lower_tiers import LowerTier
+from ..slots.origin import Origin, of_any_machine, write_origin
 from ..slots.prefix_tree import PrefixTree
 from ..slots.radix import CopySizes
 from ..slots.scheduler import Scheduler
@@ -83,13 +85,36 @@ def provenance_of(settings: Settings, model: Model, context: Context) -> Provena
         gate.identity(),
         *_shaping(settings),
     )
-    return Provenance(model.digest(), hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest())
+    return Provenance(model.digest(), _digest(parts))
+
+
+def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
+    """Return the origin of this server's KV."""
+    shape = (context.num_cells if model.rope_depends_on_context else 0, *_asked(settings))
+    return Origin(
+        model=f"{model.path.name}, {model.description}",
+        build=f"{build_info()}, {', '.join(device.description for device in devices())}",
+        machine=machine(),
+        shape=_digest(shape),
+    )
+
+
+def machine() -> str:
+    """Return the digest of the build, the CPU and the devices that compute KV here."""
+    return _digest((gate.identity(), *(device.description for device in devices())))
+
+
+def _digest(parts: tuple[object, ...]) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def _shaping(settings: Settings) -> tuple[object, ...]:
     """Return the devices and the settings that shape KV."""
+    return (*(device.description for device in devices()), *_asked(settings))
+
+
+def _asked(settings: Settings) -> tuple[object, ...]:
     return (
-        *(device.description for device in devices()),
         settings.cache_type_k,
         settings.cache_type_v,
         settings.flash_attn,
@@ -207,7 +232,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     )
     answers = AnswerMemory()
     made_by = _provenance(settings, model, context)
-    tiers = lower_tiers(settings, made_by)
+    tiers = lower_tiers(settings, made_by, lambda: origin_of(settings, model, context))
     engine = Engine(
         scheduler,
         runner,
@@ -339,11 +364,19 @@ def _provenance(settings: Settings, model: Model, context: Context) -> Provenanc
     return provenance_of(settings, model, context) if settings.cache_dir or settings.slot_save_path else None
 
 
-def lower_tiers(settings: Settings, made_by: Provenance | None) -> list[LowerTier]:
-    """Make the tiers below host memory. made_by: the provenance of their records."""
+def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
+    """Make the tiers below host memory. made_by: the provenance of their records; origin_of: tells it in words.
+
+    Where the common scope has imported KV, all that it computes is kept with that: it may stand on it.
+    """
     if not settings.cache_dir or made_by is None:
         return []
-    return [DiskTier(Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, made_by)]
+    root, max_bytes, origin = Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, origin_of()
+    imported = of_any_machine(made_by.model, origin.shape)
+    has_imported = (root / imported.folder).is_dir()
+    tier = DiskTier(root, max_bytes, made_by, without={COMMON} if has_imported else ())
+    write_origin(tier.folder, origin)
+    return [tier, ImportedTier(root, max_bytes, imported)] if has_imported else [tier]
 
 
 def _conversation_files(settings: Settings, made_by: Provenance | None) -> ConversationFiles | None:

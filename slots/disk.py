@@ -24,6 +24,7 @@ from pathlib import Path
 
 import xxhash
 
+from .origin import ORIGIN
 from .record import SUFFIX, CorruptFile, encode, file_name, open_file, read, read_head, read_path
 from .record_index import RecordEntry, RecordIndex
 from .reuse import Source
@@ -69,7 +70,8 @@ class Neighbours:
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
                 if not names(file.parent):
-                    (file.parent / INDEX).unlink(missing_ok=True)
+                    for beside in (INDEX, ORIGIN):
+                        (file.parent / beside).unlink(missing_ok=True)
                 file.parent.rmdir()  # fails until it is empty
 
     def drop(self, scopes: Collection[str]) -> None:
@@ -132,15 +134,18 @@ MOST_INDEX = 1 << 32  # bytes of a file with an index
 
 
 class DiskTier:
-    """Records in `root`, at most `max_bytes` of them. Raises FolderError if the folder cannot be used."""
+    """Records in `root`, at most `max_bytes` of them. Raises FolderError if the folder cannot be used.
 
-    name = Source.DISK
+    without: names of scopes that are not written.
+    """
 
-    def __init__(self, root: Path, max_bytes: int, made_by: Provenance) -> None:
+    name: str = Source.DISK
+
+    def __init__(self, root: Path, max_bytes: int, made_by: Provenance, without: Collection[str] = ()) -> None:
         self.folder = own_folder(own_folder(root, "--cache-dir") / made_by.folder, "--cache-dir")
         self.max_bytes = max_bytes
         self.num_written = self.num_refused = 0  # records; files
-        self._made_by = made_by
+        self._made_by, self._without = made_by, without
         self.index, self._neighbours = RecordIndex(), Neighbours(root, self.folder)
         self._num_changes = 0  # of the index since it was written
         self._seen = -1  # the time of the folder's last change that is in the index
@@ -169,6 +174,8 @@ class DiskTier:
 
     def put(self, record: Record) -> bool:
         """Queue a record. Return False if too much is waiting. From any thread."""
+        if record.scope.name in self._without:
+            return False
         with self._changed:
             if not self.has_room(record):
                 logger.debug("%d tokens are not written: the disk is too slow", len(record.tokens) - record.start)

@@ -15,6 +15,7 @@ class Source(StrEnum):
     FORK = "fork"  # shared with another sequence
     HOST = "host"  # a copy in host memory that was made since the start, or that a client restored
     DISK = "disk"  # a record of the disk tier
+    IMPORTED = "imported"  # one of another build or CPU, or of what was computed behind it
     SNAPSHOT = "snapshot"  # a recurrent state in host memory
     MOVED = "moved"  # a document that was read elsewhere
     NONE = "none"  # nothing is cached

@@ -47,8 +47,8 @@ class EngineStats:
 
     @classmethod
     def of(cls, engine: Engine, lower: Sequence[LowerTier], token_bytes: int) -> EngineStats:
-        """lower: the tiers below host memory. token_bytes: of one token's KV."""
-        tiers: Tiers = {Source.DISK: None, **{tier.name: tier for tier in lower}}
+        """lower: the tiers below host memory; imported KV is within the disk's bound. token_bytes: of one token's KV."""
+        tiers: Tiers = {Source.DISK: None, **{tier.name: tier for tier in lower if tier.name != Source.IMPORTED}}
         return cls(
             gauges=_gauges(engine, tiers, token_bytes),
             counters=_counters(engine, tiers),

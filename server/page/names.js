@@ -9,7 +9,7 @@ const DOCUMENT = /^document (.+)$/s;
 export const PLACES = {
   device: { sources: ["own", "fork"], text: "on the device" },
   host: { sources: ["host", "snapshot"], text: "from host memory" },
-  disk: { sources: ["disk"], text: "from disk" },
+  disk: { sources: ["disk", "imported"], text: "from disk" },
 };
 
 /** @param {string} source  of a report @returns {keyof typeof PLACES} */
