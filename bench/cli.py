@@ -44,6 +44,7 @@ _ALL = (
     Scenario("speculation", ".scenarios.speculation", "a search in stages, with a server that prefills along"),
     Scenario("fanout", ".scenarios.fanout", "one prompt many times at once"),
     Scenario("idle", ".scenarios.idle_kv", "a request's speed beside idle KV"),
+    Scenario("disk", ".scenarios.disk_tier", "KV on disk: what comes back, after a kill, with very many records"),
     Scenario("indexing", ".scenarios.indexing", "a running stream beside the index of a folder"),
     Scenario("stress", ".scenarios.stress", "more clients than slots, more prompts than cells"),
     Scenario("faults", ".scenarios.faults", "faults and bad clients beside well-behaved ones"),

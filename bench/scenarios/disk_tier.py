@@ -1,0 +1,285 @@
+"""KV on disk: prompts that host memory has lost, a killed server, very many records, and requests that find nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import numpy as np
+
+from ...slots.disk import DiskTier
+from ...slots.record import encode, file_name
+from ...slots.scope import Scope
+from ...slots.tier import Provenance, Record
+from ..client import Client, PromptSizer, Result
+from ..report import Bar, BenchError, Progress, Report, Summary, Table
+from ..servers import Arm, Server, add_options, arms_for, free_port, sampling
+from ..trace import Query
+
+SETTLED = 1.0  # s in which nothing is written to disk
+WITH, WITHOUT = "with a disk", "without"
+BEGINNING, RUN = 64, 32  # tokens of made records: of a beginning, and of each that stands on one
+BRANCHES = 100  # records that stand on one beginning
+MADE_BY = Provenance("0" * 32, "1" * 32)
+MISSES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What it takes to have made records: seconds until the index is ready, bytes, and the seconds of a miss."""
+
+    seconds: float
+    bytes: int
+    miss: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench disk`."""
+    add_options(parser, context=4096, slots=2)
+    add = parser.add_argument
+    add("--prompts", type=int, default=16, help="default: %(default)s")
+    add("--prompt-tokens", type=int, default=970, help="of each (default: %(default)s)")
+    add("--cache-ram", type=int, default=16, help="MiB of host memory: too little for the prompts (default: %(default)s)")
+    add("--cache-disk", type=int, default=4000, help="MiB (default: %(default)s)")
+    add("--records", type=int, default=100_000, help="made ones in a folder; 0: leave this out (default: %(default)s)")
+    add("--pairs", type=int, default=8, help="of requests without a hit; 0: leave this out (default: %(default)s)")
+    parser.set_defaults(flash_attn="off")  # then answers with KV of the disk are the same to the bit
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Ask prompts twice, kill the server, ask again; open a folder of made records; ask with a disk and without, in turn."""
+    if args.url:
+        raise BenchError("disk starts servers with a folder of their own: leave --url out")
+    with TemporaryDirectory(prefix="slotcache-bench-") as name:
+        folder = Path(name)
+        asked, gap = _ask_and_kill(args, folder / "asked")
+        made = _made(args.records, folder / "made") if args.records else {}
+        pairs = asyncio.run(_pairs(args, folder / "pairs")) if args.pairs else {}
+    tables, bars = [_asked_table(args, asked, gap)], _asked_bars(asked, gap)
+    if made:
+        tables.append(_made_table(args, made))
+        bars += _made_bars(args, made)
+    if pairs:
+        tables.append(_pairs_table(args, pairs))
+        bars += _pairs_bars(pairs)
+    data = {
+        "asked": {name: [one.figures for one in of] for name, of in asked.items()},
+        "made": {name: asdict(one) for name, one in made.items()},
+        "pairs": {name: [one.figures for one in of] for name, of in pairs.items()},
+    }
+    return Report("disk", tables, bars=bars, data=data)
+
+
+def _arm(args: argparse.Namespace, name: str, flags: Sequence[str]) -> Arm:
+    """Return a server with these flags. In idle time it computes nothing: that would count as a hit."""
+    flags = ("--cache-ram", str(args.cache_ram), "--idle-prefill", "off", *flags)
+    return replace(arms_for(args, slotcache_flags=flags)[0], name=name)
+
+
+def _disk(args: argparse.Namespace, folder: Path) -> tuple[str, ...]:
+    return "--cache-dir", str(folder), "--cache-disk", str(args.cache_disk)
+
+
+# ---- prompts that host memory has lost ----------------------------------------------------------------------------------
+
+
+def _ask_and_kill(args: argparse.Namespace, folder: Path) -> tuple[dict[str, list[Result]], float]:
+    """Return the results of each time that the prompts were asked, and the seconds from ready to the first after a kill."""
+    arm, port = _arm(args, "disk", _disk(args, folder)), free_port()
+    assert arm.command is not None
+    asked: dict[str, list[Result]] = {}
+    queries: list[Query] = []
+
+    async def twice(client: Client) -> None:
+        sizer = await PromptSizer.of(client)
+        queries.extend(sizer.query(f"prompt {number}", args.prompt_tokens) for number in range(args.prompts))
+        for time in ("cold", "again"):
+            asked[time] = await _ask(client, queries, time)
+            await _until_written(client)
+
+    async def at_once(url: str) -> float:
+        async with Client(url, arm.api, sampling(args), name=arm.name) as client:
+            asked["after a kill"] = await _ask(client, queries, "after a kill")
+        return asked["after a kill"][0].started
+
+    with Server(arm.command(port), port) as server:
+        asyncio.run(arm.work(server.url, sampling(args), twice))
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        server.stop()
+    with Server(arm.command(port), port) as server:
+        ready = perf_counter()
+        return asked, asyncio.run(at_once(server.url)) - ready
+
+
+async def _ask(client: Client, queries: Sequence[Query], label: str) -> list[Result]:
+    results: list[Result] = []
+    with Progress(label, len(queries)) as progress:
+        for query in queries:
+            results.append(result := await client.ask(query))
+            if result.error:
+                raise BenchError(f"{query.session}: {result.error}")
+            progress.step(f"{1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
+    return results
+
+
+async def _until_written(client: Client) -> None:
+    written, before = -1.0, -2.0
+    while written != before:
+        await asyncio.sleep(SETTLED)
+        written, before = await client.gauge("slotcache_disk_written_runs_total"), written
+
+
+def _asked_table(args: argparse.Namespace, asked: dict[str, list[Result]], gap: float) -> Table:
+    cold, rows = asked["cold"], []
+    for name, of in asked.items():
+        ttft = Summary.of(one.ttft for one in of)
+        same = sum(one.text == other.text for one, other in zip(of, cold, strict=True))
+        rows.append((name, 1000 * ttft.p50, 1000 * ttft.p95, _ttft(of) / _ttft(cold), _share(of), f"{same}/{len(of)}"))
+    title = f"disk: {len(cold)} prompts of {args.prompt_tokens} tokens, {args.ctx_size:,} cells, {args.parallel} slots, "
+    title += f"-cram {args.cache_ram} --cache-disk {args.cache_disk}; the first one after a kill came {1000 * gap:.0f} ms "
+    title += "behind /health"
+    return Table(title, ("asked", "TTFT p50 ms", "p95", "of cold", "share of tokens back", "same text"), rows)
+
+
+def _asked_bars(asked: dict[str, list[Result]], gap: float) -> list[Bar]:
+    cold, again, killed = asked["cold"], asked["again"], asked["after a kill"]
+    same = sum(one.text == other.text for one, other in zip((*again, *killed), (*cold, *cold), strict=True))
+    return [
+        Bar(1, "share of the tokens that came back", _share(again), 0.95, at_least=True),
+        Bar(1, "TTFT p50 asked again, over cold", _ttft(again) / _ttft(cold), 0.15),
+        Bar(1, "share of answers with the same text", same / (2 * len(cold)), 1.0, at_least=True),
+        Bar(2, "seconds from /health to the first request after a kill", gap, 0.1),
+        Bar(2, "share of its tokens that came back", _share(killed[:1]), 0.95, at_least=True),
+    ]
+
+
+def _share(results: Sequence[Result]) -> float:
+    return sum(one.cached_tokens for one in results) / sum(one.prompt_tokens for one in results)
+
+
+def _ttft(results: Sequence[Result]) -> float:
+    return median(one.ttft for one in results)
+
+
+# ---- very many records --------------------------------------------------------------------------------------------------
+
+
+def _made(count: int, root: Path) -> dict[str, Index]:
+    """Make records; return what their index takes without the file of an earlier one, and with it."""
+    with Progress("records made", count) as progress:
+        folder = root / MADE_BY.folder
+        folder.mkdir(parents=True, mode=0o700)
+        root.chmod(0o700)
+        for record in _records(count):
+            (folder / file_name(record)).write_bytes(b"".join(encode(record, MADE_BY)))
+            progress.step()
+    found: dict[str, Index] = {}
+    for name in ("heads read", "index read"):
+        with ProcessPoolExecutor(1, get_context("fork")) as fresh:  # so that its memory is the index's alone
+            found[name] = fresh.submit(_opened, root, count).result()
+    return found
+
+
+def _records(count: int) -> Iterator[Record]:
+    rng, beginning = np.random.default_rng(0), np.empty(0, np.int32)
+    for number in range(count):
+        start = BEGINNING if number % (BRANCHES + 1) else 0
+        if not start:
+            beginning = rng.integers(0, 32_000, BEGINNING, np.int32)
+        run = rng.integers(0, 32_000, RUN, np.int32) if start else beginning[:0]
+        yield Record(Scope.shared(""), np.concatenate([beginning, run]), start, np.zeros(64, np.uint8))
+
+
+def _opened(root: Path, count: int) -> Index:
+    before, began = _resident(), perf_counter()
+    tier = DiskTier(root, 1 << 40, MADE_BY)
+    tier.wait()
+    seconds, size = perf_counter() - began, _resident() - before
+    if len(tier.index.entries) != count:
+        raise BenchError(f"the index has {len(tier.index.entries):,} records of {count:,}")
+    rng, times = np.random.default_rng(1), []
+    for prompt in rng.integers(0, 32_000, (MISSES, 1000), np.int32):
+        began = perf_counter()
+        with tier.index.lock:
+            tier.index.continuing(Scope.shared(""), prompt, 0)
+        times.append(perf_counter() - began)
+    tier.close(seconds=600)
+    return Index(seconds, size, median(times))
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def _allowed(count: int) -> int:
+    """Return the bytes that an index may take: 1 KiB a record, and 4 a token of its run."""
+    return 1024 * count + 4 * sum(len(record.tokens) - record.start for record in _records(count))
+
+
+def _made_table(args: argparse.Namespace, made: dict[str, Index]) -> Table:
+    rows = [(name, one.seconds, one.bytes / 2**20, one.bytes / args.records, 1e6 * one.miss) for name, one in made.items()]
+    columns = ("start", "ready after s", "MiB", "bytes a record", "a miss us")
+    return Table(f"{args.records:,} records of {RUN} and {BEGINNING} tokens", columns, rows)
+
+
+def _made_bars(args: argparse.Namespace, made: dict[str, Index]) -> list[Bar]:
+    last = made["index read"]
+    return [
+        Bar(3, "seconds to ready with the index's file", last.seconds, 5.0),
+        Bar(3, "memory over 1 KiB a record and 4 bytes a token", last.bytes / _allowed(args.records), 1.0),
+        Bar(3, "us of a miss", 1e6 * last.miss, 100.0),
+    ]
+
+
+# ---- pairs without a hit ------------------------------------------------------------------------------------------------
+
+
+async def _pairs(args: argparse.Namespace, folder: Path) -> dict[str, list[Result]]:
+    """Return the results of two servers that take turns, with and without a disk. No prompt comes twice."""
+    arms = [_arm(args, WITH, _disk(args, folder)), _arm(args, WITHOUT, ())]
+    results: dict[str, list[Result]] = {arm.name: [] for arm in arms}
+    with ExitStack() as servers, Progress("pairs", args.pairs) as progress:
+        urls = [servers.enter_context(arm.up()) for arm in arms]
+
+        async def work(first: Client) -> None:
+            async with Client(urls[1], arms[1].api, sampling(args), name=WITHOUT) as second:
+                sizer = await PromptSizer.of(second)
+                for number in range(-1, args.pairs):  # the first pair warms both up
+                    for client in (first, second)[:: 1 if number % 2 else -1]:
+                        result = await client.ask(sizer.query(f"pair {number}", args.prompt_tokens))
+                        if result.error:
+                            raise BenchError(result.error)
+                        results[client.name].append(result)
+                    if number >= 0:
+                        progress.step()
+
+        await arms[0].work(urls[0], sampling(args), work)
+    return {name: of[1:] for name, of in results.items()}
+
+
+def _pairs_table(args: argparse.Namespace, pairs: dict[str, list[Result]]) -> Table:
+    rows = [(name, 1000 * _ttft(of), 1000 * _step(of)) for name, of in pairs.items()]
+    return Table(f"{args.pairs} pairs without a hit", ("server", "TTFT p50 ms", "step p50 ms"), rows)
+
+
+def _pairs_bars(pairs: dict[str, list[Result]]) -> list[Bar]:
+    return [
+        Bar(4, f"{name} with a disk, over without", figure(pairs[WITH]) / figure(pairs[WITHOUT]), 1.03)
+        for name, figure in (("TTFT p50", _ttft), ("a step", _step))
+    ]
+
+
+def _step(results: Sequence[Result]) -> float:
+    return median(gap for one in results for gap in one.gaps)
