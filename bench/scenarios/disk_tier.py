@@ -178,13 +178,14 @@ def _ttft(results: Sequence[Result]) -> float:
 
 def _made(count: int, root: Path) -> dict[str, Index]:
     """Make records; return what their index takes without the file of an earlier one, and with it."""
-    with Progress("records made", count) as progress:
+    with Progress("tenths of the records made", 10) as progress:
         folder = root / MADE_BY.folder
         folder.mkdir(parents=True, mode=0o700)
         root.chmod(0o700)
-        for record in _records(count):
+        for number, record in enumerate(_records(count), 1):
             (folder / file_name(record)).write_bytes(b"".join(encode(record, MADE_BY)))
-            progress.step()
+            if number % -(-count // 10) == 0 or number == count:
+                progress.step()
     found: dict[str, Index] = {}
     for name in ("heads read", "index read"):
         with ProcessPoolExecutor(1, get_context("fork")) as fresh:  # so that its memory is the index's alone
@@ -282,4 +283,4 @@ def _pairs_bars(pairs: dict[str, list[Result]]) -> list[Bar]:
 
 
 def _step(results: Sequence[Result]) -> float:
-    return median(gap for one in results for gap in one.gaps)
+    return median((one.latency - one.ttft) / max(one.completion_tokens - 1, 1) for one in results)

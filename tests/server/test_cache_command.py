@@ -30,12 +30,12 @@ def record(first, start=0, stop=10, scope="", worth=1.0, size=1000):
     return Record(Scope.shared(scope), tokens, start, data, token_cost=worth)
 
 
-def fill(root, *given):
-    disk = DiskTier(root, 1 << 30, HERE)
+def fill(root, *given, made_by=HERE):
+    disk = DiskTier(root, 1 << 30, made_by)
     for one in given:
         assert disk.put(one)
     disk.close()
-    write_origin(root / HERE.folder, ORIGIN_HERE)
+    write_origin(root / made_by.folder, ORIGIN_HERE)
     return files(root)
 
 
@@ -177,6 +177,15 @@ def test_kv_of_another_machine_is_taken_only_when_asked_for_and_reported(tiny, t
     with running(tiny, cache_dir=str(here)) as up:
         later = up.chat("A question of the common scope, which may stand on it.")
         assert later["slotcache"]["source"] == "imported"
+
+
+def test_of_several_models_one_has_to_be_chosen(tmp_path, capsys):
+    there, archive, other = tmp_path / "there", tmp_path / "kv.tar", Provenance("5" * 32, "1" * 32)
+    fill(there, record(0))
+    fill(there, record(0), record(100), made_by=other)
+    said = refusal(capsys, "export", there, "-o", archive)
+    assert HERE.folder in said and other.folder in said and not archive.exists()
+    assert run(capsys, "export", there, "-o", archive, "--of", other.folder)[1].startswith("2 records")
 
 
 def test_a_damaged_record_is_left_out_of_an_export(tmp_path, capsys):
