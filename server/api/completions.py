@@ -239,18 +239,19 @@ def _choice(index: int, text: str, reason: str | None = None) -> Fields:
 
 
 async def create_text(request: Request, asked: TextRequest) -> ReplyFormat:
-    return TextReply(await _submit_text(request, asked))
+    return TextReply(await submit_text(request, asked))
 
 
 async def create_native(request: Request, asked: CompletionRequest | InfillRequest) -> ReplyFormat:
-    return NativeReply(replace(await _submit_text(request, asked), verbose=True))
+    return NativeReply(replace(await submit_text(request, asked), verbose=True))
 
 
 async def infill(request: Request, asked: InfillRequest) -> ReplyFormat:
     return await create_native(request, asked)
 
 
-async def _submit_text(request: Request, asked: CompletionRequest | InfillRequest) -> ResponseMeta:
+async def submit_text(request: Request, asked: CompletionRequest | InfillRequest) -> ResponseMeta:
+    """Accept and submit a request that is no chat; return the common fields of its answer. Raises RequestError."""
     accepting = service_of(request).accept_text(asked, request.state.num_bytes)
     return submit(request, await while_connected(request, accepting))
 

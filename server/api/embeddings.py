@@ -85,33 +85,41 @@ MAX_NUMBERS = 1 << 23  # of an answer without pooling, which has a vector for ea
 
 async def openai(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in OpenAI's shape; in llama-server's where the field is `content`, as llama-server does."""
-    vectors = vectors_of(request)
-    worker = vectors.embedder()
     if asked.input is UNSET and asked.content is not UNSET:
         return await native(request, asked)
-    if worker.embedder.pooling == "none":
-        message = "this model has a vector for each token: start the server with --pooling mean, or send it to /embeddings"
-        raise RequestError(message, param="input")
-    computed, num_tokens = await while_connected(request, _compute(vectors, worker, asked, request.state.num_bytes))
+    worker = pooled(vectors_of(request))
+    computed, num_tokens = await compute(request, worker, asked)
     entries = await asyncio.to_thread(_encode, computed, asked.encoding_format == "base64")
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return JsonReply(b'{"object":"list","model":%b,"usage":%b,"data":[%b]}' % (encode(worker.name), encode(usage), entries))
 
 
+def pooled(vectors: Vectors) -> EmbeddingWorker:
+    """Return the embedder, which makes one vector of a text. Raises RequestError."""
+    worker = vectors.embedder()
+    if worker.embedder.pooling == "none":
+        message = "this model has a vector for each token: start the server with --pooling mean, or send it to /embeddings"
+        raise RequestError(message, param="input")
+    return worker
+
+
 async def native(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in llama-server's shape: a list of vectors for each text, one of them where they are pooled."""
-    vectors = vectors_of(request)
-    worker = vectors.embedder()
+    worker = vectors_of(request).embedder()
     if asked.encoding_format == "base64":
         raise RequestError("base64 is a format of /v1/embeddings only: expected float", param="encoding_format")
-    computed, _ = await while_connected(request, _compute(vectors, worker, asked, request.state.num_bytes))
+    computed, _ = await compute(request, worker, asked)
     return JsonReply(await asyncio.to_thread(_encode_native, computed))
+
+
+async def compute(request: Request, worker: EmbeddingWorker, asked: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
+    """Return the vectors as a request wants them, and the number of tokens that they took. Raises RequestError."""
+    return await while_connected(request, _compute(vectors_of(request), worker, asked, request.state.num_bytes))
 
 
 async def _compute(
     vectors: Vectors, worker: EmbeddingWorker, asked: EmbeddingRequest, num_bytes: int
 ) -> tuple[list[np.ndarray], int]:
-    """Return the vectors as the request wants them, and the number of tokens that they took."""
     width = worker.embedder.width
     if asked.dimensions is not None and asked.dimensions > width:
         message = f"dimensions is {asked.dimensions}: this model's vectors have {width} numbers"

@@ -20,7 +20,8 @@ from ..config.settings import listed
 from ..engine.generation import Generation
 from ..engine.usage import Fields
 from ..engine.view import SlotState
-from ..http.api_errors import RequestError
+from ..http.api_errors import RequestError, unknown_model
+from ..search.vectors import about
 from ..service.service import Service
 from ..service.submitter import with_scales
 from .reply import JsonReply, read_body, service_of, vectors_of
@@ -125,16 +126,15 @@ async def model(request: Request) -> Response:
             return JsonReply(entry)
     if request.app.state.app.settings.any_model:
         return JsonReply(data[0] | {"id": name})
-    known = ", ".join(str(entry["id"]) for entry in data)
-    raise RequestError(f"no model {name[:80]!r} is served here: expected {known}", status=404, code="model_not_found")
+    raise unknown_model(name, (str(entry["id"]) for entry in data))
 
 
 def _models(request: Request) -> list[Fields]:
     """Return OpenAI's object for each model. Of the served one, `n_ctx` is what a request may have."""
     vectors, state = vectors_of(request), request.app.state.app
     data: list[Fields] = []
-    for name, about in vectors.models().items():
-        is_served = name == vectors.name
+    for name, model in vectors.models().items():
+        is_served, meta = name == vectors.name, about(model)
         entry: Fields = {
             "id": name,
             "aliases": state.settings.names(vectors.model.path) if is_served else (name,),
@@ -142,11 +142,11 @@ def _models(request: Request) -> list[Fields]:
             "object": "model",
             "created": state.started,
             "owned_by": "slotcache",
-            "meta": about,
+            "meta": meta,
         }
         if is_served and state.service:
             limit = state.service.submitter.limit
-            entry |= {"meta": about | {"n_ctx": limit}, "context_length": limit, "max_model_len": limit}
+            entry |= {"meta": meta | {"n_ctx": limit}, "context_length": limit, "max_model_len": limit}
         data.append(entry)
     return data
 

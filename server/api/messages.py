@@ -19,7 +19,7 @@ from ..chat.content import unsupported
 from ..chat.sampling_fields import JsonValue
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
-from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
+from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError
 from .reply import (
     JsonReply,
@@ -490,7 +490,8 @@ class _OpenBlock:
 
     def whole(self) -> Fields:
         text = "".join(self.texts)
-        return self._with(_decoded(text) if self.type == "tool_use" else {}, "" if self.sealed else text, self.signature())
+        input = decoded_arguments(text) if self.type == "tool_use" else {}
+        return self._with(input, "" if self.sealed else text, self.signature())
 
     def signature(self) -> str:
         return seal("".join(self.texts)) if self.sealed else ""
@@ -630,15 +631,6 @@ def _parted(num_prompt: int, *, num_cached: int, num_created: int, num_generated
         "cache_creation_input_tokens": num_created,
         "output_tokens": num_generated,
     }
-
-
-def _decoded(arguments: str) -> object:
-    """Return the arguments of a call as an object; an empty one if they were cut off."""
-    try:
-        decoded = msgspec.json.decode(arguments.encode("utf-8", "surrogatepass"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
 
 
 # ---- Anthropic's Messages. ----------------------------------------------------------------------------------------------

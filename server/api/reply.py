@@ -131,7 +131,7 @@ class ResponseMeta:
     num_prompts: the answer has `options.n` choices of each. echoes: the prompts' texts, if the answers begin with them.
     generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt is left in the
     cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
-    piece: the bytes of a token.
+    piece: the bytes of a token. media_type: of a stream.
     """
 
     id: str
@@ -146,6 +146,7 @@ class ResponseMeta:
     verbose: bool = False
     warnings: tuple[str, ...] = ()
     piece: Piece = lambda token: b""
+    media_type: str = "text/event-stream"
     created: int = field(default_factory=lambda: int(time()))
 
     @property
@@ -578,12 +579,11 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
 class EventStream(StreamingResponse):
     """Streams the events of generations. A client that disconnects cancels them, even before the first event."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, service: Service, reply: ReplyFormat) -> None:
         self._service, self._generations = service, reply.envelope.generations
         events = _events(self._generations, _speller(service, reply))
-        super().__init__(stream(reply, events), headers={"Cache-Control": "no-store"})
+        media_type = reply.envelope.media_type
+        super().__init__(stream(reply, events), headers={"Cache-Control": "no-store"}, media_type=media_type)
         asked = reply.envelope.options.sse_ping_interval
         self._ping, self._ping_interval = reply.ping, service.settings.sse_ping_interval if asked is None else asked
 

@@ -234,6 +234,11 @@ class PromptBuilder:
             raise RequestError("this model has no tokens for filling in the middle of a text", status=501)
         return ChatPrompt(self._infill.parts(request, partial(self.tokens, request.cache_scope)))
 
+    @property
+    def can_infill(self) -> bool:
+        """Whether the model can fill a gap in a text."""
+        return self._infill is not None
+
     def _make_infill(self, suffix_first: bool) -> Infill | None:
         special, tokenizer = InfillTokens.of(self._model), self._model.tokenizer
         if special is None:

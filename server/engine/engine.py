@@ -302,7 +302,7 @@ sleep_logger = logging.getLogger("slotcache")
 
 
 class Sleep:
-    """Belongs to the engine's thread, but for `wake` and `is_asleep`. A load has a thread of its own: acts run meanwhile.
+    """Belongs to the engine's thread, but for what any thread may call. A load has a thread of its own: acts run meanwhile.
 
     seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread behind a load; with its error, if
     it failed. is_awake: whether steps can be computed. last_use: when one ended, or the model was asked for.
@@ -312,7 +312,8 @@ class Sleep:
         self.is_awake, self._is_wanted = True, False
         self.last_use = perf_counter()
         self.num_wakes = 0
-        self._seconds, self._runner, self._inbox, self._on_wake = seconds or inf, runner, inbox, on_wake
+        self._usual = self._seconds = seconds or inf
+        self._runner, self._inbox, self._on_wake = runner, inbox, on_wake
         self._load: Thread | None = None  # until its end is noted
 
     # ---- from any thread -------------------------------------------------------------------------------------------
@@ -322,11 +323,20 @@ class Sleep:
         """Whether the model has left memory and no request wants it back."""
         return not (self.is_awake or self._is_wanted)
 
+    @property
+    def can_sleep(self) -> bool:
+        return self._usual < inf
+
     def wake(self) -> None:
         """Load the model, if it is asleep, for a request that will want it; keep it for another `seconds`."""
-        if self._seconds < inf:
+        if self.can_sleep:
             self._is_wanted = True
-            self._inbox.put(self.load)
+            self._inbox.put(self._wake)
+
+    def keep(self, seconds: float) -> None:
+        """Let it sleep after so many seconds without a step, if it sleeps at all, until another request wakes it."""
+        if self.can_sleep:
+            self._inbox.put(lambda: self._set(seconds))
 
     # ---- in the engine's thread ------------------------------------------------------------------------------------
 
@@ -334,6 +344,13 @@ class Sleep:
     def seconds_left(self) -> float:
         """Seconds until sleep, if no request comes."""
         return max(self.last_use + self._seconds - perf_counter(), 0) if self.is_awake else inf
+
+    def _set(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def _wake(self) -> None:
+        self._set(self._usual)
+        self.load()
 
     def begin(self) -> None:
         """Free the memory of the device, where nothing is left to save."""

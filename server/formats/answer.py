@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from ...models.detokenizer import ReasoningLimit
 from ...models.json_schema import GrammarSource
 
@@ -101,6 +103,15 @@ def message(fragments: Iterable[Fragment]) -> dict[str, object]:
 def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
     """Return a tool call as OpenAI's API has it. arguments: JSON text."""
     return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": arguments}}
+
+
+def decoded_arguments(arguments: str) -> dict[str, object]:
+    """Return the arguments of a call as an object; an empty one if they were cut off."""
+    try:
+        decoded = msgspec.json.decode(arguments.encode("utf-8", "surrogatepass"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

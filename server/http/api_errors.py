@@ -17,7 +17,7 @@ RequestError            answered with its status and {"error": {...}}
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -77,6 +77,10 @@ class RequestError(Exception):
         about = {"type": kind, "message": self.message, "param": self.param, "code": self.code or self.status}
         return {"type": "error", "error": about | self.details}
 
+    def ollama_body(self) -> dict[str, object]:
+        """Return Ollama's error object, for the routes of its API."""
+        return {"error": self.message}
+
 
 def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
     """Make the error of a prompt that leaves no room for an answer. about: `num_tokens` is an estimate."""
@@ -90,6 +94,12 @@ def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
     )
 
 
+def unknown_model(name: str, known: Iterable[str]) -> RequestError:
+    """Make the error of a request for a model that is not served. known: the names of those that are."""
+    message = f"no model {name[:80]!r} is served here: expected {', '.join(known)}"
+    return RequestError(message, status=404, code="model_not_found")
+
+
 def not_loaded(error: Exception) -> RequestError:
     """Make the error of a request for which a model that slept could not be loaded."""
     return RequestError(f"the model could not be loaded again: {error}", status=503, code="loading_failed")
@@ -97,12 +107,15 @@ def not_loaded(error: Exception) -> RequestError:
 
 # ---- The response to a request that is refused, in front of the routes and in them. -------------------------------------
 
-MESSAGES = "/v1/messages"  # where Anthropic's clients ask
+MESSAGES, OLLAMA = "/v1/messages", "/api/"  # where Anthropic's clients ask, and Ollama's
 
 
 def refusal(error: RequestError, path: str) -> Response:
-    """Return an error as the clients of this path expect it: OpenAI's or Anthropic's."""
-    body = error.message_body() if path == MESSAGES or path.startswith(f"{MESSAGES}/") else error.body()
+    """Return an error as the clients of this path expect it: OpenAI's, Anthropic's or Ollama's."""
+    if path.startswith(OLLAMA):
+        body = error.ollama_body()
+    else:
+        body = error.message_body() if path == MESSAGES or path.startswith(f"{MESSAGES}/") else error.body()
     return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 

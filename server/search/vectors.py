@@ -352,10 +352,9 @@ class Vectors:
             raise _not_asked_for("reranking", "--rerank-model FILE, or --reranking for the model itself")
         return self.reranking
 
-    def models(self) -> dict[str, dict[str, object]]:
-        """Return the sizes and kinds of each model by its name, the served one first."""
-        found = {self.name: self.model} | {worker.name: worker.embedder.model for worker in self.workers}
-        return {name: _about(model) for name, model in found.items()}
+    def models(self) -> dict[str, Model]:
+        """Return each model by its name, the served one first."""
+        return {self.name: self.model} | {worker.name: worker.embedder.model for worker in self.workers}
 
     def properties(self) -> dict[str, object]:
         """Return what `/props` says of vectors and of the model itself."""
@@ -396,7 +395,8 @@ class Vectors:
         return [worker for worker in (self.embedding, self.reranking) if worker]
 
 
-def _about(model: Model) -> dict[str, object]:
+def about(model: Model) -> dict[str, object]:
+    """Return the sizes and kinds of a model, as llama-server names them."""
     return {
         "n_vocab": model.num_vocab,
         "n_ctx_train": model.context_train,
