@@ -1,7 +1,7 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
 # make serve MODEL=smollm2          with a small real chat model, fetched once (93 MB)
 # make test                         the whole suite, in two processes (PROCESSES=0: in one)
-# make client-test                  the clients of others (anthropic, langchain, llama-index, litellm) against a server
+# make client-test                  the clients of others (anthropic, langchain, llama-index, litellm, ollama) against a server
 # make scale-test                   two replicas on Ray Serve: placement, conversations, a replica that is killed
 # make device-test                  the tests of the cache on a device that is not the CPU (builds llama.cpp, 4 minutes on 2 cores)
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .api.ollama import asks_whether_it_runs, greet
 from .api.refusals import Refusals
 from .api.routes import ROUTES, ApiRoute
 from .config.settings import Settings
@@ -83,7 +84,9 @@ def files() -> dict[str, File]:
 
 
 async def show(request: Request) -> Response:
-    """Show the page in a browser, or a file of it."""
+    """Show the page in a browser, or a file of it. Ollama's clients ask here whether it runs."""
+    if request.url.path == "/" and asks_whether_it_runs(request):
+        return await greet(request)
     file = files().get(request.path_params.get("path", FIRST))
     if file is None:
         raise RequestError(f"no such route: {request.url.path}", status=404)
@@ -98,7 +101,7 @@ def _read(path: Path) -> File:
     return File(content, KINDS[path.suffix], f'"{blake2b(content, digest_size=12).hexdigest()}"')
 
 
-PAGE = ApiRoute("GET", "/ /page/{path:path}", show)
+PAGE, NO_PAGE = ApiRoute("GET", "/ /page/{path:path}", show), ApiRoute("GET", "/", greet)
 
 
 @dataclass(slots=True)
@@ -184,7 +187,7 @@ class AppState:
 
 def make_app(state: AppState) -> Starlette:
     """Return the ASGI application over its state. Raises SettingsError."""
-    rows = (*ROUTES, PAGE) if state.settings.ui else ROUTES
+    rows = (*ROUTES, PAGE if state.settings.ui else NO_PAGE)
     app = Starlette(
         routes=[route for row in rows for route in row.routes()],
         middleware=[Middleware(Spelling), Middleware(RequestLog), *guards(state.settings)],

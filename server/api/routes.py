@@ -25,11 +25,12 @@ from ..chat.body import (
 from ..config.settings import VERSION
 from ..engine.usage import Fields
 from ..search.retrieve import SearchRequest
-from . import cache, chat, completions, embeddings, llama_server, messages, responses, search
+from . import cache, chat, completions, embeddings, llama_server, messages, ollama, responses, search
 from .completions import DetokenizeRequest, TokenizeRequest
 from .embeddings import EmbeddingRequest, RerankRequest
 from .llama_server import FileName
 from .messages import MessagesCountRequest, MessagesRequest
+from .ollama import EmbedRequest, GenerateRequest, ModelName, OldEmbedRequest, OllamaChatRequest
 from .reply import Handler, JsonReply, endpoint
 from .responses import ResponseCountRequest, ResponseRequest
 from .search import RefreshRequest
@@ -137,6 +138,17 @@ ROUTES = (
     ),
     ApiRoute("POST", "/v1/messages", messages.create, MessagesRequest),
     ApiRoute("POST", "/v1/messages/count_tokens", messages.count, MessagesCountRequest),
+    ApiRoute("GET", "/api/version", ollama.version),
+    ApiRoute("GET", "/api/tags", ollama.tags),
+    ApiRoute("GET", "/api/ps", ollama.ps),
+    ApiRoute("POST", "/api/show", ollama.show, ModelName),
+    ApiRoute("POST", "/api/chat", ollama.chat, OllamaChatRequest),
+    ApiRoute("POST", "/api/generate", ollama.generate, GenerateRequest),
+    ApiRoute("POST", "/api/embed", ollama.embed, EmbedRequest),
+    ApiRoute("POST", "/api/embeddings", ollama.embed_one, OldEmbedRequest),
+    ApiRoute("POST", "/api/pull", ollama.pull, ModelName),
+    ApiRoute("POST", "/api/create /api/copy /api/push", ollama.refuse),
+    ApiRoute("DELETE", "/api/delete", ollama.refuse),
     ApiRoute("POST", "/v1/completions", completions.create_text, TextRequest),
     ApiRoute("POST", "/completion /completions", completions.create_native, CompletionRequest),
     ApiRoute("POST", "/infill", completions.infill, InfillRequest),

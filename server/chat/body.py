@@ -429,6 +429,22 @@ class OutputConfig(Struct, frozen=True):
     format: OutputFormat | None = None
 
 
+class OllamaOptions(SamplingOptions, frozen=True, kw_only=True, omit_defaults=True):
+    """Ollama's `options`: sampling, and the lengths of an answer and of the context."""
+
+    stop: str | list[str] | None = None
+    num_predict: int | None = None
+    num_ctx: int | None = None
+
+    def for_chat(self) -> dict[str, JsonValue]:
+        """Return them as fields of a chat. As in Ollama, an answer of 0 tokens has no limit."""
+        given = msgspec.to_builtins(self)
+        given.pop("num_ctx", None)
+        if (most := given.pop("num_predict", None)) is not None:
+            given["max_completion_tokens"] = most if most > 0 else -1
+        return given
+
+
 class TextFormat(Struct, frozen=True):
     """The form of the answer. name, description, strict, schema: of a json_schema."""
 

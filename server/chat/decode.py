@@ -27,6 +27,7 @@ from ..http.bodies import check_elements
 from .body import (
     ChatRequest,
     ConversationReference,
+    OllamaOptions,
     Options,
     OutputConfig,
     Retrieval,
@@ -52,10 +53,15 @@ HARMLESS = frozenset({
     "speculative.p_min", "speculative.type", "speculative.ngram_size_n", "speculative.ngram_size_m",
     "speculative.ngram_min_hits",
     "stream_options.include_obfuscation",
+    # Ollama's: how it loads and computes, which flags of the server decide here
+    "options.num_keep", "options.num_batch", "options.num_gpu", "options.main_gpu", "options.num_thread", "options.use_mmap",
+    "options.use_mlock", "options.low_vram", "options.numa", "options.f16_kv", "options.vocab_only", "options.logits_all",
+    "options.embedding_only",
 })  # fmt: skip
 
 TEXT_ONLY = "this server reads and writes text only"
 SCHEMA_FIELDS = "send a schema as `response_format` or `json_schema`, a grammar as `grammar`, `lark_grammar` or `regex`"
+OUTDATED = "this sampler is outdated, and llama-server has it no more"
 BY_TEMPLATE = "the chat template decides it, and no field of a request"
 REFUSED: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "audio": ((), TEXT_ONLY),
@@ -83,16 +89,19 @@ REFUSED: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "structural_tag": (("",), SCHEMA_FIELDS),
     "format": (("",), SCHEMA_FIELDS),
     "output_format": ((), SCHEMA_FIELDS),
-    "tfs_z": ((1,), "this sampler is outdated, and llama-server has it no more"),
-    "penalize_nl": ((False,), "this sampler is outdated, and llama-server has it no more"),
+    "tfs_z": ((1,), OUTDATED),
+    "penalize_nl": ((False,), OUTDATED),
 }
 """Fields that a program relies on: the values that ask for nothing, and what to do instead."""
 
+WHOLE = "nothing is left out of a prompt: one that is too long is a 400"
 LENGTH = "say in the messages how long the answer shall be"
 WISHES: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "verbosity": (("medium",), LENGTH),
     "text.verbosity": (("medium",), LENGTH),
-    "truncation": (("disabled",), "nothing is left out of a prompt: one that is too long is a 400"),
+    "truncation": (("disabled",), WHOLE),
+    "options.penalize_newline": ((False,), OUTDATED),
+    "options.tfs_z": ((1,), OUTDATED),
     "web_search_options": ((), "this server searches no web: `retrieval` searches its own documents"),
     "mcp_servers": (([],), "this server runs no tools: run them in the client"),
     "compaction": ((), "shorten the history in the client"),
@@ -107,6 +116,7 @@ NESTED: Mapping[str, type[Struct]] = {
     "retrieval": Retrieval,
     "text": TextConfig,
     "output_config": OutputConfig,
+    "options": OllamaOptions,
 }
 """Fields that are objects of their own."""
 

@@ -231,7 +231,7 @@ class Settings(Numbers):
     any_model: bool = row(False, ("--any-model",), "serve the model under any name, for clients whose model cannot be set: `GET /v1/models/{id}` knows each name, and an answer has the one that its request asked for")
     tags: str = row("", ("--tags",), "words about the model, separated by commas, which `GET /v1/models` shows", llama="LLAMA_ARG_TAGS")
     host: str = row("127.0.0.1", ("--host",), "address to listen on, or several, separated by commas", llama="LLAMA_ARG_HOST")
-    port: int = row(8080, ("--port",), "port to listen on", most=65535, llama="LLAMA_ARG_PORT")
+    port: int = row(8080, ("--port",), "port to listen on; `--ollama` is short for 11434, where Ollama's clients ask", most=65535, fixed={"--ollama": "11434"}, llama="LLAMA_ARG_PORT")
     api_key: str = row("", ("--api-key",), "if set, requests must carry it, as `Authorization: Bearer ...` or `X-Api-Key: ...`; several keys are separated by commas", llama="LLAMA_API_KEY")
     api_key_file: str = row("", ("--api-key-file",), "a file with more such keys, one a line; # begins a comment", llama="LLAMA_ARG_API_KEY_FILE")
     allowed_hosts: str = row("", ("--allowed-hosts",), "host names of this server beside loopback's and --host, separated by commas; *: any")

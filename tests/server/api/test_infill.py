@@ -108,3 +108,14 @@ def test_a_model_without_marks_says_so(server):
 def test_a_wrong_file_is_named(filling, extra):
     answer = filling.http.post("/infill", json=GAP | {"input_extra": [extra]})
     assert answer.status_code == 400 and "input_extra" in answer.json()["error"]["param"]
+
+
+def test_ollama_s_suffix_fills_the_gap(filling):
+    asked = {"model": "model", "prompt": GAP["input_prefix"], "suffix": GAP["input_suffix"], "stream": False}
+    answer = filling.http.post("/api/generate", json=asked | {"options": {"num_predict": 4, "temperature": 0}}).json()
+    text = filling.http.post(
+        "/v1/completions",
+        json={"prompt": GAP["input_prefix"], "suffix": GAP["input_suffix"], "max_tokens": 4, "temperature": 0},
+    ).json()
+    assert (answer["response"], answer["prompt_eval_count"]) == (text["choices"][0]["text"], text["usage"]["prompt_tokens"])
+    assert "insert" in filling.http.post("/api/show", json={"model": "model"}).json()["capabilities"]

@@ -23,6 +23,7 @@ LIKELY = {  # what gets a request past the first check, so that later ones are r
     "tokens": [100],
     "input": ["machine", "city"],
     "query": "machine",
+    "model": "tiny",
 }
 
 leaves = (
@@ -51,7 +52,7 @@ def server(tiny, tmp_path_factory):
     models = (str(bert(folder / "bert")), str(bert(folder / "ranker", PoolingType.RANK)))
     (folder / "notes").mkdir()
     (folder / "notes/machine.md").write_text("# Machine\n\nA machine of stone.")
-    settings = {"embedding_model": models[0], "rerank_model": models[1], "docs_db": str(folder / "db")}
+    settings = {"embedding_model": models[0], "rerank_model": models[1], "docs_db": str(folder / "db"), "any_model": True}
     with running(tiny, ctx_size=1024, slot_save_path=str(folder), docs=str(folder / "notes"), **settings) as up:
         yield up
 

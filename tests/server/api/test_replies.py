@@ -1,10 +1,11 @@
-"""The dialects of Responses and Messages on answers with reasoning and calls, read by the reader of a model family."""
+"""The dialects of Responses, Messages and Ollama on answers with reasoning and calls, read by a model family's reader."""
 
 import json
 from typing import Any
 
 import pytest
 from slotcache.server.api.messages import MessagesReply, MessagesRequest
+from slotcache.server.api.ollama import OllamaReply
 from slotcache.server.api.reply import ResponseMeta, WholeAnswer, unseal
 from slotcache.server.api.responses import Output, ResponsesReply, messages_of
 from slotcache.server.chat.body import ChatRequest
@@ -162,3 +163,44 @@ def test_arguments_that_are_cut_off_are_an_empty_object():
     cut = TEXT[: TEXT.index('"x"')]
     message = whole(messages(), cut, ended("length"))
     assert message["content"][-1]["input"] == {} and message["stop_reason"] == "model_context_window_exceeded"
+
+
+# ---- Ollama's lines ---------------------------------------------------------------------------------------------------
+
+
+def lines(size, text=TEXT, end=None):
+    """The messages of a stream whose text comes in pieces of `size` characters, and its last line."""
+    reply = OllamaReply(envelope(), 0.0, has_message=True)
+    sent = reply.begin()
+    for at in range(0, len(text), size):
+        sent += reply.delta(0, Delta(text[at : at + size]))
+    found = [json.loads(line) for line in [*sent, *reply.end(0, end or ended()), *reply.close([end or ended()])]]
+    assert [line["done"] for line in found] == [False] * (len(found) - 1) + [True]
+    return [line["message"] for line in found], found[-1]
+
+
+def joined_of(messages, field):
+    return "".join(message.get(field, "") for message in messages)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_lines_of_ollama(size):
+    found, last = lines(size)
+    one = whole(OllamaReply(envelope(), 0.0, has_message=True))
+    said = one["message"]
+    assert (said["content"], said["thinking"]) == ("I will look.", "Let me see.")
+    assert (joined_of(found, "content"), joined_of(found, "thinking")) == (said["content"], said["thinking"])
+    calls = [call for message in found for call in message.get("tool_calls", ())]
+    assert len({call["id"] for call in calls}) == 2
+    functions = [call["function"] for call in calls]
+    assert functions == [call["function"] for call in said["tool_calls"]]
+    assert functions == [{"index": at, "name": "look", "arguments": {"at": [1, "x"]}} for at in range(2)]
+    assert [len(message.get("tool_calls", ())) for message in found if "tool_calls" in message] == [1, 1]
+    kept = ("done_reason", "prompt_eval_count", "eval_count", "prompt_eval_duration", "eval_duration", "load_duration")
+    assert [last[name] for name in kept] == [one[name] for name in kept] == ["stop", 20, len(TEXT), 10**9, 10**9, 0]
+
+
+def test_a_call_that_is_cut_off_has_no_arguments():
+    found, last = lines(5, TEXT[: TEXT.index('"x"')], ended("length"))
+    (call,) = [call for message in found for call in message.get("tool_calls", ())]
+    assert call["function"] == {"index": 0, "name": "look", "arguments": {}} and last["done_reason"] == "length"

@@ -68,6 +68,10 @@ def test_llama_server_s_command_line_starts_this_server():
     assert parse("-fa").flash_attn == "on" and parse("-fa", "false").flash_attn == "off"
 
 
+def test_ollama_s_port_is_a_word():
+    assert parse("--ollama").port == 11434 and parse("--ollama", "--port", "9").port == 9
+
+
 def test_a_flag_without_effect_is_noted():
     notes = notes_of(parsed("--mlock", "--numa", "distribute", "--jinja", "--warmup"))
     assert [note.split()[0] for note in notes] == ["--mlock", "--numa"] and all("no effect: " in note for note in notes)

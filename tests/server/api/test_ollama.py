@@ -1,0 +1,482 @@
+"""Ollama's API over a real port."""
+
+import json
+from datetime import UTC, datetime
+
+import jsonschema
+import pytest
+from slotcache.server.api.ollama import seconds_of
+from slotcache.server.http.api_errors import RequestError
+from support.encoders import bert
+
+from server.conftest import REST, running, until
+
+HELLO = {"role": "user", "content": "Tell me of the town."}
+GREEDY = {"temperature": 0, "num_predict": 12, "ignore_eos": True}
+USUAL = {"model": "tiny", "options": GREEDY}
+
+
+@pytest.fixture(scope="module")
+def both(tiny, tmp_path_factory):
+    """A server of a model that generates, with an encoder beside it, under two names."""
+    encoder = bert(tmp_path_factory.mktemp("models") / "bert.gguf")
+    with running(tiny, embedding_model=str(encoder), alias="town,town:small", sleep_idle_seconds=3600) as up:
+        yield up
+
+
+def post(server, path="/api/chat", **fields):
+    usual = {"messages": [HELLO]} if path == "/api/chat" else {"prompt": HELLO["content"]} if path == "/api/generate" else {}
+    return server.http.post(path, json=USUAL | usual | fields)
+
+
+def whole(server, path="/api/chat", **fields):
+    answer = post(server, path, stream=False, **fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def lines(server, path="/api/chat", **fields):
+    answer = post(server, path, **fields)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-ndjson", answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def refused(server, path="/api/chat", status=400, **fields):
+    answer = post(server, path, **fields)
+    assert answer.status_code == status, answer.text
+    assert list(answer.json()) == ["error"]
+    return answer.json()["error"]
+
+
+def text_of(answer):
+    return answer["message"]["content"] if "message" in answer else answer["response"]
+
+
+def test_a_chat_is_the_answer_of_openai_s_chat(server):
+    answer = whole(server)
+    chat = server.chat(HELLO["content"], max_tokens=12, cache_prompt=False)
+    assert answer["message"] == {"role": "assistant", "content": chat["choices"][0]["message"]["content"]}
+    assert (answer["model"], answer["done"], answer["done_reason"]) == ("tiny", True, "length")
+    assert (answer["prompt_eval_count"], answer["eval_count"]) == (chat["usage"]["prompt_tokens"], 12)
+    times = [answer[f"{part}_duration"] for part in ("load", "prompt_eval", "eval")]
+    assert all(type(time) is int for time in times) and 0 < sum(times) <= answer["total_duration"]
+    assert datetime.fromisoformat(answer["created_at"]) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_answers_are_streams_unless_a_request_says_otherwise(server, path):
+    *pieces, last = lines(server, path)
+    assert len(pieces) > 1 and not any(piece["done"] for piece in pieces) and last["done"]
+    one = whole(server, path)
+    assert "".join(map(text_of, pieces)) == text_of(one) and text_of(last) == ""
+    assert {name: last[name] for name in ("done_reason", "eval_count", "model")} == {
+        name: one[name] for name in ("done_reason", "eval_count", "model")
+    }
+
+
+def test_generate_answers_a_question_as_a_chat_does(server):
+    messages = [{"role": "system", "content": "Sing."}, HELLO]
+    assert whole(server, "/api/generate", system="Sing.")["response"] == text_of(whole(server, messages=messages))
+
+
+def test_a_raw_prompt_is_the_whole_of_it(server):
+    answer = whole(server, "/api/generate", prompt="The town", raw=True)
+    fields = {"prompt": "The town", "temperature": 0, "n_predict": 12, "ignore_eos": True}
+    native = server.http.post("/completion", json=fields).json()
+    assert (answer["response"], answer["prompt_eval_count"]) == (native["content"], native["tokens_evaluated"])
+
+
+OPTIONS = {
+    "temperature": 0.3, "top_k": 3, "top_p": 0.4, "min_p": 0.2, "typical_p": 0.5, "repeat_penalty": 1.5, "repeat_last_n": 9,
+    "presence_penalty": 0.5, "frequency_penalty": 0.7, "seed": 7, "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2,
+}  # fmt: skip
+
+
+def test_options_are_the_fields_of_a_completion(server):
+    """`/slots` shows those of a request that runs."""
+    asked = {"messages": [HELLO], "options": OPTIONS | {"num_predict": 4000, "ignore_eos": True}}
+    with server.http.stream("POST", "/api/chat", json=USUAL | asked) as stream:
+        told = stream.iter_lines()  # kept: an iterator that is gone closes its stream
+        next(told)
+        (params,) = [slot["params"] for slot in server.http.get("/slots").json() if slot["is_processing"]]
+    assert {name: params[name] for name in OPTIONS} == pytest.approx(OPTIONS)
+    until(lambda: not server.service.open)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_stop_string_ends_an_answer(server, several):
+    text = text_of(whole(server))
+    stop = text[3:6]
+    answer = whole(server, options=GREEDY | {"stop": ["never", stop] if several else stop})
+    assert (text_of(answer), answer["done_reason"]) == (text[: text.index(stop)], "stop")
+
+
+@pytest.mark.parametrize(("num_predict", "length"), [(3, 3), (0, None), (-1, None), (-2, None)])
+def test_an_answer_has_a_length_or_fills_the_context(tiny_and_short, num_predict, length):
+    answer = whole(tiny_and_short, options=GREEDY | {"num_predict": num_predict})
+    assert answer["eval_count"] == (length or 256 - answer["prompt_eval_count"]) and answer["done_reason"] == "length"
+
+
+@pytest.fixture(scope="module")
+def tiny_and_short(tiny):
+    with running(tiny, ctx_size=256) as up:
+        yield up
+
+
+WARNED = [
+    ({"options": GREEDY | {"num_ctx": 1 << 20}}, "options.num_ctx is 1,048,576: a request may have 8,192 tokens"),
+    ({"options": GREEDY | {"num_predct": 5}}, "'options.num_predct' is not known: is options.num_predict meant?"),
+    ({"options": GREEDY | {"penalize_newline": True}}, "options.penalize_newline has no effect"),
+    ({"keep_alive": "5m"}, "keep_alive has no effect"),
+    ({"keep_alive": 0}, "keep_alive has no effect"),
+    ({"think": True}, "think has no effect"),
+    ({"think": "high"}, "think has no effect"),
+    ({"truncate": True}, "truncate has no effect"),
+    ({"shift": True}, "shift has no effect"),
+    ({"widht": 3}, "'widht' is not known"),
+]
+
+
+@pytest.mark.parametrize(("fields", "says"), WARNED)
+def test_what_has_no_effect_is_named(server, fields, says):
+    (warning,) = whole(server, **fields)["warnings"]
+    assert warning.startswith(says)
+    assert lines(server, **fields)[-1]["warnings"] == [warning]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"options": GREEDY | {"num_ctx": 4096, "num_gpu": 1, "num_thread": 2, "use_mmap": True, "num_batch": 64}},
+        {"keep_alive": -1},
+        {"keep_alive": "-1m"},
+        {"think": False},
+        {"truncate": False, "shift": False},
+        {"format": "", "tools": [], "keep_alive": None, "think": None},
+    ],
+)
+def test_what_is_so_here_anyway_is_not(server, fields):
+    assert "warnings" not in whole(server, **fields)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Oslo", "Rome"]}, "size": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["name", "size"],
+}
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_an_answer_fits_the_format(server, path):
+    said = json.loads(text_of(whole(server, path, format=SCHEMA, options={"num_predict": 200})))
+    jsonschema.validate(said, SCHEMA)
+    assert text_of(whole(server, path, format="json", options=GREEDY)).startswith("{")
+
+
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"a": 1}}}]}
+
+
+def test_a_call_has_an_object_and_comes_whole(server):
+    asked = {"tools": [TOOL], "tool_choice": "required", "options": {"temperature": 0, "num_predict": 300}}
+    (call, *_) = whole(server, **asked)["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather" and call["id"]
+    jsonschema.validate(call["function"]["arguments"], SCHEMA)
+    *pieces, last = lines(server, **asked)
+    streamed = [call for piece in pieces for call in piece["message"].get("tool_calls", ())]
+    assert streamed[0]["function"] == call["function"] and last["done_reason"] == "stop"
+
+
+def test_a_history_with_calls_is_the_prompt_of_openai_s(server):
+    """The result belongs to the call by its tool's name, or by its place."""
+    call = {"id": "call00100", "type": "function", "function": {"name": "get_weather", "arguments": '{"a":1}'}}
+    result = {"role": "tool", "content": "Rain.", "tool_call_id": "call00100", "name": "get_weather"}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    wanted = server.chat(messages=[HELLO, said, result], tools=[TOOL], cache_prompt=False)["usage"]["prompt_tokens"]
+    for fields in ({}, {"tool_name": "get_weather"}, {"tool_call_id": "call00100"}):
+        messages = [HELLO, CALLED, {"role": "tool", "content": "Rain."} | fields]
+        assert whole(server, messages=messages, tools=[TOOL])["prompt_eval_count"] == wanted
+
+
+def test_an_answer_that_has_begun_goes_on(server):
+    begun = [HELLO, {"role": "assistant", "content": "The town"}]
+    chat = server.chat(messages=begun, max_tokens=12, echo=False, cache_prompt=False)
+    assert text_of(whole(server, messages=begun)) == chat["choices"][0]["message"]["content"]
+
+
+def test_logprobs(server):
+    answer = whole(server, logprobs=True, top_logprobs=2)
+    assert len(answer["logprobs"]) == 12 and all(len(token["top_logprobs"]) == 2 for token in answer["logprobs"])
+    assert "".join(token["token"] for token in answer["logprobs"]) == text_of(answer)
+    streamed = [token for line in lines(server, logprobs=True, top_logprobs=2) for token in line.get("logprobs", ())]
+    assert [token["token"] for token in streamed] == [token["token"] for token in answer["logprobs"]]
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+    "{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}"
+)
+
+
+def test_a_model_thinks_where_a_request_asks(tiny, tmp_path):
+    (tmp_path / "template.jinja").write_text(THINKING)
+    with running(tiny, chat_template_file=str(tmp_path / "template.jinja")) as up:
+        assert "thinking" in post(up, "/api/show").json()["capabilities"]
+        counts = {think: whole(up, think=think)["prompt_eval_count"] for think in (None, True, False, "low")}
+        assert counts[None] == counts[True] < min(counts[False], counts["low"])
+        thought = whole(up)["message"]
+        assert thought["thinking"] and thought["content"] == "" and "warnings" not in whole(up, think="high")
+        assert "".join(line["message"].get("thinking", "") for line in lines(up)) == thought["thinking"]
+        assert "thinking" not in whole(up, think=False)["message"]
+        history = [HELLO, {"role": "assistant", "content": "Hi.", "thinking": "They greet. " * 9}, HELLO]
+        plain = [HELLO, {"role": "assistant", "content": "Hi."}, HELLO]
+        assert whole(up, messages=history)["prompt_eval_count"] > whole(up, messages=plain)["prompt_eval_count"] + 9
+
+
+def test_an_image_is_refused_in_the_question_and_replaced_in_the_history(server):
+    shown = HELLO | {"images": ["aGk="]}
+    assert refused(server, messages=[shown]).startswith("messages[0].images: image input is not supported")
+    for before in (shown, shown | {"content": [{"type": "text", "text": "Look."}]}, shown | {"content": None}):
+        answer = whole(server, messages=[before, {"role": "assistant", "content": "A town."}, HELLO])
+        assert "image (1)" in answer["warnings"][0]
+    assert refused(server, "/api/generate", images=["aGk="]).startswith("images: image input is not supported")
+
+
+REFUSED = [
+    ("/api/chat", {"format": "yaml"}, "format is 'yaml': expected json or a JSON schema"),
+    ("/api/chat", {"format": "json", "grammar": 'root ::= "a"'}, "format: another field"),
+    ("/api/chat", {"keep_alive": "soon"}, "keep_alive is 'soon': expected seconds"),
+    ("/api/chat", {"messages": [], "keep_alive": "soon"}, "keep_alive is 'soon': expected seconds"),
+    ("/api/chat", {"options": {"top_k": "many"}}, "options.top_k: Expected `int"),
+    ("/api/chat", {"messages": [{"content": "?"}]}, "messages[0]: Object missing required field `role`"),
+    ("/api/chat", {"messages": [{"role": "king", "content": "?"}]}, "messages[0].role is 'king'"),
+    ("/api/chat", {"model": ""}, "model is required"),
+    ("/api/chat", {"n": 2}, "there is one answer"),
+    ("/api/generate", {"context": [1, 2]}, "context: no answer has one here"),
+    ("/api/generate", {"template": "{{ .Prompt }}"}, "template: Go's templates are not read here"),
+    ("/api/generate", {"raw": True, "system": "Sing."}, "raw: "),
+    ("/api/generate", {"suffix": "Sing.", "think": True}, "raw: "),
+    ("/api/create", {"from": "a"}, "this server makes, copies and deletes no models"),
+    ("/api/copy", {"source": "a", "destination": "b"}, "this server makes, copies and deletes no models"),
+    ("/api/push", {}, "this server makes, copies and deletes no models"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "says"), REFUSED)
+def test_what_is_not_here_is_refused_in_ollama_s_shape(server, path, fields, says):
+    assert refused(server, path, **fields).startswith(says)
+
+
+def test_models_are_deleted_elsewhere(server):
+    answer = server.http.request("DELETE", "/api/delete", json={"model": "tiny"})
+    assert answer.status_code == 400 and "slotcache serve -m FILE" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/api/unknown", 404), ("/api/blobs/sha256:1", 404), ("/api/tags", 405), ("/api/pull", 404)]
+)
+def test_routes_that_are_not_here_are_refused_in_ollama_s_shape(server, path, status):
+    refused(server, path, status, model="none")
+
+
+def test_a_key_is_asked_for_in_ollama_s_shape(tiny):
+    with running(tiny, api_key="secret") as up:
+        assert "Bearer" in refused(up, status=401)
+        assert up.http.get("/api/tags").status_code == 401
+        assert up.http.get("/api/tags", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+def test_the_queue_is_full_for_ollama_s_clients_too(tiny):
+    with running(tiny, parallel=1, max_queue=0) as up:
+        long = {"model": "tiny", "messages": [HELLO], "options": GREEDY | {"num_predict": 4000}}
+        with up.http.stream("POST", "/api/chat", json=long) as stream:
+            told = stream.iter_lines()
+            next(told)
+            answer = post(up)
+            assert answer.status_code == 429 and answer.headers["retry-after"] and "answers are running" in answer.text
+        until(lambda: not up.service.open)  # the client that left ended its answer
+
+
+def test_an_error_in_a_stream_is_a_line(tiny):
+    with running(tiny) as up, up.http.stream("POST", "/api/chat", json=USUAL | {"messages": [HELLO]} | LONG) as stream:
+        told = stream.iter_lines()
+        next(told)
+        up.service.engine.stop()
+        *_, last = told
+        assert list(json.loads(last)) == ["error"]
+
+
+LONG = {"options": GREEDY | {"num_predict": 4000}}
+
+
+def test_a_silent_stream_has_lines_without_text(tiny):
+    with running(tiny, parallel=1, sse_ping_interval=1) as up:
+        long = USUAL | {"messages": [HELLO]} | LONG
+        with (
+            up.http.stream("POST", "/api/chat", json=long) as first,
+            up.http.stream("POST", "/api/chat", json=long) as second,
+        ):
+            told = first.iter_lines(), second.iter_lines()
+            next(told[0])
+            ping = json.loads(next(told[1]))
+            assert ping["message"] == {"role": "assistant", "content": ""} and not ping["done"]
+        until(lambda: not up.service.open)
+
+
+# ---- the cache: a client says nothing of it, and the server's --cache-prompt decides ----------------------------------
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_the_cache_is_the_server_s_to_turn_on(tiny, caches):
+    with running(tiny, cache_prompt=caches) as up:
+        whole(up)
+        again = whole(up)["slotcache"]
+        assert again["cached_tokens"] == (whole(up)["prompt_eval_count"] - REST if caches else 0)
+
+
+def test_a_scope_keeps_caches_apart(server):
+    asked = {"cache_prompt": True, "messages": [HELLO | {"content": "Sing of the river. " * 9}]}
+    cached = [whole(server, cache_scope=scope, **asked)["slotcache"]["cached_tokens"] for scope in ("a", "b", "a")]
+    assert cached[:2] == [0, 0] and cached[2] > 20
+
+
+# ---- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_listed_by_each_of_their_names(both):
+    listed = both.http.get("/api/tags").json()["models"]
+    assert [each["name"] for each in listed] == ["town:latest", "town:small", "bert:latest"]
+    assert listed[0] | {"name": 0, "model": 0} == listed[1] | {"name": 0, "model": 0}
+    assert listed[0]["size"] > 0 and len(listed[0]["digest"]) == 64 and listed[0]["digest"] != listed[2]["digest"]
+    assert listed[0]["details"]["format"] == "gguf" and listed[0]["details"]["family"] == "llama"
+    assert listed[0]["details"]["parameter_size"].endswith("M") and " " not in listed[0]["details"]["quantization_level"]
+    assert datetime.fromisoformat(listed[0]["modified_at"]) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("name", ["town", "town:latest", "town:small"])
+def test_a_model_answers_to_its_names_with_and_without_latest(both, name):
+    assert whole(both, model=name)["model"] == name
+
+
+def test_an_unknown_model_is_told_which_there_are(both):
+    for path in ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"):
+        error = refused(both, path, 404, model="none:7b")
+        assert error == "no model 'none:7b' is served here: expected town:latest, town:small, bert:latest"
+    assert refused(both, model="bert") == "'bert' does not support chat here: expected town:latest"
+    assert refused(both, "/api/embed", model="town") == "'town' does not support embed here: expected bert:latest"
+
+
+def test_any_model_is_served_where_that_is_set(tiny):
+    with running(tiny, any_model=True) as up:
+        assert whole(up, model="gpt-oss:120b")["model"] == "gpt-oss:120b"
+        assert up.http.post("/api/show", json={"model": "gpt-oss:120b"}).status_code == 200
+
+
+def test_show_tells_what_a_client_chooses_by(both):
+    shown = post(both, "/api/show", model="town").json()
+    assert shown["capabilities"] == ["completion", "tools"] and "messages" in shown["template"]
+    assert shown["model_info"]["general.architecture"] == "llama" and shown["model_info"]["llama.context_length"] == 8192
+    assert dict(line.split() for line in shown["parameters"].splitlines())["temperature"] == "0.8"
+    assert shown["details"] == both.http.get("/api/tags").json()["models"][0]["details"]
+    assert post(both, "/api/show", model="", name="bert").json()["capabilities"] == ["embedding"]
+
+
+def test_a_pull_of_a_served_model_is_done_at_once(both):
+    assert [json.loads(line) for line in post(both, "/api/pull", model="town").text.splitlines()] == [{"status": "success"}]
+    assert "slotcache serve -m FILE" in refused(both, "/api/pull", 404, model="none")
+
+
+def test_the_version_is_one_that_clients_can_compare(server):
+    told = server.http.get("/api/version").json()
+    assert [int(part) for part in told["version"].split(".")] > [0, 6, 4] and told["slotcache"]
+
+
+@pytest.mark.parametrize("ui", [True, False])
+def test_clients_are_told_that_it_runs(tiny, ui):
+    with running(tiny, ui=ui) as up:
+        json_client, browser = {"Accept": "application/json"}, {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+        assert up.http.get("/", headers=json_client).text == "Ollama is running"
+        assert up.http.head("/", headers=json_client).status_code == 200
+        page = up.http.get("/", headers=browser)
+        assert page.status_code == (200 if ui else 404) and "Ollama" not in page.text
+
+
+# ---- vectors ----------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_are_openai_s(both):
+    texts = ["a river", "a stone"]
+    data = both.http.post("/v1/embeddings", json={"input": texts}).json()
+    wanted = [entry["embedding"] for entry in data["data"]]
+    answer = post(both, "/api/embed", model="bert", input=texts).json()
+    assert answer["embeddings"] == wanted and answer["prompt_eval_count"] == data["usage"]["prompt_tokens"]
+    assert post(both, "/api/embed", model="bert", input="a river").json()["embeddings"] == wanted[:1]
+    assert len(post(both, "/api/embed", model="bert", input="a river", dimensions=8).json()["embeddings"][0]) == 8
+    assert post(both, "/api/embed", model="bert", input="").json()["embeddings"] == []
+    assert post(both, "/api/embed", model="bert", input=[]).json()["embeddings"] == []
+
+
+def test_a_text_that_is_too_long_is_cut_unless_a_request_says_otherwise(both):
+    long = "river " * 2000
+    assert len(post(both, "/api/embed", model="bert", input=long).json()["embeddings"]) == 1
+    assert "too large" in refused(both, "/api/embed", model="bert", input=long, truncate=False)
+
+
+def test_the_older_route_has_one_vector_as_the_model_made_it(both):
+    one = post(both, "/api/embeddings", model="bert", prompt="a river").json()["embedding"]
+    raw = both.http.post("/embeddings", json={"content": "a river", "embd_normalize": -1}).json()[0]["embedding"][0]
+    assert one == raw
+    assert post(both, "/api/embeddings", model="bert", prompt="").json()["embedding"] == []
+
+
+def test_a_server_without_an_embedder_says_how_to_get_one(server):
+    assert "--embedding-model FILE" in refused(server, "/api/embed", 501, input="a")
+
+
+# ---- keep_alive -------------------------------------------------------------------------------------------------------
+
+
+def loaded(server):
+    return [each["name"] for each in server.http.get("/api/ps").json()["models"]]
+
+
+def test_a_model_is_kept_as_long_as_a_request_says(both):
+    def left():
+        (ends,) = [each["expires_at"] for each in both.http.get("/api/ps").json()["models"] if each["name"] == "town:small"]
+        return (datetime.fromisoformat(ends) - datetime.now(UTC)).total_seconds()
+
+    for keep_alive, least, most in (("10m", 500, 600), (-1, 1e9, 1e10), (30, 20, 30), (None, 3500, 3600)):
+        whole(both, model="town", keep_alive=keep_alive)
+        assert least < left() <= most + 1, keep_alive
+    assert both.http.get("/api/ps").json()["models"][0]["context_length"] == 8192
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_model_leaves_memory_at_once_and_comes_back(both, path):
+    asked = {"model": "town", "messages": []} if path == "/api/chat" else {"model": "town", "prompt": ""}
+    before = text_of(whole(both, path, model="town", keep_alive=0))
+    until(lambda: "town:latest" not in loaded(both))
+    for fields, reason in (({}, "load"), ({"keep_alive": 0}, "unload")):
+        answer = post(both, path, **asked, **fields).json()
+        assert (answer["done"], answer["done_reason"], text_of(answer)) == (True, reason, "")
+        until(lambda reason=reason: ("town:latest" in loaded(both)) == (reason == "load"))
+    assert text_of(whole(both, path, model="town")) == before and "town:latest" in loaded(both)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (0, 0), (30, 30), (1.5, 1.5), (-1, float("inf")), ("5m", 300), ("1h30m", 5400), ("-1", float("inf")), ("0", 0),
+        ("1.5h", 5400), ("300ms", 0.3), ("10", 10), ("-5m", float("inf")), (1e300, 365 * 86400), ("9" * 400, 365 * 86400),
+    ],
+)  # fmt: skip
+def test_durations_are_go_s(given, seconds):
+    assert seconds_of(given) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("given", ["", "-", "soon", "5 m", "m", "1d", "--5m", "5m!"])
+def test_what_is_no_duration_is_refused(given):
+    with pytest.raises(RequestError, match="expected seconds, or a duration"):
+        seconds_of(given)
