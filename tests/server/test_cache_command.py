@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import tarfile
 import time
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 from slotcache.server.cli import main
 from slotcache.slots.disk import DiskTier
-from slotcache.slots.kv_archive import MANIFEST, Manifest
+from slotcache.slots.kv_archive import MANIFEST, ArchiveError, Manifest, import_archive
 from slotcache.slots.origin import ORIGIN, Origin, read_origin, write_origin
-from slotcache.slots.record import encode, file_name
+from slotcache.slots.record import encode, file_name, read
 from slotcache.slots.scope import Scope
 from slotcache.slots.tier import Provenance, Record
+from support.mutation import cases, forged, mutated
+from support.record_files import split
 
 from server.conftest import REST, running
 from server.engine.test_disk import BODY, cached, files, settled
@@ -272,6 +275,36 @@ def test_a_size_that_lies_takes_no_memory(tmp_path, capsys, size):
 def test_an_archive_that_is_cut_is_refused(tmp_path, capsys, cut):
     archive_of(tmp_path / "kv.tar", [(NAME, GOOD, {}), LAST], cut)
     refusal(capsys, "import", tmp_path / "kv.tar", tmp_path / "here", "--import-foreign")
+
+
+def takes(folder, name):
+    """Whether the archive is taken; else it is refused in one line."""
+    try:
+        import_archive(folder / "kv.tar", folder / name, "2" * 32, True, lambda done, total: None)
+    except ArchiveError as error:
+        assert len(str(error).splitlines()) == 1
+        return False
+    return True
+
+
+def test_a_mutated_archive_is_refused_or_has_what_was_exported(tmp_path):
+    archive_of(tmp_path / "kv.tar", [(NAME, GOOD, {}), LAST])
+    content = (tmp_path / "kv.tar").read_bytes()
+    for number in range(cases(100, 0.1)):
+        (tmp_path / "kv.tar").write_bytes(mutated(content, random.Random(number)))
+        if takes(tmp_path, str(number)):
+            (path,) = files(tmp_path / str(number))
+            with path.open("rb") as file:
+                kept = read(file, path.stat().st_size, Provenance(HERE.model, split(path)["settings"]))
+            assert file_name(kept) == NAME and kept.data.tobytes() == RECORD.data.tobytes()
+
+
+def test_a_forged_record_is_taken_or_refused_and_never_more(tmp_path):
+    for number in range(cases(100, 0.1)):
+        content = forged(GOOD, random.Random(number))
+        archive_of(tmp_path / "kv.tar", [(NAME, content, {}), (MANIFEST, manifest_of(content), {})])
+        if takes(tmp_path, str(number)):
+            assert len(files(tmp_path / str(number))) == 1
 
 
 def test_an_archive_that_others_may_change_and_a_link_are_refused(tmp_path, capsys):
