@@ -422,7 +422,7 @@ class Runner:
         return np.ctypeslib.as_array(pointer, (num_rows, self.context.model.num_vocab))
 
     def _sample(self, spans: tuple[Span, ...], samplers: Mapping[int, Sampler]) -> list[int]:
-        num_rows = sum(span.logits + span.drafted for span in spans)
+        num_rows = sum(span.num_rows for span in spans)
         if not num_rows:
             return []
         logits = self.logits(num_rows)
@@ -430,6 +430,9 @@ class Runner:
         row, last = 0, -1
         for span in spans:
             last += len(span.tokens)
+            if span.told is not None:
+                samplers[span.request].tell(logits[row : row + span.num_told], span.told)
+                row += span.num_told
             if not span.logits:
                 continue
             sampler, first = samplers[span.request], last - span.drafted
@@ -470,6 +473,7 @@ class Batch:
             self.sequence[start:stop] = span.sequence
             self.wants_logits[start:stop] = 0
             self.wants_logits[stop - 1 - span.drafted : stop] = span.logits
+            self.wants_logits[start : start + span.num_told] = 1
             start = stop
         self.struct.n_tokens = start
 

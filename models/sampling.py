@@ -185,6 +185,11 @@ class Logprobs:
         return cls(token, logprob, best["id"].copy(), np.log(best["p"]))
 
     @classmethod
+    def unknown(cls, token: int) -> Logprobs:
+        """Return those of a prompt's first token, which follows nothing: they are no numbers."""
+        return cls(token, np.nan, np.zeros(0, np.int32), np.zeros(0, np.float32))
+
+    @classmethod
     def certain(cls, token: int) -> Logprobs:
         """Return the logprobs where no other token could be chosen."""
         return cls(token, 0.0, np.array([token], np.int32), np.zeros(1, np.float32))
@@ -210,6 +215,7 @@ class Sampler:
         self._given = model, sampling
         self._logprobs: Logprobs | None = None  # of the last token, where the request asks for them
         self._further: list[tuple[int, Logprobs | None]] = []  # tokens behind it that were chosen in the same step
+        self._told: list[Logprobs] = []  # of tokens of the prompt
         self.constraint: Constraint | None = None
         self._grammar, self._end = sampling.grammar, min(model.ends, default=0)
         self._clock = None if sampling.reasoning is None else ReasoningClock(sampling.reasoning)
@@ -286,6 +292,16 @@ class Sampler:
         """Whether the next token is no choice."""
         is_over = self._clock is not None and self._clock.is_over
         return is_over or (self.constraint is not None and self.constraint.has_forced)
+
+    def tell(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """Keep the logprobs of tokens of the prompt: see `take_told`. rows: the model's logits in front of each of them."""
+        assert self._most is not None, "a request that tells its prompt and no logprobs"
+        self._told += [Logprobs.of_model(row, token, self._most) for row, token in zip(rows, tokens.tolist(), strict=True)]
+
+    def take_told(self) -> list[Logprobs]:
+        """Return the logprobs of the tokens of the prompt that the last step has computed."""
+        told, self._told = self._told, []
+        return told
 
     def take_further(self) -> list[tuple[int, Logprobs | None]]:
         """Return the tokens that were chosen behind the last one in the same step, each with its logprobs."""

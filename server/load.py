@@ -229,6 +229,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         window=settings.window,
         snapshots=Snapshots(tree, of_states),
         drafts=Drafts(context.costs, max_rows=min(context.max_rows, context.batch), max_stall=max_stall, ends=model.ends),
+        max_rows=context.max_rows,
     )
     answers = AnswerMemory()
     made_by = _provenance(settings, model, context)

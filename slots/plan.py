@@ -106,7 +106,7 @@ class Span:
 
     tokens: int32, the ids at positions [start, start + len(tokens)) of `sequence`. `logits`: sample after the last one.
     drafted: how many of the last ones are a draft; then sample after each of them, too, and in front of the first one, as
-    long as the choices are the draft's.
+    long as the choices are the draft's. told: the tokens (int32) behind its first ones, whose logprobs the request asks for.
     """
 
     request: int
@@ -115,10 +115,20 @@ class Span:
     tokens: np.ndarray
     logits: bool
     drafted: int = 0
+    told: np.ndarray | None = None
 
     @property
     def stop(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def num_told(self) -> int:
+        return 0 if self.told is None else len(self.told)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits that it asks for."""
+        return self.num_told + self.logits + self.drafted
 
     @property
     def draft(self) -> np.ndarray:

@@ -180,7 +180,8 @@ class Request:
     background: prefill while the server is idle, in small steps. is_prefetch: a background request for no client in
     particular; its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_slot:
     the one that it waits for; -1: any. snapshot_scope: of its snapshots, if its model cannot be cut and may keep them.
-    draft: the source of its drafts, if it has any.
+    draft: the source of its drafts, if it has any. tells_prompt: its prompt is told with logprobs, so all of it is computed,
+    in a scope of its own.
     """
 
     id: int
@@ -195,6 +196,7 @@ class Request:
     wanted_slot: int = -1
     snapshot_scope: Scope | None = None
     draft: Lookup | None = None
+    tells_prompt: bool = False
 
     @property
     def index_scope(self) -> Scope:
@@ -358,6 +360,11 @@ class Job:
     def ids(self, start: int, stop: int) -> np.ndarray:
         """Return tokens as the model knows them."""
         return self.layout.ids_of(self.tokens[start:stop])
+
+    def told(self, start: int, stop: int) -> np.ndarray | None:
+        """Return the prompt's tokens at positions [start + 1, stop + 1), if their logprobs are told."""
+        last = min(stop + 1, self.num_prompt)
+        return self.ids(start + 1, last) if self.request.tells_prompt and start + 1 < last else None
 
     def step_back(self) -> Job:
         """Be laid out again: a document has been read."""

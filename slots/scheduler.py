@@ -40,10 +40,11 @@ class StepBuilder:
     """Requests and their spans, in the same order. It lives from one `plan()` to the next: `commit()` reads it.
 
     is_decode_turn: decode took a step of its own, since both together cost more; the next step is for prompts, if any wait.
+    most_told: most prompt tokens whose logprobs are told, each of which takes a row of logits.
     """
 
-    def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters) -> None:
-        self._tree, self._cells, self._counters = tree, cells, counters
+    def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters, most_told: int = 0) -> None:
+        self._tree, self._cells, self._counters, self._most_told = tree, cells, counters, most_told
         self.jobs: list[Job] = []
         self.spans: list[Span] = []
         self.checked: list[tuple[Job, Span]] = []  # those with drafts, once they are computed
@@ -119,6 +120,8 @@ class StepBuilder:
         """Return how many tokens of a prompt to compute: at most `num_tokens`, up to its next stop, if cells allow."""
         costs = self._tree.costs
         most = min(num_tokens, self._background_size(job.computed)) if job.request.background else num_tokens
+        if job.request.tells_prompt and not job.answering:
+            most = min(most, self._most_told)
         size = chunk_size(job.strategy.next_stop(job) - job.computed, most, costs)
         if size > 0 and not self._cells.reserve(self._num_cells + size):
             size = self._cells.num_free - self._num_cells
@@ -135,8 +138,11 @@ class StepBuilder:
         tokens, is_last = job.ids(start, stop), stop == job.num_tokens and not job.is_reading
         if len(draft):
             tokens, size = np.concatenate((tokens, draft)), size + len(draft)
-        self.spans.append(Span(job.request.id, job.sequence.id, start, tokens, logits=is_last, drafted=len(draft)))
+        told = job.told(start, stop)
+        span = Span(job.request.id, job.sequence.id, start, tokens, logits=is_last, drafted=len(draft), told=told)
+        self.spans.append(span)
         self.jobs.append(job)
+        self._most_told -= span.num_told
         self.num_tokens += size
         self._num_cells += size
 
@@ -160,7 +166,8 @@ class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
     batch_size: most tokens of a step. prefill_budget, max_stall: see `PrefillBudget`. idle_cells: see `Cells`. window: see
-    `Queue`. snapshots: for models whose memory cannot be cut. drafts: for requests that want them.
+    `Queue`. snapshots: for models whose memory cannot be cut. drafts: for requests that want them. max_rows: most rows of
+    logits of a step.
     """
 
     def __init__(
@@ -175,6 +182,7 @@ class Scheduler:
         window: int = 32,
         snapshots: Snapshots | None = None,
         drafts: Drafts | None = None,
+        max_rows: int = 0,
     ) -> None:
         self.tree, self.slots, self.batch_size = tree, Slots(num_slots), batch_size
         self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
@@ -186,7 +194,8 @@ class Scheduler:
         self.fetches_late: Callable[[Job], bool] = lambda job: False  # whether the next request has to wait for a lower tier
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
-        self.step = StepBuilder(tree, self.cells, self.counters)  # of the last plan
+        self._most_told = max_rows - num_slots  # beside a row for each slot
+        self.step = self._new_step()  # of the last plan
         self._plain = PlainKV(tree, self.cells, self.counters)
         self._separate = SeparateDocuments(tree, self.cells, self.counters)
         self._from_snapshots = FromSnapshots(tree, self.cells, self.counters, self.snapshots)
@@ -282,7 +291,7 @@ class Scheduler:
             job.start_over()
         self._void(keep)
         self.cells.forget_order()
-        self.step = StepBuilder(self.tree, self.cells, self.counters)
+        self.step = self._new_step()
         self.waiting.restart(again)
         self.counters.restarts += len(again)
         return failed, again
@@ -299,6 +308,9 @@ class Scheduler:
         self.tree.clear()
         self.snapshots.clear()
 
+    def _new_step(self) -> StepBuilder:
+        return StepBuilder(self.tree, self.cells, self.counters, self._most_told)
+
     def _next_step(self) -> StepBuilder:
         """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more.
 
@@ -307,13 +319,13 @@ class Scheduler:
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.decoding for one in self.running) or len({one.answering for one in self.running}) > 1
         if apart and self.step.is_decode_turn and streams:
-            step = StepBuilder(self.tree, self.cells, self.counters)
+            step = self._new_step()
             same = [job for job in self.running if job.request.scope.adapters == last and not job.decoding]
             step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.passed_over, same)))
             if step.spans:
                 return step
         while True:
-            step = StepBuilder(self.tree, self.cells, self.counters)
+            step = self._new_step()
             while not self.cells.reserve(len(decoding := in_turn(self.running, last, decoding=True))):
                 self._preempt()
             step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))

@@ -180,10 +180,14 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 
 
 class TextReply:
-    """The replies of `/v1/completions`."""
+    """The replies of `/v1/completions`.
+
+    An answer that begins with the tokens of its prompt and their probabilities has the text that these are told with.
+    """
 
     def __init__(self, envelope: ResponseMeta) -> None:
         self.envelope = envelope
+        self._tells_prompts = any(generation.num_echoed for generation in envelope.generations)
         self._echoes = [echo for echo in envelope.echoes for _ in range(envelope.num_each)] or [""] * envelope.num_choices
         self._probabilities = envelope.probabilities()
 
@@ -199,7 +203,7 @@ class TextReply:
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         if not delta.text and not delta.logprobs:
             return []
-        choice = _choice(index, delta.text) | self._logprobs(index, delta)
+        choice = self._with_logprobs(index, _choice(index, delta.text), delta)
         return [sse_event(self._body([choice]) | self.envelope.times(index, delta))]
 
     def end(self, index: int, end: End) -> list[bytes]:
@@ -224,11 +228,15 @@ class TextReply:
 
     def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields:
         choice = _choice(index, self._echoes[index] + answer.text, answer.end.reason)
-        choice |= self._logprobs(index, answer.whole())
+        choice = self._with_logprobs(index, choice, answer.whole())
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
 
-    def _logprobs(self, index: int, delta: Delta) -> Fields:
-        return {"logprobs": self._probabilities[index].of_text(delta)} if delta.logprobs else {}
+    def _with_logprobs(self, index: int, choice: Fields, delta: Delta) -> Fields:
+        """Return a choice with the probabilities of its tokens, if they are told."""
+        if not delta.logprobs:
+            return choice
+        text, logprobs = self._probabilities[index].of_text(delta)
+        return choice | {"logprobs": logprobs} | ({"text": text} if self._tells_prompts else {})
 
     def _body(self, choices: list[Fields]) -> Fields:
         return self.envelope.head("text_completion") | {"choices": choices}

@@ -47,11 +47,13 @@ class Probabilities:
 
     piece: the bytes of a token. after: probabilities are as the samplers left them, and written as such, not as logarithms.
     A token that ends within a character has no text; the one that completes the character has it whole. Of a token in which
-    a stop string begins, only what stands in front of that is told.
+    a stop string begins, only what stands in front of that is told. num_prompt: how many of the first tokens are the
+    prompt's. spelling: the bytes of a control token, which has some in a prompt.
     """
 
-    def __init__(self, piece: Piece, after: bool = False) -> None:
+    def __init__(self, piece: Piece, after: bool = False, num_prompt: int = 0, spelling: Piece | None = None) -> None:
         self._piece, self._after, self._offset = piece, after, 0
+        self._num_prompt, self._spelling = num_prompt, spelling or piece
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def entries(self, delta: Delta) -> list[Raw]:
@@ -71,6 +73,9 @@ class Probabilities:
 
     def _entry(self, logprobs: Logprobs, final: bool, kept: int | None) -> tuple[str, Raw]:
         piece = self._piece(logprobs.token)
+        if self._num_prompt:
+            self._num_prompt -= 1
+            piece = piece or self._spelling(logprobs.token)
         if kept is not None:
             piece = self._beginning(piece, kept)
         text = self._decoder.decode(piece, final)[:kept]
@@ -94,18 +99,18 @@ class Probabilities:
         name, value = ("prob", math.exp(logprob)) if self._after else ("logprob", logprob)
         return {"id": token, "token": text, "bytes": list(piece), name: value}
 
-    def of_text(self, delta: Delta) -> Fields:
-        """Return the next tokens as OpenAI's object for text completions, with llama-server's `content` in it."""
+    def of_text(self, delta: Delta) -> tuple[str, Fields]:
+        """Return the next tokens' text, and OpenAI's object for text completions, with llama-server's `content` in it."""
         told, logprobs = self._told(delta), delta.logprobs
         texts = [text for text, _ in told]
         offsets: list[int] = []
         for text in texts:
             offsets.append(self._offset)
             self._offset += len(text)
-        return {
+        return "".join(texts), {
             "tokens": texts,
             "token_logprobs": [each.logprob for each in logprobs],
-            "top_logprobs": [self._top(each) for each in logprobs],
+            "top_logprobs": [None if math.isnan(each.logprob) else self._top(each) for each in logprobs],
             "text_offset": offsets,
             "content": [entry for _, entry in told],
         }
@@ -131,7 +136,7 @@ class ResponseMeta:
     num_prompts: the answer has `options.n` choices of each. echoes: the prompts' texts, if the answers begin with them.
     generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt is left in the
     cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
-    piece: the bytes of a token. media_type: of a stream.
+    piece: the bytes of a token. spelling: of a control token, too. media_type: of a stream.
     """
 
     id: str
@@ -146,6 +151,7 @@ class ResponseMeta:
     verbose: bool = False
     warnings: tuple[str, ...] = ()
     piece: Piece = lambda token: b""
+    spelling: Piece = lambda token: b""
     media_type: str = "text/event-stream"
     created: int = field(default_factory=lambda: int(time()))
 
@@ -160,7 +166,10 @@ class ResponseMeta:
 
     def probabilities(self) -> list[Probabilities]:
         """Return the writers of the choices' probabilities."""
-        return [Probabilities(self.piece, self.options.post_sampling_probs) for _ in range(self.num_choices)]
+        return [
+            Probabilities(self.piece, self.options.post_sampling_probs, generation.num_echoed, self.spelling)
+            for generation in self.generations
+        ]
 
     @property
     def include_usage(self) -> bool:
@@ -508,6 +517,7 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
         verbose=service.settings.verbose if options.verbose is None else options.verbose,
         warnings=request.state.warnings,
         piece=service.model.piece,
+        spelling=service.model.spelling,
     )
 
 

@@ -371,9 +371,8 @@ class TextRequest(CompletionRequest, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        if self.echo and (self.suffix is not None or self.logprobs is not None):
-            other = "logprobs" if self.suffix is None else "suffix"
-            raise RequestError(f"echo and {other}: this server takes only one of the two", param="echo")
+        if self.echo and self.suffix is not None:
+            raise RequestError("echo and suffix: this server takes only one of the two", param="echo")
 
     def without_texts(self) -> Self:
         return msgspec.structs.replace(self, prompt="", suffix=None)

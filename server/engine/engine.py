@@ -22,7 +22,7 @@ from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Logprobs, Sampler
 from ...models.sampling_params import GREEDY
 from ...slots.lower_tiers import Fetches, LowerTier, WriteBehind
-from ...slots.plan import Plan
+from ...slots.plan import Plan, Span
 from ...slots.request import Job
 from ...slots.scheduler import Scheduler, check
 from ...slots.tier import Record
@@ -190,6 +190,8 @@ class Generations:
             if not generation.admitted:
                 generation.admitted = now
                 self._report_progress(generation, now)
+                if generation.request.tells_prompt:
+                    self._outbox.put(generation, generation.tell(0, [Logprobs.unknown(int(generation.job.tokens[0]))]))
             if not generation.is_primed and not generation.job.is_reading:
                 generation.is_primed = True
                 self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
@@ -224,6 +226,14 @@ class Generations:
             self.end(generation)
         if event is not None:
             self._outbox.put(generation, event)
+
+    def tell_prompts(self, spans: Sequence[Span]) -> None:
+        """Send the logprobs of prompt tokens that were computed, to the clients that want them."""
+        for span in spans:
+            if span.told is not None:
+                generation = self._open[span.request]
+                told = self.samplers[span.request].take_told()
+                self._outbox.put(generation, generation.tell(span.start + 1, told))
 
     def report_progress(self) -> None:
         """Send the progress of unfinished prompts to the clients that want it."""
@@ -561,6 +571,7 @@ class Engine:
         ran = perf_counter()
         self._behind.write()
         self.scheduler.observe(plan, ran - planned)
+        self.generations.tell_prompts(plan.spans)
         for job, token in self.scheduler.commit(plan, sampled):
             self.generations.push(job, token)
         self.generations.report_progress()

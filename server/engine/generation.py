@@ -280,6 +280,7 @@ class Generation:
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     is_primed: bool = False  # its sampler has seen the prompt
+    num_told: int = 0  # tokens of the prompt that were told with their logprobs
     first_token: float = 0.0
     patience: float = 0.0  # seconds for the answer after its first token, if it has a whole line by then; 0: no limit
     has_line: bool = False
@@ -299,6 +300,11 @@ class Generation:
     @property
     def num_generated(self) -> int:
         return self.job.num_tokens - self.job.num_prompt
+
+    @property
+    def num_echoed(self) -> int:
+        """The tokens of its prompt, if the answer begins with them and their logprobs."""
+        return self.request.prompt.num_tokens if self.request.tells_prompt else 0
 
     @property
     def is_past_half(self) -> bool:
@@ -329,6 +335,12 @@ class Generation:
         sent, tokens, told = self.pending.take()
         num_generated = self.num_generated - len(self.pending.tokens)
         return Delta(sent, tokens, told, num_generated=num_generated) if sent else None
+
+    def tell(self, start: int, logprobs: Sequence[Logprobs]) -> Delta:
+        """Return the prompt's tokens from position `start` on that are new: a request that is paused computes some again."""
+        new = tuple(logprobs[self.num_told - start :])
+        self.num_told += len(new)
+        return Delta("", tuple(one.token for one in new), new)
 
     def _is_late(self, text: str) -> bool:
         """Whether the answer has had its time, and has a whole line. text: its newest piece."""

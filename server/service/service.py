@@ -111,9 +111,12 @@ class Service:
 
         def build() -> Prepared:
             prompts = self.builder.prompts(asked)
-            echoes = tuple(map(self.builder.spelt, prompts)) if isinstance(asked, TextRequest) and asked.echo else ()
             sampling = self.submitter.sampling(asked)
-            return Prepared(id, prompts, asked, sampling, echoes=echoes, grammar_spec=asked.grammar_spec())
+            is_echoed = isinstance(asked, TextRequest) and asked.echo
+            tells = is_echoed and sampling.n_probs is not None
+            echoes = tuple(map(self.builder.spelt, prompts)) if is_echoed and not tells else ()
+            grammar_spec = asked.grammar_spec()
+            return Prepared(id, prompts, asked, sampling, echoes=echoes, tells_prompts=tells, grammar_spec=grammar_spec)
 
         with self.idle.giving_way():
             return await self._constrained(await self.builder.threads.run(num_bytes, build))

@@ -27,14 +27,16 @@ from ..http.api_errors import RequestError, too_long
 from ..search.retrieve import AnswerSources
 
 T = TypeVar("T")
+TOLD = "the log-probabilities of the prompt were asked for, so all of it was computed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered.
 
-    echoes: the prompts' texts, where the answer begins with them. grammar_spec: the grammar that the answers must fit.
-    answer_sources: the documents that were found, and those that an answer's text cites. warnings: of wishes without effect.
+    echoes: the prompts' texts, where the answer begins with them. tells_prompts: it begins with their tokens instead, and
+    with the logprobs of these. grammar_spec: the grammar that the answers must fit. answer_sources: the documents that were
+    found, and those that an answer's text cites. warnings: of wishes without effect.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Prepared:
     sampling: Sampling
     turn: PendingTurn | None = None
     echoes: tuple[str, ...] = ()
+    tells_prompts: bool = False
     grammar_spec: GrammarSpec | None = None
     answer_sources: AnswerSources | None = None
     warnings: tuple[str, ...] = ()
@@ -63,7 +66,7 @@ def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None
     """Raise RequestError where a whole answer could list more probabilities than memory should hold."""
     if prepared.sampling.n_probs is None or prepared.options.stream:
         return
-    listed = sum(one.limit for one in generations) * (prepared.sampling.n_probs + 1)
+    listed = sum(one.num_echoed + one.limit for one in generations) * (prepared.sampling.n_probs + 1)
     if listed > MOST_LISTED:
         wrong = f"logprobs: the answer could list {listed:,} tokens: expected at most {MOST_LISTED:,}"
         raise RequestError(f"{wrong}; stream it, or ask for fewer choices or tokens", param="logprobs")
@@ -143,21 +146,23 @@ class Submitter:
         options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
-        shared, caches = self.scope(options), self.caches(options)
+        tells = prepared.tells_prompts and not background
+        shared, caches = self.scope(options), self.caches(options) and not tells
         cache = caches and self._model.can_trim
-        number = next(self._ids) if choice else first
+        number, can_share = next(self._ids) if choice else first, self._model.can_trim and not tells
         request = Request(
             id=number,
             prompt=prompt,
             limit=max(limit, 1),
             # A state on the device belongs to one request; choices share by snapshots.
-            scope=shared if cache else Scope.private(first if self._model.can_trim else number, shared.adapters),
+            scope=shared if cache else Scope.private(first if can_share else number, shared.adapters),
             cache=cache,
             priority=options.priority,
             background=background,
             wanted_slot=-1 if choice or background else self._slot(options),
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
             draft=Lookup() if self._drafts(options) and not background else None,
+            tells_prompt=tells,
         )
         piece, keeps = self._pieces(prepared), request.keeps
         # Only the first choice is read as a chat's answer, so the control tokens of others would count as text.
@@ -173,7 +178,7 @@ class Submitter:
             scope=options.cache_scope,
             wants_progress=options.return_progress,
             wants_segments=options.report_segments,
-            no_cache_reason=self._no_cache_reason(caches, cache),
+            no_cache_reason=TOLD if tells else self._no_cache_reason(caches, cache),
             detokenize=self._model.detokenize,
             spells=partial(self._model.spells, piece=piece) if keeps else None,
         )

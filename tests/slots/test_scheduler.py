@@ -57,6 +57,21 @@ def test_a_plan_names_the_requests_that_it_admitted():
     assert any(job.reuse.num_preempted for job in jobs)
 
 
+def test_prompts_that_are_told_share_the_rows_of_a_step():
+    world = World(slots=4, rows=16)
+    jobs = [
+        world.submit(range(at, at + 50), limit=3, scope=Scope.private(at), cache=False, tells_prompt=True)
+        for at in (1000, 2000)
+    ]
+    plain = world.submit(range(100), limit=3)
+    world.finish()
+    assert all(sum(span.num_rows for span in plan.spans) <= 16 for plan in world.plans)
+    for job in jobs:
+        told = [span.told for plan in world.plans for span in plan.spans if span.request == job.request.id and span.num_told]
+        assert np.concatenate(told).tolist() == job.tokens[1:50].tolist()
+    assert max(computed(plan, plain) for plan in world.plans) > 16, "others compute as much as ever"
+
+
 def test_a_request_runs_on_the_slot_that_it_wants_and_waits_for_no_other():
     world = World(slots=3)
     first = world.run(range(20), slot=1)

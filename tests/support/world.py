@@ -52,15 +52,16 @@ class World:
             idle_cells=idle,
             window=window,
             drafts=Drafts(device, max_rows=rows, max_stall=stall, ends=[END]),
+            max_rows=rows,
         )
         self.jobs = []
         self.plans = []
 
-    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, slot=-1, drafts=False, background=False):
-        """tokens: or a whole prompt."""
+    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, slot=-1, drafts=False, **asked):
+        """tokens: or a whole prompt. asked: more fields of the request."""
         prompt = Fixed(list(tokens), stops) if isinstance(tokens, Iterable) else tokens
         draft = Lookup() if drafts else None
-        asked = {"priority": priority, "wanted_slot": slot, "draft": draft, "background": background}
+        asked = {"priority": priority, "wanted_slot": slot, "draft": draft, **asked}
         job = self.scheduler.submit(Request(len(self.jobs), prompt, limit, scope, **asked))
         self.jobs.append(job)
         return job
