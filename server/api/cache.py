@@ -51,6 +51,7 @@ async def drop(request: Request) -> Response:
     """Drop the cache of a scope, except KV that running requests use, and its queued idle prefill."""
     service, scope = service_of(request), scope_of(request)
     service.idle.forget(scope)
+    service.builder.volatile.forget(scope)
     dropped = await service.view.drop(scope)
     service.idle.resume()
     return JsonReply({"object": "cache.dropped", "scope": scope, "tokens": dropped})

@@ -23,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...models.sampling import Logprobs
 from ...retrieval.ranking import Hit
+from ...slots.scope import MAX_NAME
 from ..chat.body import ChatRequest, Options, check_scope
 from ..chat.decode import LARGE, R, decode_request
 from ..engine.generation import Delta, End, Event, Failure, Generation, PromptProgress, account
@@ -550,10 +551,18 @@ def endpoint(handler: Handler, body: type[Struct]) -> Handler:
     @wraps(handler)
     async def answer(request: Request) -> Response:
         check(request)  # first: no body is read for a server that cannot answer
-        answered = await _refusing(handler, request, await read_body(request, body))
+        answered = await _refusing(handler, request, _in_session(request, await read_body(request, body)))
         return answered if isinstance(answered, Response) else await respond(request, answered)
 
     return answer
+
+
+def _in_session(request: Request, asked: R) -> R:
+    """Return a body with the session that a header names, unless it names one itself."""
+    session = request.headers.get("x-session-id", "")[:MAX_NAME]
+    if not session or not isinstance(asked, Options) or asked.session_id is not None:
+        return asked
+    return msgspec.structs.replace(asked, session_id=session)
 
 
 async def _refusing(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:

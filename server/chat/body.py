@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from ...models.json_schema import GrammarSource, Kind
 from ...slots.scope import MAX_NAME, SEPARATOR
-from ..config.settings import ORDERS, Attention, Draft, ReasoningFormat
+from ..config.settings import ORDERS, Attention, Draft, ReasoningFormat, Volatile
 from ..formats.answer import GrammarSpec
 from ..http.api_errors import RequestError
 from .sampling_fields import JsonValue, SamplingOptions, Window
@@ -136,6 +136,7 @@ MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looke
 
 MAX_OPERATIONS = 256  # `response_fields`: each is looked up in the body of each choice
 LEAST_PING = 1.0  # seconds between two pings of a stream
+SessionId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
 class StreamOptions(Struct, frozen=True):
@@ -155,6 +156,7 @@ class Options(GrammarOptions, Struct, frozen=True):
     prompt_cache_key: str | None = None
     promptCacheKey: str | None = None
     prompt_cache_options: dict[str, JsonValue] | None = None
+    session_id: SessionId | None = None
 
     n_predict: int | None = None
     n_cmpl: Choices | None = None
@@ -207,7 +209,16 @@ class Options(GrammarOptions, Struct, frozen=True):
     @property
     def opts_in(self) -> bool:
         """Whether the request asks for the cache in another way than by `cache_prompt`."""
-        return bool(self.prompt_cache_key or self.prompt_cache_options)
+        return bool(self.prompt_cache_key or self.prompt_cache_options or self.session_id)
+
+    def caches(self, default: bool) -> bool:
+        """Return whether the request may read and fill the cache. default: of `cache_prompt`."""
+        return default or self.opts_in if self.cache_prompt is None else self.cache_prompt
+
+    @property
+    def session(self) -> str:
+        """The client's own name for the requests that go on from each other; empty if it gives none."""
+        return self.session_id or self.prompt_cache_key or ""
 
     def without_texts(self) -> Self:
         """Return the options without the texts that they belong to, which may take much memory."""
@@ -242,14 +253,20 @@ class ConversationReference(Struct, frozen=True):
 
 
 class ChatFields(Options, frozen=True, kw_only=True):
-    """Our fields of a chat, which each API of chats has."""
+    """Our fields of a chat, which each API of chats has. volatile: what is done with instructions that change."""
 
+    volatile: Volatile | None = None
     documents: list[JsonValue] | None = None
     documents_attention: Attention | None = None
     link_tokens: int | None = None
     retrieval: bool | Retrieval | None = None
     tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, JsonValue] = {}
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its instructions are told from those of others: by a session, or by a scope with a name."""
+        return bool(self.session or self.cache_scope)
 
 
 class OpenAIFields(ChatFields, frozen=True, kw_only=True):

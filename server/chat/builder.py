@@ -8,8 +8,10 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from operator import itemgetter
 
+import msgspec
 import numpy as np
 
 from ...models.detokenizer import ReasoningLimit
@@ -36,6 +38,7 @@ from .tokens import AnswerMemory, Sampled, Shown, TokenCache, answer_key, place_
 from .tool_results import make_places
 from .tool_results import rewrite as rewrite_results
 from .tools import AllowedTools, Rendering, read_tools, settings_variables
+from .volatile import ChangedText, VolatileText
 
 # ---- The documents that the messages of a request bring. ----------------------------------------------------------------
 
@@ -206,6 +209,7 @@ class PromptBuilder:
         self._infill = self._make_infill(settings.spm_infill)
         self._forms = Answers(template.source, model, settings)
         variables, asks = settings_variables(settings), settings.retrieval_prompt
+        self.volatile = VolatileText.of(settings)
         self._rendering = Rendering(template, self._forms.format.written, variables, retrieval_prompt=asks)
         self.threads = PromptThreads(room)
 
@@ -286,6 +290,7 @@ class PromptBuilder:
         messages, repeated = make_places(history.messages, numbers), {}
         if self._takes_tool_documents(request):
             messages, repeated = rewrite_results(messages)
+        messages, moved = self._settled(messages, request)
         use = read_tools(request)
         continues = continues_answer(request, messages, prefills=self._settings.prefill_assistant)
         pieces = self._rendering.pieces(messages, request, continues)
@@ -328,7 +333,19 @@ class PromptBuilder:
         )
         opening = pieces[:-1] if continues and pieces[-1].message is not None else pieces
         form = self._forms.of(request, use, opening)
-        return ChatHistory(self._fitting(parts, request), tuple(entries), len(history.kept), form=form, prefilled=prefilled)
+        prompt, kept = self._fitting(parts, request), len(history.kept)
+        return ChatHistory(prompt, tuple(entries), kept, form=form, prefilled=prefilled, moved=moved)
+
+    def _settled(
+        self, messages: Sequence[Message], request: ChatRequest
+    ) -> tuple[Sequence[Message], tuple[ChangedText, ...]]:
+        """Return the messages with the instructions that the session began with, where it wants that, and what changed."""
+        asked = (request.volatile or self._settings.volatile) == "move"
+        may_move = asked or (self.volatile.known and request.volatile is None)
+        if not (may_move and request.is_named and request.caches(self._settings.cache_prompt)):
+            return messages, ()
+        tools = blake2b(msgspec.json.encode(request.tools), digest_size=16).hexdigest()
+        return self.volatile.settle((request.cache_scope, request.session, tools), messages, asked)
 
     def separates(self, request: ChatRequest) -> bool:
         """Whether the documents of a chat are read separately."""

@@ -19,6 +19,7 @@ from ..formats.answer import PLAIN, AnswerFormat, AnswerReader, ContentText, Fra
 from ..http.api_errors import RequestError
 from .body import ChatRequest, HistoryKind
 from .chat_prompt import ChatPrompt, DocumentSet, Part
+from .volatile import INSTRUCTIONS, ChangedText
 
 # ---- Prefilled answers --------------------------------------------------------------------------------------------------
 # An answer that goes on with the last message: whether it does, what it begins with, and the reader of the whole.
@@ -93,7 +94,6 @@ def continues_answer(request: ChatRequest, messages: Sequence[Message], *, prefi
 
 
 Documents = tuple[Document, ...]
-INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,6 +163,7 @@ class ChatHistory:
     """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
 
     form: of the text that the model writes. prefilled: the beginning of the answer, which is the last of the entries.
+    moved: what is said behind the last message instead of in front.
     """
 
     prompt: ChatPrompt
@@ -170,6 +171,7 @@ class ChatHistory:
     num_kept: int = 0
     form: AnswerFormat = PLAIN
     prefilled: Prefilled | None = None
+    moved: tuple[ChangedText, ...] = ()
 
     @property
     def shown_reader(self) -> Callable[[], AnswerReader]:

@@ -94,7 +94,8 @@ class Report:
     """Times in seconds, lengths in tokens.
 
     fetch_time: for which it waited for KV from a tier below host memory. segments: where the request asks for them.
-    conversation, retrieval: added by the service, for a chat that belongs to one, and for one whose documents were found.
+    conversation, retrieval, moved: added by the service, for a chat that belongs to one, for one whose documents were found,
+    and for one whose instructions have changed.
     """
 
     slot: int
@@ -117,6 +118,7 @@ class Report:
     segments: list[SegmentReuse] | None = None
     conversation: Mapping[str, object] | None = None
     retrieval: Mapping[str, object] | None = None
+    moved: Sequence[Mapping[str, str]] | None = None
 
     def timings(self) -> Fields:
         """Return llama-server's `timings` of the whole answer."""
@@ -146,6 +148,7 @@ class Report:
             "documents_attention": self.documents_attention,
             "segments": self.segments,
             "conversation": self.conversation,
+            "moved": self.moved,
             **(self.retrieval or {}),
         }
         return fields | {name: value for name, value in optional.items() if value is not None}

@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from ...models.context import Context
@@ -35,6 +35,7 @@ from .submitter import Prepared, Submitter
 logger = logging.getLogger("slotcache")
 MOST_NAMED = 8  # keywords of a schema in one warning
 MOST_GRAMMARS = 32  # that wait to be compiled: each may take two seconds
+NAMELESS = "volatile has no effect: a prompt takes no text of other sessions: send a `session_id` or a `cache_scope`"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -79,6 +80,8 @@ class Service:
         self.engine.sleep.wake()
         asked.check()
         asked, warnings = take(asked)
+        if asked.volatile == "move" and not asked.is_named:
+            warnings += (NAMELESS,)
         if self.builder.separates(asked):
             await self.submitter.check_movable()
         ref = self.conversations.ref(asked, self.submitter.caches(asked))
@@ -211,7 +214,8 @@ class Service:
             found = answer_sources.found if answer_sources else None
             answered = AnsweredChat(request.id, request.index_scope, turn.options, entries, found=found)
             self.idle.add(answered, turn.chat.prompt)
-        return replace(end, report=replace(end.report, conversation=turn.report(remembered)))
+        moved = [asdict(change) for change in turn.chat.moved] or None
+        return replace(end, report=replace(end.report, conversation=turn.report(remembered), moved=moved))
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
         """Resume the idle prefill that gave way to a prompt that was computed ahead."""

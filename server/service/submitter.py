@@ -100,7 +100,7 @@ class Submitter:
 
     def caches(self, options: Options) -> bool:
         """Return whether a request may read and fill the cache."""
-        return self.defaults.caches or options.opts_in if options.cache_prompt is None else options.cache_prompt
+        return options.caches(self.defaults.caches)
 
     @property
     def can_reuse(self) -> bool:

@@ -1,0 +1,235 @@
+"""Instructions that change from one request to the next: what differs is said behind the last message instead.
+
+A date or a counter in front of a prompt lets nothing behind it be reused. So the instructions of a lineage stay as its first
+request had them, and what a later request has in their place is a line at the end of its last message. The line stays there
+in the history, since a prompt goes on from the KV of the one before. Nothing but instructions is ever compared or changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from hashlib import blake2b
+from threading import Lock
+from typing import Self
+
+import msgspec
+
+from ...models.template import Message, content_texts
+from ..config.settings import Settings, SettingsError
+
+INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
+UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
+MOST_PIECES, LONGEST = 8, 1000  # of the instructions of one request; characters of a piece
+LEAST_SAME = 0.8  # of the text; with less of it, these are other instructions
+MOST_UNITS = 2000  # between the first and the last difference: more are not compared
+MOST_FRONTS, MOST_LINES = 8, 1024  # that are remembered: of a lineage, and at the messages of one front
+MOST_CHARACTERS = 16 << 20  # of all that is remembered; the lineages used last stay
+QUOTED = 80  # characters of the text that stands in front
+TARGETS = ("user", "tool", "function")
+
+Lineage = tuple[str, ...]
+"""Who may share instructions: a scope, and a name that the client gave. Nobody else's text may come into a prompt."""
+Texts = tuple[tuple[str, ...], ...]
+"""The parts of each instruction."""
+Place = tuple[int, int, int]
+"""The message, its part, and the character where a piece begins in the first request's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedText:
+    """A piece of the instructions. before: what stands in the prompt. after: what this request has in its place."""
+
+    before: str
+    after: str
+
+    def line(self, is_known: bool) -> str:
+        """Return the line that says so. is_known: the prompt has said before where the piece belongs."""
+        before, after = " ".join(self.before.split())[:QUOTED], self.after.strip()
+        if not after:
+            return f'[In the instructions, "{before}" does not hold any more.]'
+        if is_known or not before:
+            return f"[{'Now' if is_known else 'In the instructions'}: {after}]"
+        return f'[In the instructions, in place of "{before}": {after}]'
+
+
+Changes = Mapping[Place, ChangedText]
+
+
+@dataclass(slots=True, eq=False)
+class Front:
+    """The instructions of a lineage's first request. lines: what was said at the end of messages, by a digest up to each."""
+
+    texts: Texts
+    lines: OrderedDict[bytes, tuple[str, Changes]] = field(default_factory=OrderedDict)
+
+    @property
+    def num_characters(self) -> int:
+        lines = sum(3 * len(line) for line, _ in self.lines.values())  # and the changes that it is made of
+        return lines + sum(len(text) for parts in self.texts for text in parts)
+
+
+class VolatileText:
+    """What the lineages had in front. known: a piece is moved unasked where all of its text fits one of these.
+
+    Safe from several threads.
+    """
+
+    def __init__(self, known: Sequence[re.Pattern[str]] = ()) -> None:
+        self.known = tuple(known)
+        self._fronts: OrderedDict[Lineage, list[Front]] = OrderedDict()
+        self._lock = Lock()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Make it with the lines of --volatile-lines. Raises SettingsError."""
+        try:
+            return cls([re.compile(line) for line in settings.volatile_lines.split("\n") if line])
+        except re.error as error:
+            raise SettingsError(f"--volatile-lines {error.pattern!r} is no regular expression: {error.msg}") from None
+
+    def settle(
+        self, lineage: Lineage, messages: Sequence[Message], asked: bool
+    ) -> tuple[list[Message], tuple[ChangedText, ...]]:
+        """Return the messages with the instructions of the first request, and what is said elsewhere instead.
+
+        asked: any piece may move. Raises TemplateError for contents that are no text.
+        """
+        number = next((at for at, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
+        last = next((at for at in range(len(messages) - 1, number - 1, -1) if messages[at]["role"] in TARGETS), None)
+        if not number or last is None:
+            return list(messages), ()
+        texts = tuple(
+            tuple(content_texts(message.get("content"), f"messages[{at}].content"))
+            for at, message in enumerate(messages[:number])
+        )
+        with self._lock:
+            front, changes = self._front(lineage, texts, asked)
+            shown = [*map(_with_texts, messages[:number], front.texts), *messages[number:]]
+            self._say(front, shown, range(number, last + 1), changes)
+            self._shorten()
+        return shown, tuple(changes.values())
+
+    def forget(self, scope: str) -> None:
+        """Forget the lineages of a scope."""
+        with self._lock:
+            for lineage in [lineage for lineage in self._fronts if lineage[0] == scope]:
+                del self._fronts[lineage]
+
+    def _front(self, lineage: Lineage, texts: Texts, asked: bool) -> tuple[Front, Changes]:
+        """Return the instructions that a request has most of, and its changes; its own, if it is the first like this."""
+        fronts = self._fronts.setdefault(lineage, [])
+        self._fronts.move_to_end(lineage)
+        found = [(changes, front) for front in fronts if (changes := self._changes(front.texts, texts, asked)) is not None]
+        changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, Front(texts)))
+        if front in fronts:
+            fronts.remove(front)
+        fronts.append(front)
+        del fronts[:-MOST_FRONTS]
+        return front, changes
+
+    def _shorten(self) -> None:
+        sizes = {lineage: sum(front.num_characters for front in fronts) for lineage, fronts in self._fronts.items()}
+        num_characters = sum(sizes.values())
+        while num_characters > MOST_CHARACTERS:
+            lineage, _ = self._fronts.popitem(last=False)
+            num_characters -= sizes[lineage]
+
+    def _changes(self, old: Texts, new: Texts, asked: bool) -> Changes | None:
+        """Return what differs. None: too much, or what may not move."""
+        if [*map(len, old)] != [*map(len, new)]:
+            return None
+        pairs = [
+            (message, part, before, after)
+            for message, (befores, afters) in enumerate(zip(old, new, strict=True))
+            for part, (before, after) in enumerate(zip(befores, afters, strict=True))
+        ]
+        changes: dict[Place, ChangedText] = {}
+        for message, part, before, after in pairs:
+            for place, change in _compared(before, after):
+                if len(changes) == MOST_PIECES or max(len(change.before), len(change.after)) > LONGEST:
+                    return None
+                changes[message, part, place] = change
+        changed = sum(len(change.before) + len(change.after) for change in changes.values())
+        if changed > (1 - LEAST_SAME) * sum(len(before) + len(after) for _, _, before, after in pairs):
+            return None
+        return changes if asked or all(map(self._is_known, changes.values())) else None
+
+    def _is_known(self, change: ChangedText) -> bool:
+        texts = [text.strip() for text in (*UNIT.split(change.before), *UNIT.split(change.after)) if text.strip()]
+        return all(any(pattern.fullmatch(text) for pattern in self.known) for text in texts)
+
+    def _say(self, front: Front, shown: list[Message], messages: range, changes: Changes) -> None:
+        """Add to each message the line that it had before, and to the last one what is new since these."""
+        digest, said = blake2b(digest_size=16), {}
+        for at in messages:
+            digest.update(msgspec.json.encode(shown[at]))
+            key = digest.digest()
+            if at == messages[-1]:
+                if line := "\n".join(_news(said, changes)):
+                    front.lines[key] = line, changes
+                else:
+                    front.lines.pop(key, None)
+            if known := front.lines.get(key):
+                front.lines.move_to_end(key)
+                line, said = known
+                shown[at] = _with_line(shown[at], line)
+        while len(front.lines) > MOST_LINES:
+            front.lines.popitem(last=False)
+
+
+def _news(said: Changes, changes: Changes) -> Iterator[str]:
+    """Yield a line for all that the prompt does not say yet: what has changed since, and what is again as it began."""
+    for place, change in changes.items():
+        if said.get(place) != change:
+            yield change.line(is_known=place in said)
+    for place, change in said.items():
+        if not any(_overlap(place, change, *other) for other in changes.items()):
+            yield ChangedText(change.after, change.before).line(is_known=False)
+
+
+def _overlap(place: Place, change: ChangedText, other: Place, other_change: ChangedText) -> bool:
+    """Whether two pieces share a part of the text in front."""
+    if place[:2] != other[:2]:
+        return False
+    return place == other or max(place[2], other[2]) < min(
+        place[2] + len(change.before), other[2] + len(other_change.before)
+    )
+
+
+def _compared(before: str, after: str) -> Iterator[tuple[int, ChangedText]]:
+    """Yield the pieces in which two texts differ, each with its place in the first."""
+    if before == after:
+        return
+    old, new = UNIT.split(before), UNIT.split(after)
+    first = next(
+        (at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), min(len(old), len(new))
+    )
+    most = min(len(old), len(new)) - first
+    behind = next((at for at in range(most) if old[-1 - at] != new[-1 - at]), most)
+    old_middle, new_middle = old[first : len(old) - behind], new[first : len(new) - behind]
+    if max(len(old_middle), len(new_middle)) > MOST_UNITS:
+        yield 0, ChangedText(before, after)
+        return
+    for kind, i, i_stop, j, j_stop in SequenceMatcher(None, old_middle, new_middle, autojunk=False).get_opcodes():
+        if kind != "equal":
+            place = sum(map(len, old[: first + i]))
+            yield place, ChangedText("".join(old_middle[i:i_stop]), "".join(new_middle[j:j_stop]))
+
+
+def _with_texts(message: Message, texts: Sequence[str]) -> Message:
+    """Return a message with other texts in its parts."""
+    if isinstance(message.get("content"), list):
+        return {**message, "content": [{"type": "text", "text": text} for text in texts]}
+    return {**message, "content": texts[0]} if texts else message
+
+
+def _with_line(message: Message, line: str) -> Message:
+    """Return a message that ends with a line."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return {**message, "content": [*content, {"type": "text", "text": line}]}
+    return {**message, "content": f"{content}\n\n{line}" if content else line}

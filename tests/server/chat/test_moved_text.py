@@ -1,0 +1,225 @@
+"""Instructions that change within a session: they stay as they began, and what changed is said behind the last message."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slotcache.server.chat import volatile
+from slotcache.server.chat.volatile import ChangedText, VolatileText
+from slotcache.server.config.settings import Settings, SettingsError
+
+from server.conftest import running
+
+FRONT = "You are a careful assistant who reads documents about the sea and the land.\n" * 8
+LINEAGE = ("", "session", "tools")
+
+
+def instructions(*lines):
+    return {"role": "system", "content": f"{FRONT}{''.join(lines)}Be brief.\n{FRONT}"}
+
+
+def said(role, text):
+    return {"role": role, "content": text}
+
+
+def settled(texts, messages, asked=True):
+    return texts.settle(LINEAGE, messages, asked)
+
+
+def test_the_first_request_is_as_it_was_sent():
+    messages = [instructions("Today is Monday.\n"), said("user", "Hello")]
+    assert settled(VolatileText(), messages) == (messages, ())
+
+
+def test_a_changed_line_is_said_behind_the_last_message():
+    texts, first = VolatileText(), [instructions("Today is Monday.\n"), said("user", "Hello")]
+    settled(texts, first)
+    shown, moved = settled(texts, [instructions("Today is Tuesday.\n"), *first[1:], said("user", "Again")])
+    assert shown[:2] == first and moved == (ChangedText("Today is Monday.\n", "Today is Tuesday.\n"),)
+    assert shown[2]["content"] == 'Again\n\n[In the instructions, in place of "Today is Monday.": Today is Tuesday.]'
+
+
+DAYS = st.sampled_from(["", "Today is Monday.\n", "Today is Tuesday.\n", "Today is Wednesday.\nIt rains. "])
+COUNTS = st.sampled_from(["", "Turn 1. ", "Turn 2. "])
+ROLES = st.sampled_from(["user", "tool"])
+
+
+@given(st.lists(st.tuples(DAYS, COUNTS, ROLES), min_size=1, max_size=8))
+def test_each_prompt_goes_on_from_the_one_before(turns):
+    """And says all that its request says: in front, or in the last line that is about the same place."""
+    texts, history, before = VolatileText(), [], []
+    for at, (day, count, role) in enumerate(turns):
+        history.append(said(role if at else "user", f"message {at}"))
+        front = instructions(count, "Always.\n", day)
+        shown, moved = settled(texts, [front, *history])
+        assert shown[: len(before)] == before
+        assert settled(texts, [front, *history]) == (shown, moved), "a second try is the same prompt"
+        whole = shown[0]["content"]
+        for change in moved:
+            assert change.before in whole
+        if not moved:
+            assert whole == front["content"]
+        for text in filter(None, (day, count)):
+            lines = [
+                line for message in shown for line in message["content"].split("\n\n") if "Tod" in line or "Turn" in line
+            ]
+            assert any(part.strip() in "\n".join(lines) for part in text.split(". ")), "nothing is lost"
+        history.append(said("assistant", f"answer {at}"))
+        before = [*shown, history[-1]]
+
+
+def test_what_is_as_it_began_is_said_again():
+    texts, history = VolatileText(), [said("user", "a")]
+    for day in ("Monday", "Tuesday", "Tuesday", "Monday"):
+        shown, moved = settled(texts, [instructions(f"Today is {day}.\n"), *history])
+        last = shown[-1]["content"]
+        history += [said("assistant", "b"), said("user", "c")]
+    assert not moved and last == 'c\n\n[In the instructions, in place of "Today is Tuesday.": Today is Monday.]'
+    assert [message["content"] for message in shown].count("c") == 1, "it is not said twice that it is Tuesday"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"role": "system", "content": "Quite another text."},
+        instructions("A line that is long. ".replace(" ", "-") * 60),
+        {"role": "system", "content": instructions()["content"].replace("sea", "sun")},
+        {"role": "system", "content": [{"type": "text", "text": FRONT}, {"type": "text", "text": FRONT}]},
+    ],
+)
+def test_other_instructions_stay_as_they_are(other):
+    texts = VolatileText()
+    settled(texts, [instructions("Today is Monday.\n"), said("user", "Hello")])
+    messages = [other, said("user", "Hello")]
+    assert settled(texts, messages) == (messages, ())
+    assert settled(texts, [instructions("Today is Tuesday.\n"), said("user", "Hello")])[1], "and the first ones are known"
+
+
+def test_sessions_share_nothing():
+    texts = VolatileText()
+    settled(texts, [instructions("I am Ann.\n"), said("user", "Hello")])
+    messages = [instructions("I am Bob.\n"), said("user", "Hello")]
+    assert texts.settle(("", "another", "tools"), messages, True) == (messages, ())
+
+
+def test_only_known_lines_move_unasked():
+    texts = VolatileText.of(Settings(volatile_lines="Today is .*\nTurn [0-9]+"))
+    settled(texts, [instructions("Today is Monday.\n", "Ask Ann.\n"), said("user", "Hello")], asked=False)
+    assert settled(texts, [instructions("Today is Tuesday.\n", "Ask Ann.\n"), said("user", "Hello")], asked=False)[1]
+    assert not settled(texts, [instructions("Today is Tuesday.\n", "Ask Bob.\n"), said("user", "Hello")], asked=False)[1]
+
+
+def test_a_wrong_expression_is_refused():
+    with pytest.raises(SettingsError, match="--volatile-lines"):
+        VolatileText.of(Settings(volatile_lines="Today is ("))
+
+
+def test_parts_and_no_message_to_say_it_in():
+    texts = VolatileText()
+    first, second = ([said_in_parts(day), {"role": "user", "content": [part("Hello")]}] for day in ("Monday", "Tuesday"))
+    settled(texts, first)
+    shown, _ = settled(texts, second)
+    assert shown[0] == first[0] and shown[1]["content"][0] == part("Hello")
+    assert len(shown[1]["content"]) == 2
+    alone = [said_in_parts("Friday")]
+    assert settled(texts, alone) == (alone, ())
+
+
+def part(text):
+    return {"type": "text", "text": text}
+
+
+def said_in_parts(day):
+    return {"role": "system", "content": [part(FRONT), part(f"Today is {day}.")]}
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(volatile, "MOST_CHARACTERS", 10_000)
+    texts = VolatileText()
+    for at in range(40):
+        texts.settle(("", str(at), ""), [instructions(), said("user", "Hello")], True)
+    assert 0 < len(texts._fronts) <= 10_000 // len(FRONT)
+    texts.forget("")
+    assert not texts._fronts
+
+
+# ---- over a server, by the tokens that it computes ----------------------------------------------------------------------
+
+SYSTEM = "You are a careful assistant who reads documents about the sea and the land and the old town. " * 12
+QUESTION = "The tide comes in at noon, and the boats come back to the harbour with it; what is their load? " * 12
+
+
+@pytest.fixture(scope="module")
+def templated(tiny):
+    with running(tiny, chat_template="chatml") as up:
+        yield up
+
+
+def session(server, line, turns=8, **fields):
+    """Run a session whose instructions have a line for each turn; return the tokens computed, and the last answer."""
+    history, computed = [], 0
+    for turn in range(turns):
+        history.append({"role": "user", "content": f"{turn}: {QUESTION}"})
+        system = {"role": "system", "content": f"{SYSTEM}\n{line(turn)}{SYSTEM}"}
+        answer = server.chat(messages=[system, *history], **fields)
+        history.append(answer["choices"][0]["message"])
+        computed += answer["timings"]["prompt_n"]
+    return computed, answer
+
+
+LINES = {
+    "a date": lambda turn: f"Today's date: 2026-11-{turn + 1:02}\n",
+    "a counter": lambda turn: f"Turn {turn + 1}\n",
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_session_computes_as_much_as_one_without_the_line(templated, name):
+    line = LINES[name]
+    without, _ = session(templated, lambda turn: "", cache_scope=f"{name} none")
+    moved, last = session(templated, line, cache_scope=name, volatile="move")
+    assert moved <= 1.05 * without
+    assert last["slotcache"]["moved"] == [{"before": line(0), "after": line(7)}]
+    _, unmoved = session(templated, line, turns=4, cache_scope=f"{name} unmoved")
+    first, whole = unmoved["slotcache"]["cached_tokens"], unmoved["usage"]["prompt_tokens"]
+    assert first < whole / 2, "the line alone is why the rest is computed again"
+
+
+def test_who_does_not_opt_in_is_left_alone(templated):
+    for fields in ({"session_id": "off", "volatile": "move", "cache_prompt": False}, {"cache_scope": "silent"}):
+        _, last = session(templated, LINES["a date"], turns=4, **fields)
+        assert "moved" not in last["slotcache"]
+    _, last = session(templated, LINES["a date"], turns=4, volatile="move")
+    assert "moved" not in last["slotcache"] and any("volatile" in warning for warning in last["warnings"])
+
+
+def test_a_header_names_the_session(templated):
+    body = {"max_tokens": 1, "volatile": "move"}
+    for day in (1, 2):
+        messages = [{"role": "system", "content": f"{SYSTEM}\nDay {day}\n{SYSTEM}"}, {"role": "user", "content": "Hello"}]
+        answer = templated.http.post(
+            "/v1/chat/completions", json=body | {"messages": messages}, headers={"X-Session-Id": "by header"}
+        ).json()
+    assert answer["slotcache"]["moved"] == [{"before": "Day 1\n", "after": "Day 2\n"}]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 and "warnings" not in answer
+
+
+def test_a_dropped_scope_is_forgotten(templated):
+    fields = {"cache_scope": "dropped", "volatile": "move"}
+    session(templated, LINES["a counter"], turns=1, **fields)
+    templated.http.delete("/v1/cache?scope=dropped")
+    _, last = session(templated, lambda turn: "Turn 9\n", turns=1, **fields)
+    assert "moved" not in last["slotcache"]
+
+
+def test_the_other_apis_move_too(templated):
+    for day in (1, 2):
+        text = f"{SYSTEM}\nDay {day}\n{SYSTEM}"
+        fields = {"volatile": "move", "session_id": "others"}
+        message = templated.http.post(
+            "/v1/messages",
+            json=fields | {"max_tokens": 1, "system": text, "messages": [{"role": "user", "content": "Hello"}]},
+        ).json()
+        response = templated.http.post(
+            "/v1/responses", json=fields | {"max_output_tokens": 1, "instructions": text, "input": "Hello"}
+        ).json()
+    assert [len(each["slotcache"]["moved"]) for each in (message, response)] == [1, 1]
