@@ -56,6 +56,7 @@ from .search.vectors import Vectors, load_vectors
 from .service.idle import IdlePrefill, LikelyPrefixes, SharedPrefix
 from .service.metrics import Metrics
 from .service.service import Service
+from .service.sessions import Sessions
 from .service.submitter import Submitter
 
 SAMPLE = 1 << 16  # bytes
@@ -280,6 +281,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         answers=answers,
         conversations=conversations,
         idle=idle,
+        sessions=Sessions(),
         tiers=tiers,
     )
     engine.background.max_generations = service.max_open

@@ -327,6 +327,25 @@ class PromptTree(RadixTree):
     def price(self, node: Node) -> None:
         """Set the priority of a run that is used, pinned or unpinned now."""
 
+    def retire(self, scope: Scope, tokens: np.ndarray) -> int:
+        """Let the runs that a prompt (int32) shares with no other leave first. Return how many tokens they have.
+
+        One run behind it, which nothing follows, is the beginning of its next turn, and goes with it.
+        """
+        match, retired = self.match(scope, tokens), 0
+        ahead = list(match.node.children.values()) if match.node.end == match.length else []
+        nodes = [node for node in path(match.node) if node.end <= match.length]
+        if len(ahead) == 1 and not ahead[0].children:
+            nodes.insert(0, ahead[0])
+        for node in nodes:
+            is_shared = node.frequency > 1 or any(child.frequency for child in node.children.values())
+            if node.in_use or node.pinned_until or is_shared:
+                break
+            node.frequency = node.last_use = 0
+            self.price(node)
+            retired += len(node.tokens)
+        return retired
+
     def drop(self, scope: Scope) -> int:
         """Forget the KV of a scope that no running request needs. Return how many tokens that were."""
         return self.discard(list(descendants(self.roots[scope]))[::-1] if scope in self.roots else [])

@@ -99,7 +99,8 @@ class Layout:
     tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: (stop, label) of all parts of the
     prompt, for the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them.
     moved: the documents that are read separately; their tokens are marked. reads: this is no prompt to be answered but the
-    reading of one of these, by its place among them.
+    reading of one of these, by its place among them. breakpoints: the client's marks, (stop, seconds): prompts may part
+    there, and what is in front is pinned for so long; 0: not at all.
     """
 
     tokens: np.ndarray
@@ -109,6 +110,7 @@ class Layout:
     repeated: tuple[str, ...] = ()
     moved: tuple[MovedDocument, ...] = ()
     reads: tuple[int, MovedDocument] | None = None
+    breakpoints: tuple[tuple[int, float], ...] = ()
 
     @property
     def ids(self) -> np.ndarray:

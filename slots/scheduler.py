@@ -210,7 +210,11 @@ class Scheduler:
     def finish(self, job: Job) -> None:
         """End a waiting or running request. Its KV stays in the tree, unless it is not to be cached."""
         job.fetch = None
-        self.waiting.discard(job) if job.sequence is None else self._leave(job)
+        has_run = job.sequence is not None
+        self._leave(job) if has_run else self.waiting.discard(job)
+        for stop, seconds in job.layout.breakpoints if has_run and job.request.keeps else ():
+            if seconds:
+                self.pins.pin(job.request.index_scope, job.tokens[: min(stop, job.computed)], seconds)
         forget_uncached(self.tree, job, itertools.chain(self.running, self.waiting))
         self.waiting.unblock()
 

@@ -47,17 +47,18 @@ class Snapshots(StateTree):
         A state behind a short last question is not worth a batch for the few tokens that open the answer: the next turn
         continues from the state behind the answer, and other questions part from this one at its beginning. It is worth one
         where answers do not come back as they were, where none follows (the prompt is there to be continued), and where
-        another request may wait for the same prompt: another answer to it, say.
+        another request may wait for the same prompt: another answer to it, say. At a client's breakpoint one is taken.
         """
         last, least = job.num_prompt - self._tree.recompute_last, job.computed + self._spacing
-        ends = [stop for stop in job.layout.stops if least <= stop < job.num_prompt]
-        if ends and job.num_prompt - ends[-1] < self._spacing:
+        marked = {stop for stop, _ in job.layout.breakpoints if stop > job.computed}
+        ends = [stop for stop in job.layout.stops if (stop >= least or stop in marked) and stop < job.num_prompt]
+        if ends and ends[-1] not in marked and job.num_prompt - ends[-1] < self._spacing:
             question = ends[-1] - [job.computed, *ends][-2]
             if question < self._spacing * (QUESTION if _is_passed_by(job, waiting) else 1):
                 ends.pop()
         chosen: list[int] = []
         for stop in reversed([stop for stop in ends if stop <= last]):
-            if not chosen or chosen[-1] - stop >= self._spacing:
+            if stop in marked or not chosen or chosen[-1] - stop >= self._spacing:
                 chosen.append(stop)
         return tuple(reversed(chosen))
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from ...ordering.document import Document, DocumentError
 from ...ordering.prompt import document_text
 from ..chat.body import ChatFields, ChatRequest, Count, OutputConfig
-from ..chat.content import unsupported
+from ..chat.content import seconds_of, unsupported
 from ..chat.sampling_fields import JsonValue
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
@@ -42,7 +42,7 @@ FAILED = "Error: "  # in front of the result of a tool that failed: no template 
 
 
 class CacheControl(Struct, frozen=True):
-    """A point up to which a prompt may be cached. Here it only says that the request may be."""
+    """A point up to which a prompt may be cached. ttl: how long it is pinned; without one, it is not."""
 
     type: Literal["ephemeral"]
     ttl: str | None = None
@@ -156,6 +156,8 @@ def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMe
             made = [_answer(message.content, where)]
         else:
             made = list(_request(message, orders_documents, where))
+        if made and isinstance(message.content, list):
+            made[-1] |= _mark(message.content)
         messages += made if message.documents is None else _with_documents(made, message, where)
     return messages
 
@@ -197,15 +199,18 @@ def _same_bill(text: str) -> str:
     return BILLING.sub(r"\1fffff", text, count=1) if BILLING.match(text) else text
 
 
-def wants_cache(contents: Iterable[object]) -> bool:
-    """Return whether any block has `cache_control`."""
-    return any(_is_marked(block) for content in contents if isinstance(content, list) for block in content)
+def _mark(blocks: Iterable[ContentBlock]) -> dict[str, JsonValue]:
+    """Return the field of a message that marks its end, if any block has `cache_control`: the longest time counts."""
+    longest = max(_controls(blocks), key=lambda control: seconds_of(control.ttl), default=None)
+    return {} if longest is None else {"cache_control": msgspec.to_builtins(longest)}
 
 
-def _is_marked(block: JsonValue) -> bool:
-    if isinstance(block, ToolResultBlock) and isinstance(block.content, list) and any(map(_is_marked, block.content)):
-        return True
-    return block.cache_control is not None
+def _controls(blocks: Iterable[ContentBlock]) -> Iterator[CacheControl]:
+    for block in blocks:
+        if block.cache_control is not None:
+            yield block.cache_control
+        if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+            yield from _controls(block.content)
 
 
 def _answer(blocks: Sequence[ContentBlock], where: str) -> dict[str, JsonValue]:
@@ -348,7 +353,8 @@ class ClientTool(Struct, frozen=True, kw_only=True):
         if self.input_schema is None:
             raise RequestError(f"{where}.input_schema: expected a JSON schema", param=f"{where}.input_schema")
         given = {"name": self.name, "description": self.description, "parameters": self.input_schema, "strict": self.strict}
-        return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
+        mark = {} if self.cache_control is None else {"cache_control": msgspec.to_builtins(self.cache_control)}
+        return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}} | mark
 
 
 class ToolChoice(Struct, frozen=True):
@@ -404,8 +410,6 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         self.check()
         shared = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
         shared["chat_template_kwargs"] = {"enable_thinking": self.thinks} | self.chat_template_kwargs
-        if shared["cache_prompt"] is None and self._wants_cache():
-            shared["cache_prompt"] = True
         if self.stop_sequences:
             shared["stop"] = [*self.stops(), *self.stop_sequences]
         if self.output_config and self.output_config.format:
@@ -413,7 +417,8 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
                 raise RequestError("output_config.format and response_format: send one of them", param="response_format")
             schema = {"name": "answer", "schema": self.output_config.format.schema}
             shared["response_format"] = {"type": "json_schema", "json_schema": schema}
-        system = [{"role": "system", "content": system_text(self.system)}] if self.system else []
+        mark = _mark(self.system) if isinstance(self.system, list) else {}
+        system = [{"role": "system", "content": system_text(self.system)} | mark] if self.system else []
         messages = messages_of(self.messages, self._orders_documents)
         if not messages:
             raise RequestError("messages is empty: expected at least one", param="messages")
@@ -421,6 +426,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
             **shared,
             messages=[*system, *messages],
             echo=False,
+            cache_control=msgspec.to_builtins(self.cache_control),
             tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools or ()) if not tool.is_hosted] or None,
             tool_choice=self.tool_choice.for_chat() if self.tool_choice else None,
             parallel_tool_calls=False if self.tool_choice and self.tool_choice.disable_parallel_tool_use else None,
@@ -441,10 +447,6 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     def _orders_documents(self) -> bool:
         """Whether blocks with documents become documents: for a field that texts would ignore."""
         return self.document_order is not None or self.documents_attention == "separate"
-
-    def _wants_cache(self) -> bool:
-        marked = self.cache_control or any(tool.cache_control for tool in self.tools or ())
-        return bool(marked) or wants_cache([self.system, *(message.content for message in self.messages)])
 
 
 class MessagesRequest(MessagesCountRequest, frozen=True, kw_only=True):

@@ -63,6 +63,7 @@ HOSTED_ITEMS = re.compile(
 )
 """What tools that OpenAI runs leave in a history."""
 
+MARK = "prompt_cache_breakpoint"  # of a part
 Item = Mapping[str, JsonValue]
 ChatMessages = list[dict[str, JsonValue]]
 
@@ -106,9 +107,9 @@ def _take_message(messages: ChatMessages, item: Item, where: str, is_question: b
         raise RequestError(f"{where}.role is {reprlib.repr(role)}: expected one of {expected}", param=f"{where}.role")
     content = _content(item.get("content"), f"{where}.content", is_question and role == "user")
     if role == "assistant":
-        _answer(messages, "content", "tool_calls")["content"] = content
+        _answer(messages, "content", "tool_calls").update({"content": content} | _mark(item.get("content")))
         return
-    message: dict[str, JsonValue] = {"role": role, "content": content}
+    message: dict[str, JsonValue] = {"role": role, "content": content} | _mark(item.get("content"))
     if "documents" in item:
         message["documents"] = item["documents"]
     messages.append(message)
@@ -146,6 +147,7 @@ def _take_call(messages: ChatMessages, item: Item, where: str, is_question: bool
 def _take_output(messages: ChatMessages, item: Item, where: str, is_question: bool) -> None:
     content = _content(item.get("output"), f"{where}.output")
     message: dict[str, JsonValue] = {"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content}
+    message |= _mark(item.get("output"))
     if "documents" in item:
         message["documents"] = item["documents"]
     messages.append(message)
@@ -177,6 +179,12 @@ def _content(content: JsonValue, where: str, is_question: bool = False) -> str |
         raise RequestError(f"{where}: expected a text or a list of parts", param=where)
     parts = [_part(part, f"{where}[{at}]", is_question) for at, part in enumerate(content)]
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _mark(content: JsonValue) -> dict[str, JsonValue]:
+    """Return the field of a message that marks its end, if any of its parts is marked."""
+    parts = content if isinstance(content, list) else ()
+    return {MARK: {}} if any(isinstance(part, dict) and part.get(MARK) is not None for part in parts) else {}
 
 
 def _part(part: JsonValue, where: str, is_question: bool) -> dict[str, JsonValue]:

@@ -161,6 +161,7 @@ ROUTES = (
     ApiRoute("GET", "/v1/cache", cache.contents, query=SCOPE),
     ApiRoute("DELETE", "/v1/cache", cache.drop, query=SCOPE),
     ApiRoute("POST", "/v1/cache/warm", cache.warm, WarmRequest),
+    ApiRoute("DELETE", "/v1/sessions/{id:path}", cache.end_session, query=SCOPE),
     ApiRoute("POST", "/v1/documents/order", cache.order, DocumentsOrderRequest),
     ApiRoute("POST", "/v1/speculate", cache.speculate, SpeculateRequest),
     ApiRoute("DELETE", "/v1/speculate", cache.forget_speculation, query=SCOPE | {"id": NAME}),

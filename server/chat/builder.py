@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import reprlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -31,6 +31,7 @@ from ..http.api_errors import RequestError, too_long
 from ..http.threads import PromptThreads
 from .body import ChatRequest, CompletionRequest, InfillRequest, Options, TextRequest
 from .chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
+from .content import Breakpoints
 from .conversations import ConversationRef
 from .history import ChatHistory, History, HistoryMessage, Prefilled, continue_history, continues_answer
 from .text_prompt import Infill, TextTokens, split_prompts, texts_of
@@ -190,6 +191,7 @@ def _opening(pieces: Sequence[TextPiece]) -> str:
 MOST_COUNTED = 4 << 20  # bytes of a prompt that are tokenised although it must be too long: this many take some 4 s
 SAMPLE = 1 << 18  # characters of a larger one, by which its tokens are estimated
 MAX_PROMPTS = 128  # of one request
+NO_BREAKPOINTS: Breakpoints = {}
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
 
 
@@ -254,7 +256,13 @@ class PromptBuilder:
         self._check_size(texts_of(prompt, where))
         return ChatPrompt([Fixed(self.texts.tokens(prompt, where), "the prompt")])
 
-    def chat(self, request: ChatRequest, ref: ConversationRef | None = None, open_turn: bool = False) -> ChatHistory:
+    def chat(
+        self,
+        request: ChatRequest,
+        ref: ConversationRef | None = None,
+        open_turn: bool = False,
+        breakpoints: Breakpoints = NO_BREAKPOINTS,
+    ) -> ChatHistory:
         """Build the prompt of a chat with documents. Raises RequestError.
 
         ref: the point of a conversation that it continues. open_turn: more documents of the last message, a user's,
@@ -265,7 +273,7 @@ class PromptBuilder:
         given = parse_documents_of(request, auto=self._takes_tool_documents(request))
         history = continue_history(request.messages, given, remembered, kind)
         try:
-            return self._chat(history, request, open_turn)
+            return self._chat(history, request, open_turn, {at + history.shift: pin for at, pin in breakpoints.items()})
         except TemplateError as error:
             raise RequestError(str(error), param="messages") from None
 
@@ -283,8 +291,13 @@ class PromptBuilder:
     def _takes_tool_documents(self, request: ChatRequest) -> bool:
         return (request.tool_documents or self._settings.tool_documents) == "auto"
 
-    def _chat(self, history: History, request: ChatRequest, open_turn: bool = False) -> ChatHistory:
-        """Build a chat from its whole history. Raises TemplateError; RequestError if the template leaves out documents."""
+    def _chat(
+        self, history: History, request: ChatRequest, open_turn: bool = False, breakpoints: Breakpoints = NO_BREAKPOINTS
+    ) -> ChatHistory:
+        """Build a chat from its whole history. breakpoints: by the index of a message in it.
+
+        Raises TemplateError; RequestError if the template leaves out documents.
+        """
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
         messages, repeated = make_places(history.messages, numbers), {}
@@ -305,6 +318,7 @@ class PromptBuilder:
             ),
         ]
         parts: list[Fixed | DocumentSet] = []
+        ends: dict[int, int] = {}  # by message: the index of its last part
         if len(begin := self._model.tokenizer.begin) and not _begins(pieces):
             parts.append(Fixed(begin, "the chat template", ends=False))
         end = len(messages) - 1 if open_turn else None
@@ -320,9 +334,11 @@ class PromptBuilder:
                     break
                 content = self._content(shown, messages[piece.message], entries[piece.message].sampled, request.cache_scope)
                 parts.append(replace(content, repeated=repeated.get(piece.message, ())))
+                ends[piece.message] = len(parts) - 1
             if shown.rewritten is not None:
                 label = _label(shown.rewritten, messages[shown.rewritten])
                 parts.append(replace(parts.pop(), label=f"{label}, which the template writes in other words,"))
+        _mark(parts, ends, breakpoints)
         if sets:
             at = next(iter(sets)) - history.shift
             raise RequestError(
@@ -434,6 +450,13 @@ class PromptBuilder:
 def _begins(pieces: Sequence[TextPiece]) -> bool:
     """Whether the first piece is the template's: such a piece contains BOS or gets it put in front."""
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
+
+
+def _mark(parts: list[Fixed | DocumentSet], ends: Mapping[int, int], breakpoints: Breakpoints) -> None:
+    """Note the breakpoints of messages in their last parts. ends: by message, the index of that part."""
+    for message, pin in breakpoints.items():
+        if message in ends and isinstance(part := parts[ends[message]], Fixed):
+            parts[ends[message]] = replace(part, pin=pin)
 
 
 def _label(at: int, message: Message) -> str:

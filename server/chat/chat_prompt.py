@@ -27,13 +27,15 @@ Tokenize = Callable[[str], np.ndarray]
 class Fixed:
     """Tokens (int32) in a fixed place. label: their origin, in words. ends: whether a node of the prefix tree ends here.
 
-    repeated: names of earlier texts to which these refer, instead of showing them again.
+    repeated: names of earlier texts to which these refer, instead of showing them again. pin: there is a breakpoint behind
+    it, which pins all in front of it for so many seconds; 0: it pins nothing; None: there is none.
     """
 
     tokens: np.ndarray
     label: str
     ends: bool = True
     repeated: tuple[str, ...] = ()
+    pin: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -306,7 +308,7 @@ class ChatPrompt:
         order: Sequence[int] = ()
         for index, part in enumerate(self.parts):
             if isinstance(part, Fixed):
-                layout.add(part.tokens, part.label, part.ends)
+                layout.add(part.tokens, part.label, part.ends, part.pin)
                 layout.repeat(part.repeated)
                 before.append(part.tokens)
                 continue
@@ -354,7 +356,7 @@ class SeparatePrompt(ChatPrompt):
         layout = _LayoutBuilder()
         for part in self.parts:
             if isinstance(part, Fixed):
-                layout.add(part.tokens, part.label, part.ends)
+                layout.add(part.tokens, part.label, part.ends, part.pin)
             else:
                 for at in part.order or ():
                     layout.add_separate(part.documents[at], part.tokens[at])
@@ -397,8 +399,11 @@ class _LayoutBuilder:
         self._length = 0
         self._prefix: np.ndarray | None = None  # in front of documents that are read separately
         self._moved: list[MovedDocument] = []
+        self._breakpoints: list[tuple[int, float]] = []
 
-    def add(self, tokens: np.ndarray, label: str, ends: bool) -> None:
+    def add(self, tokens: np.ndarray, label: str, ends: bool, pin: float | None = None) -> None:
+        if pin is not None:
+            self._breakpoints.append((self._length + len(tokens), pin))
         if not len(tokens):
             return
         self._tokens.append(tokens)
@@ -437,6 +442,7 @@ class _LayoutBuilder:
             segments=tuple(self._segments),
             repeated=tuple(self._repeated),
             moved=tuple(self._moved),
+            breakpoints=tuple(self._breakpoints),
         )
 
     def _end_in_text(self) -> None:

@@ -52,8 +52,8 @@ class ChangedText:
         if not after:
             return f'[In the instructions, "{before}" does not hold any more.]'
         if is_known or not before:
-            return f"[{'Now' if is_known else 'In the instructions'}: {after}]"
-        return f'[In the instructions, in place of "{before}": {after}]'
+            return f"[Now: {after}]"
+        return f'{after} [In the instructions, in place of "{before}"]'
 
 
 Changes = Mapping[Place, ChangedText]
@@ -113,10 +113,10 @@ class VolatileText:
             self._shorten()
         return shown, tuple(changes.values())
 
-    def forget(self, scope: str) -> None:
-        """Forget the lineages of a scope."""
+    def forget(self, scope: str, session: str | None = None) -> None:
+        """Forget the lineages of a scope, or those of one session in it."""
         with self._lock:
-            for lineage in [lineage for lineage in self._fronts if lineage[0] == scope]:
+            for lineage in [one for one in self._fronts if one[0] == scope and session in (None, one[1])]:
                 del self._fronts[lineage]
 
     def _front(self, lineage: Lineage, texts: Texts, asked: bool) -> tuple[Front, Changes]:

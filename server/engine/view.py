@@ -385,6 +385,11 @@ class View:
         pins, scope = self._scheduler.pins, generation.request.index_scope
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
+    async def retire(self, branches: Sequence[tuple[Scope, np.ndarray]]) -> int:
+        """Let what only these prompts (int32) have leave the cache first; return how many tokens that are."""
+        index = self._scheduler.index
+        return sum(await self._ask(lambda: [index.retire(scope, tokens) for scope, tokens in branches]))
+
     async def drop(self, scope: str) -> int:
         """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""
         dropped = await self._ask(lambda: self._drop(scope))

@@ -30,6 +30,7 @@ from ..http.api_errors import RequestError
 from ..search.retrieve import AnswerSources, Found
 from .idle import AnsweredChat, IdlePrefill
 from .metrics import Metrics
+from .sessions import Branch, Sessions
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
@@ -64,6 +65,7 @@ class Service:
     conversations: Conversations
     idle: IdlePrefill
     metrics: Metrics
+    sessions: Sessions
     tiers: list[LowerTier]  # below host memory
     open: dict[Generation, PendingTurn | None]
 
@@ -79,7 +81,7 @@ class Service:
         """
         self.engine.sleep.wake()
         asked.check()
-        asked, warnings = take(asked)
+        asked, breakpoints, warnings = take(asked)
         if asked.volatile == "move" and not asked.is_named:
             warnings += (NAMELESS,)
         if self.builder.separates(asked):
@@ -88,7 +90,7 @@ class Service:
         id = kind + _secret()
 
         def build() -> Prepared:
-            turn = PendingTurn.of(id, asked, self.builder.chat(asked, ref, open_turn), ref)
+            turn = PendingTurn.of(id, asked, self.builder.chat(asked, ref, open_turn, breakpoints), ref)
             form, sampling = turn.chat.form, self.submitter.sampling(asked)
             sampling = sampling if form.reasoning is None else sampling.changed({"reasoning": form.reasoning})
             answer_sources = None if found is None else AnswerSources.of(found, turn.chat)
@@ -144,7 +146,7 @@ class Service:
         generations = self.submitter.generations(prepared)
         self.idle.stop()
         for generation in generations:
-            generation.on_end = partial(self._conclude, prepared.answer_sources)
+            generation.on_end = partial(self._conclude, prepared.answer_sources, prepared.options.session)
         self.engine.submit(generations)
         self.open.update(dict.fromkeys(generations))
         self.open[generations[0]] = prepared.turn  # of several answers, the conversation goes on from the first
@@ -177,7 +179,7 @@ class Service:
             self.idle.add_abandoned(generation)
         self._close(generation)
 
-    def _conclude(self, answer_sources: AnswerSources | None, generation: Generation, event: Final) -> Final:
+    def _conclude(self, answer_sources: AnswerSources | None, session: str, generation: Generation, event: Final) -> Final:
         """Account for a generation that the engine has ended, and store its answer; return the event for its client.
 
         This runs before the client can read the event, so that its next request finds the answer stored.
@@ -190,6 +192,10 @@ class Service:
                 self.metrics.count_failed()
                 return event
             self.metrics.count_finished(event.report, event.reason)
+            if session and generation.request.index_scope.is_shared:
+                job = generation.job
+                branch = Branch(generation.request.index_scope, job.tokens[: job.computed], job.num_prompt)
+                self.sessions.note((generation.scope, session), branch)
             if answer_sources is not None:
                 retrieval = answer_sources.fields("".join(generation.parts))
                 event = replace(event, report=replace(event.report, retrieval=retrieval))

@@ -71,6 +71,13 @@ def test_the_report_is_as_described(demo_server):
     report = demo_server.chat(**conversation, report_segments=True, retrieval=True)["slotcache"]
     separate = demo_server.chat(documents=["A text of a document."], documents_attention="separate")["slotcache"]
     report["documents_attention"] = separate["documents_attention"]
+    for day in ("Monday", "Tuesday"):
+        said = [
+            {"role": "system", "content": f"{'You are careful. ' * 9}It is {day}."},
+            {"role": "user", "content": "Hello"},
+        ]
+        report |= {"moved": demo_server.chat(messages=said, session_id="moved", volatile="move")["slotcache"].get("moved")}
+    assert report["moved"]
     report.pop("index", None)  # of folders that are still read: it is described beside `retrieved`
     assert {name for name, _ in first_codes(section(API, "## The report"))} == set(report)
 

@@ -4,7 +4,10 @@ import numpy as np
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import Pins, PrefixTree
 from slotcache.slots.scheduler import check_tree
+from slotcache.slots.scope import Scope
+from support.fixed_prompt import Fixed
 from support.scopes import COMMON
+from support.world import World
 
 
 class Cache:
@@ -167,3 +170,39 @@ def test_a_hold_ends_for_what_is_left_of_its_prompt():
     cache.now = 61.0
     cache.pins.expire()
     assert not list(cache.pins.runs())
+
+
+def test_what_a_client_marks_is_pinned_when_its_request_ends():
+    world = World(cells=200)
+    prompt = Fixed(range(60), [20, 40], breakpoints=[(20, 60.0), (40, 0.0)])
+    world.run(prompt)
+    assert [(node.start, node.end) for node in world.scheduler.pins.runs()] == [(0, 20)]
+    ended = world.submit(Fixed(range(500, 560), [20], breakpoints=[(20, 60.0)]))
+    world.scheduler.finish(ended)  # before it ran
+    private = Fixed(range(800, 860), [20], breakpoints=[(20, 60.0)])
+    world.run(private, scope=Scope.private(1), cache=False)
+    assert len(list(world.scheduler.pins.runs())) == 1
+
+
+def test_what_a_session_alone_has_leaves_first():
+    cache = Cache(cells=130)
+    shared, ended = list(range(20)), [*range(20), *range(100, 140)]
+    cache.use(ended, [20])
+    for text in ([*shared, *range(200, 230)], range(300, 330)):
+        cache.use(text, [20])
+    assert cache.tree.retire(COMMON, np.array(ended, np.int32)) == 40
+    cache.use(range(400, 430))
+    assert cache.use(range(300, 330)) == 29 and cache.use([*shared, *range(200, 230)]) == 49, "they were used before"
+    assert cache.use([*shared, 1000]) == 20 and cache.tree.match(COMMON, np.array(ended, np.int32)).ready == 20
+
+
+def test_what_another_prompt_has_too_stays_as_it_is():
+    cache = Cache(cells=200)
+    cache.use(range(40))
+    cache.use(range(80))
+    cache.use([*range(40), 1000, *range(80)])
+    assert cache.tree.retire(COMMON, np.arange(40, dtype=np.int32)) == 0, "two others begin with it"
+    cache.use(range(200, 240))
+    cache.pin(range(200, 240))
+    assert cache.tree.retire(COMMON, np.array(range(200, 240), np.int32)) == 0
+    assert cache.tree.retire(COMMON, np.array(range(700, 720), np.int32)) == 0

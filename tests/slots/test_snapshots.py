@@ -28,11 +28,11 @@ class Server:
         self.snapshots = Snapshots(tree, HostMemory(budget, sizes=SIZES, cut=cut), spacing=spacing, unused=unused)
         self.scheduler = Scheduler(tree, num_slots=1, snapshots=self.snapshots)
 
-    def ask(self, tokens, stops=(), forced=(), limit=1):
+    def ask(self, tokens, stops=(), forced=(), limit=1, breakpoints=()):
         """Return how much of a prompt a snapshot spared. stops: ends of segments before its own end. forced: tokens that
         follow the first one of the answer, which has one more behind them.
         """
-        prompt = Fixed(tokens, [*stops, len(tokens)])
+        prompt = Fixed(tokens, [*stops, len(tokens)], breakpoints=breakpoints)
         limit = len(forced) + 2 if forced else limit
         request = Request(len(tokens), prompt, limit, Scope.private(len(tokens)), cache=False, snapshot_scope=S)
         job = self.scheduler.submit(request)
@@ -52,6 +52,16 @@ class Server:
 
 
 PROMPT = np.arange(30, dtype=np.int32)
+
+
+def test_a_breakpoint_has_a_state_wherever_it_is():
+    server = Server(budget=1000, spacing=16)
+    server.ask(PROMPT, stops=[5, 12, 26], breakpoints=[(12, 0.0), (26, 0.0)])
+    assert {12, 26} <= {*server.kept()} and 5 not in server.kept()
+    assert server.ask(np.array([*PROMPT[:12], *range(50, 70)], np.int32)) == 12
+    bare = Server(budget=1000, spacing=16)
+    bare.ask(PROMPT, stops=[5, 12, 26])
+    assert bare.kept() == [26, 30]
 
 
 def test_prompts_share_the_runs_that_they_begin_with():

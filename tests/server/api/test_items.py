@@ -8,6 +8,7 @@ import pytest
 from slotcache.server.api.messages import MessagesCountRequest, MessagesRequest
 from slotcache.server.api.reply import seal, unseal
 from slotcache.server.api.responses import ResponseRequest, items_of, messages_of
+from slotcache.server.chat.content import take
 from slotcache.server.chat.decode import decode
 from slotcache.server.http.api_errors import RequestError
 
@@ -254,11 +255,11 @@ def test_fields_of_messages():
         metadata={"user_id": "u"},
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     ).chat()
-    assert chat.tools == [
+    assert take(chat)[0].tools == [
         {"type": "function", "function": {"name": "look", "description": "d", "parameters": {"type": "object"}}}
     ]
     assert (chat.tool_choice, chat.parallel_tool_calls, chat.stops(), chat.limit()) == ("required", False, ["END"], 10)
-    assert (chat.thinking_budget_tokens, chat.reasoning_effort, chat.cache_prompt) == (50, "high", True)
+    assert (chat.thinking_budget_tokens, chat.reasoning_effort, take(chat)[0].cache_prompt) == (50, "high", True)
     assert chat.chat_template_kwargs == {"enable_thinking": True}
     plain = anthropic().chat()
     assert plain.chat_template_kwargs == {"enable_thinking": False} and plain.cache_prompt is None
@@ -282,8 +283,9 @@ MARK = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     ],
 )
 def test_cache_control_anywhere_opts_in(fields):
-    assert anthropic(**fields).chat().cache_prompt is True
-    assert anthropic(**fields, cache_prompt=False).chat().cache_prompt is False
+    chat, breakpoints, _ = take(anthropic(**fields).chat())
+    assert chat.cache_prompt is True and list(breakpoints.values()) == [3600]
+    assert take(anthropic(**fields, cache_prompt=False).chat())[0].cache_prompt is False
 
 
 @pytest.mark.parametrize(

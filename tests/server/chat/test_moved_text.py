@@ -35,7 +35,7 @@ def test_a_changed_line_is_said_behind_the_last_message():
     settled(texts, first)
     shown, moved = settled(texts, [instructions("Today is Tuesday.\n"), *first[1:], said("user", "Again")])
     assert shown[:2] == first and moved == (ChangedText("Today is Monday.\n", "Today is Tuesday.\n"),)
-    assert shown[2]["content"] == 'Again\n\n[In the instructions, in place of "Today is Monday.": Today is Tuesday.]'
+    assert shown[2]["content"] == 'Again\n\nToday is Tuesday. [In the instructions, in place of "Today is Monday."]'
 
 
 DAYS = st.sampled_from(["", "Today is Monday.\n", "Today is Tuesday.\n", "Today is Wednesday.\nIt rains. "])
@@ -73,7 +73,7 @@ def test_what_is_as_it_began_is_said_again():
         shown, moved = settled(texts, [instructions(f"Today is {day}.\n"), *history])
         last = shown[-1]["content"]
         history += [said("assistant", "b"), said("user", "c")]
-    assert not moved and last == 'c\n\n[In the instructions, in place of "Today is Tuesday.": Today is Monday.]'
+    assert not moved and last == 'c\n\nToday is Monday. [In the instructions, in place of "Today is Tuesday."]'
     assert [message["content"] for message in shown].count("c") == 1, "it is not said twice that it is Tuesday"
 
 

@@ -1,0 +1,49 @@
+"""The sessions that clients name, and the prompts that each has asked last: when one ends, they leave the cache first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...slots.radix import common_prefix
+from ...slots.scope import Scope
+
+MOST_BRANCHES = 16  # of a session: its own thread, and those of its sub-agents
+MOST_TOKENS = 8 << 20  # of all sessions; those used last stay
+OPENING = 32  # tokens at the end of a prompt that open the answer: in the next turn they may read another way
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """A prompt of a session. scope: where it was cached. tokens: its own and those of its answer (int32)."""
+
+    scope: Scope
+    tokens: np.ndarray
+    num_prompt: int
+
+    def is_continued_by(self, other: Branch) -> bool:
+        """Whether another prompt goes on from this one; its answer may come back in other tokens."""
+        prompt = self.tokens[: max(self.num_prompt - OPENING, 1)]
+        return self.scope == other.scope and common_prefix(prompt, other.tokens) == len(prompt)
+
+
+class Sessions:
+    """The newest prompts of each session, by its scope and its name. It belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._branches: OrderedDict[tuple[str, str], list[Branch]] = OrderedDict()
+
+    def note(self, name: tuple[str, str], branch: Branch) -> None:
+        """Remember an answered prompt, in place of the one that it goes on from."""
+        kept = [one for one in self._branches.pop(name, ()) if not one.is_continued_by(branch)]
+        self._branches[name] = [*kept, branch][-MOST_BRANCHES:]
+        num_tokens = sum(len(branch.tokens) for branches in self._branches.values() for branch in branches)
+        while num_tokens > MOST_TOKENS and len(self._branches) > 1:
+            _, left = self._branches.popitem(last=False)
+            num_tokens -= sum(len(branch.tokens) for branch in left)
+
+    def end(self, name: tuple[str, str]) -> list[Branch]:
+        """Forget a session; return its prompts, none if it is not known."""
+        return self._branches.pop(name, [])

@@ -1,0 +1,89 @@
+"""Breakpoints of clients, and the sessions that they name: what is pinned and for how long, and what leaves first."""
+
+import pytest
+from slotcache.server.chat.content import seconds_of
+
+from server.conftest import running
+
+SYSTEM = "You are a careful assistant who reads documents about the sea and the land. " * 6
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+
+
+@pytest.fixture(scope="module")
+def templated(tiny):
+    with running(tiny, chat_template="chatml") as up:
+        yield up
+
+
+def pinned(server, scope):
+    """The tokens that are pinned, and all that are cached."""
+    runs = server.http.get(f"/v1/cache?scope={scope}").json()["runs"]
+    return sum(run["tokens"] for run in runs if run["pinned"]), sum(run["tokens"] for run in runs)
+
+
+def text(said, **mark):
+    return [{"type": "text", "text": said, **mark}]
+
+
+def anthropic(mark):
+    return "/v1/messages", {"system": text(SYSTEM, **mark), "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def anthropic_tool(mark):
+    tool = {"name": "look", "input_schema": {"type": "object"}, **mark}
+    return "/v1/messages", anthropic({})[1] | {"tools": [tool], "tool_choice": {"type": "none"}}
+
+
+def chat(mark):
+    said = [{"role": "system", "content": text(SYSTEM, **mark)}, {"role": "user", "content": "Hello"}]
+    return "/v1/chat/completions", {"messages": said}
+
+
+def response(mark):
+    given = {"prompt_cache_breakpoint": {"mode": "explicit"}} if mark else {}
+    system = {"role": "system", "content": [{"type": "input_text", "text": SYSTEM, **given}]}
+    return "/v1/responses", {
+        "input": [system, {"role": "user", "content": "Hello"}],
+        "prompt_cache_options": {"mode": "explicit", "ttl": "30m" if mark else None},
+    }
+
+
+@pytest.mark.parametrize("body", [anthropic, anthropic_tool, chat, response])
+def test_a_breakpoint_with_a_time_is_pinned_up_to_its_message(templated, body):
+    limit = {"max_output_tokens" if body is response else "max_tokens": 1}
+    for name, mark in (("marked", {"cache_control": HOUR}), ("bare", {})):
+        scope = f"{body.__name__} {name}"
+        path, fields = body(mark)
+        answer = templated.http.post(path, json=fields | limit | {"cache_scope": scope, "cache_prompt": True})
+        assert answer.status_code == 200, answer.text
+        held, cached = pinned(templated, scope)
+        assert cached > 100 and (cached / 2 < held < cached if mark else not held)
+
+
+def test_the_end_of_the_prompt_may_be_one(templated):
+    for name, field in (("control", {"cache_control": HOUR}), ("options", {"prompt_cache_options": {"ttl": "30m"}})):
+        templated.chat(messages=chat({})[1]["messages"], cache_scope=name, max_tokens=1, **field)
+        held, cached = pinned(templated, name)
+        assert cached - 20 < held <= cached
+    templated.chat(cache_scope="untimed", cache_control={"type": "ephemeral"})
+    assert pinned(templated, "untimed")[0] == 0, "without a time it only opts in"
+
+
+@pytest.mark.parametrize(("ttl", "seconds"), [("5m", 300), ("1h", 3600), ("30s", 30), ("99d", 604_800), ("soon", 0), (5, 0)])
+def test_times(ttl, seconds):
+    assert seconds_of(ttl) == seconds
+
+
+def test_the_end_of_a_session(templated):
+    def ask(session, question):
+        said = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        return templated.chat(messages=said, session_id=session, cache_scope="sessions", cache_prompt=None)
+
+    first = ask("one", "Which ship is the largest of all in the harbour?")
+    assert ask("two", "When does the tide come in?")["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+    path = "/v1/sessions/one?scope=sessions"
+    ended = templated.http.delete(path).json()
+    alone = first["usage"]["prompt_tokens"] - first["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert 10 < ended["tokens"] < alone / 2, "its question and answer, and not what the other session has, too"
+    assert templated.http.delete(path).status_code == 404
+    assert templated.http.delete("/v1/sessions/two").status_code == 404, "it is of another scope"
