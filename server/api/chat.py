@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import cast
 
 from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..chat.body import ChatRequest
+from ..chat.content import INPUT, custom_names
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
 from ..http.api_errors import RequestError
 from .completions import verbose
 from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accept, accounts, count_prompt, sse_event, submit
+from .response_tools import FreeText, free_text
 
 
 class ChatReply:
-    """Chunks with `delta`, and a message at once."""
+    """Chunks with `delta`, and a message at once. customs: the names of the tools whose calls are a free text."""
 
-    def __init__(self, envelope: ResponseMeta) -> None:
+    def __init__(self, envelope: ResponseMeta, customs: frozenset[str] = frozenset()) -> None:
         self.envelope, self._probabilities = envelope, envelope.probabilities()
         self._readers = [envelope.reader() for _ in self._probabilities]
         self._has_calls = [False for _ in self._probabilities]
         self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens, for the next chunk
+        self._customs = customs
+        self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # of such calls, by their number
         self._head = envelope.head("chat.completion.chunk")
         self._is_old = isinstance(envelope.options, ChatRequest) and envelope.options.functions is not None
 
@@ -45,6 +51,7 @@ class ChatReply:
 
     def end(self, index: int, end: End) -> list[bytes]:
         rest = self._chunks(index, self._readers[index].finish(end.is_cut), {})
+        rest += [self._chunk(index, _custom(at, text.finish()), {}) for at, text in self._texts[index].items()]
         choice = self._choice(index, {}, self._reason(end, self._has_calls[index]))
         last = self._head | {"choices": [choice]} | accounts(end.report) | self.envelope.notes()
         return [*rest, sse_event(last | verbose(self.envelope, index, WholeAnswer((), end)))]
@@ -74,14 +81,30 @@ class ChatReply:
         reason = self._reason(answer.end, "tool_calls" in said)
         if self._is_old and isinstance(calls := said.pop("tool_calls", None), list):
             said["function_call"] = calls[0]["function"]
+        elif isinstance(calls := said.get("tool_calls"), list):
+            said["tool_calls"] = [
+                _custom_call(call) if call["function"]["name"] in self._customs else call for call in calls
+            ]
         choice: Fields = {"index": index, "message": said | {"refusal": None}, "logprobs": logprobs, "finish_reason": reason}
         return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
         """times: of the answer so far, in each of its chunks."""
         self._has_calls[index] |= any(isinstance(fragment, CallStart) for fragment in fragments)
-        write = _old_delta if self._is_old else _delta
+        write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
         return [self._chunk(index, write(fragment), times) for fragment in fragments]
+
+    def _delta(self, index: int, fragment: Fragment) -> Fields:
+        """Return a delta for a client some of whose calls are a free text."""
+        texts = self._texts[index]
+        match fragment:
+            case CallStart(at, id, name) if name in self._customs:
+                texts[at] = FreeText()
+                call = {"index": at, "id": id, "type": "custom", "custom": {"name": name, INPUT: ""}}
+                return {"tool_calls": [call]}
+            case CallArguments(at, text) if at in texts:
+                return _custom(at, texts[at].push(text))
+        return _delta(fragment)
 
     def _reason(self, end: End, has_calls: bool) -> str:
         return "function_call" if self._is_old and has_calls and end.reason == "stop" else finish_reason(end, has_calls)
@@ -121,6 +144,18 @@ def _delta(fragment: Fragment) -> Fields:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
+def _custom(at: int, text: str) -> Fields:
+    """Return a delta with more of the free text of a call."""
+    return {"tool_calls": [{"index": at, "custom": {INPUT: text}}]}
+
+
+def _custom_call(call: Fields) -> Fields:
+    """Return a call whose arguments are a free text."""
+    function = cast("dict[str, str]", call["function"])
+    custom = {"name": function["name"], INPUT: free_text(function["arguments"])}
+    return {"id": call["id"], "type": "custom", "custom": custom}
+
+
 def _old_delta(fragment: Fragment) -> Fields:
     """Return a delta for a client that sent `functions`, whose answers have one call at most."""
     match fragment:
@@ -134,7 +169,7 @@ def _old_delta(fragment: Fragment) -> Fields:
 
 
 async def create(request: Request, asked: ChatRequest) -> ReplyFormat:
-    return ChatReply(submit(request, await accept(request, asked)))
+    return ChatReply(submit(request, await accept(request, asked)), custom_names(asked.tools))
 
 
 async def count(request: Request, asked: ChatRequest) -> Response:

@@ -12,6 +12,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..chat.content import INPUT, TEXT_ARGUMENT, UNCONSTRAINED, described
 from ..chat.sampling_fields import JsonValue
 from ..engine.usage import Fields
 from ..http.api_errors import RequestError
@@ -22,7 +23,6 @@ HOSTED = re.compile(
 )
 """The tools that OpenAI runs, or that only its models were trained for, with the dates of their versions."""
 BETWEEN = "__"  # a namespace and a name, in the name of the function
-INPUT = "input"  # the argument that holds a free text
 Tool = Mapping[str, JsonValue]
 
 
@@ -78,7 +78,7 @@ class ResponseTools:
             kinds = ", ".join(dict.fromkeys(self.hosted))
             yield f"tools: {kinds} left out: this server runs no tools, and the model was told nothing of them"
         if self.unconstrained:
-            yield f"tools: the grammar of {', '.join(self.unconstrained)} is shown to the model and not enforced"
+            yield UNCONSTRAINED.format(", ".join(self.unconstrained))
 
     def choice(self, choice: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
         """Return a choice as a chat has it: what Responses name at the top, a chat names one level down."""
@@ -120,26 +120,11 @@ class ResponseTools:
         function = {name: value for name, value in tool.items() if name not in ("type", "format")}
         function["name"] = called.function
         if called.is_custom:
-            function["parameters"] = _TEXT
-            function["description"] = self._described(tool, called.name)
+            text, has_grammar = described(tool)
+            function |= {"parameters": TEXT_ARGUMENT, "description": text}
+            if has_grammar:
+                self.unconstrained.append(called.name)
         self.functions.append({"type": "function", "function": function})
-
-    def _described(self, tool: Tool, name: str) -> str:
-        """Return the description of a tool with free text, with the grammar of that."""
-        described, form = str(tool.get("description") or ""), tool.get("format")
-        if not isinstance(form, dict) or form.get("type") != "grammar":
-            return described
-        self.unconstrained.append(name)
-        return f"{described}\n\nThe input fits this grammar ({form.get('syntax')}):\n{form.get('definition')}".strip()
-
-
-_TEXT: dict[str, JsonValue] = {
-    "type": "object",
-    "properties": {INPUT: {"type": "string"}},
-    "required": [INPUT],
-    "additionalProperties": False,
-}
-"""The arguments of a tool with free text."""
 
 
 def _name(tool: Tool, where: str) -> str:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..chat.body import ConversationReference, Count, OpenAIFields, ResponseChat, TextConfig, TextFormat
-from ..chat.content import UNREADABLE, unsupported
+from ..chat.content import INPUT, UNREADABLE, unsupported
 from ..chat.sampling_fields import JsonValue
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
@@ -42,7 +42,7 @@ from .reply import (
     submit,
     unseal,
 )
-from .response_tools import INPUT, CalledTool, FreeText, ResponseTools, free_text, function_name
+from .response_tools import CalledTool, FreeText, ResponseTools, free_text, function_name
 
 # ---- Items of OpenAI's Responses as messages of a chat, and back. -------------------------------------------------------
 #

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +21,7 @@ UNREADABLE: Mapping[str, str] = {
 """Parts of a content that are no text, and what they are."""
 MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Fields that mark how far a prompt may be cached. They are no part of it: a client moves them from turn to turn."""
+NOT_SHOWN = "messages: parts that are no text are not shown to the model, a line of text stands for each"
 ON = "call_{}"  # the id of a call of the old form, by its message
 TTL = re.compile("([0-9]{1,6})([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -43,6 +45,8 @@ def take(request: ChatRequest) -> tuple[ChatRequest, Breakpoints, tuple[str, ...
         changed["messages"] = taken.messages
     if request.functions is not None:
         changed |= _of_functions(request)
+    if custom_names(request.tools):
+        changed |= {"tools": taken.functions(request.tools or ()), "tool_choice": _function_choice(request.tool_choice)}
     tools = changed.get("tools", request.tools)
     if tools and any(map(_is_marked_tool, tools)):
         taken.is_marked, changed["tools"] = True, list(map(_without_marks_of_tool, tools))
@@ -58,19 +62,38 @@ def take(request: ChatRequest) -> tuple[ChatRequest, Breakpoints, tuple[str, ...
 
 
 class _Taken:
-    """The messages of a chat as they are taken. left_out: by kind, the parts that are no text. is_marked: any has a mark."""
+    """The messages of a chat as they are taken. left_out: by kind, the parts that are no text. is_marked: any has a mark.
+
+    unconstrained: the tools whose free text should fit a grammar.
+    """
 
     def __init__(self, request: ChatRequest) -> None:
+        self.unconstrained: list[str] = []
         self.left_out, self.is_marked, self.breakpoints = Counter[str](), False, dict[int, float]()
         self._ttl = (request.prompt_cache_options or {}).get("ttl")
         self._last = len(request.messages) - 1
         self.messages = [self._message(message, at) for at, message in enumerate(request.messages)]
 
     def warnings(self) -> tuple[str, ...]:
-        if not self.left_out:
-            return ()
-        counted = ", ".join(f"{kind} ({number})" for kind, number in self.left_out.items())
-        return (f"messages: parts that are no text are not shown to the model, a line of text stands for each: {counted}",)
+        said: list[str] = []
+        if self.left_out:
+            counted = ", ".join(f"{kind} ({number})" for kind, number in self.left_out.items())
+            said.append(f"{NOT_SHOWN}: {counted}")
+        if self.unconstrained:
+            said.append(UNCONSTRAINED.format(", ".join(self.unconstrained)))
+        return tuple(said)
+
+    def functions(self, tools: Sequence[Fields]) -> list[Fields]:
+        """Return the tools, each with free text as a function."""
+        return [self._function(tool) if _custom_of(tool) else tool for tool in tools]
+
+    def _function(self, tool: Fields) -> Fields:
+        custom = _custom_of(tool)
+        text, has_grammar = described(custom)
+        if has_grammar:
+            self.unconstrained.append(str(custom.get("name")))
+        function = {"name": custom.get("name"), "description": text, "parameters": TEXT_ARGUMENT}
+        return {name: value for name, value in tool.items() if name != "custom"} | {"type": "function", "function": function}
 
     def mark(self, at: int, control: JsonValue) -> None:
         """Note a breakpoint behind a message. control: may have a time; of several ones the longest counts."""
@@ -96,6 +119,8 @@ class _Taken:
             changed["content"] = message["refusal"]
         if isinstance(call := message.get("function_call"), dict) and not message.get("tool_calls"):
             changed["tool_calls"] = [{"id": ON.format(at), "type": "function", "function": call}]
+        if isinstance(calls := message.get("tool_calls"), list) and any(map(_custom_of, calls)):
+            changed["tool_calls"] = list(map(_function_call, calls))
         if message.get("role") == "function":
             changed |= {"role": "tool", "tool_call_id": ON.format(at - 1)}
         if not MARKS.isdisjoint(message):
@@ -141,6 +166,56 @@ def unsupported(kind: str) -> str:
 def stand_in(kind: str) -> str:
     """Return the line of text that stands for a part of this kind."""
     return f"[{UNREADABLE[kind]}: not shown, since this model reads text only]"
+
+
+# ---- Tools whose calls are a free text: for the model, functions with one text among their arguments. --------------------
+
+INPUT = "input"  # the argument that holds a free text
+TEXT_ARGUMENT: Fields = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+"""The arguments of a tool with free text."""
+UNCONSTRAINED = "tools: the grammar of {} is shown to the model and not enforced"
+
+
+def described(tool: Mapping[str, JsonValue]) -> tuple[str, bool]:
+    """Return the description of a tool with free text, and whether that has to fit a grammar, which then stands in it."""
+    text, form = str(tool.get("description") or ""), tool.get("format")
+    if not isinstance(form, dict) or form.get("type") != "grammar":
+        return text, False
+    grammar = nested if isinstance(nested := form.get("grammar"), dict) else form  # in a chat, and in a response
+    return f"{text}\n\nThe input fits this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}".strip(), True
+
+
+def custom_names(tools: Sequence[JsonValue] | None) -> frozenset[str]:
+    """Return the names of the tools of a chat whose calls are a free text."""
+    return frozenset(str(custom.get("name")) for tool in tools or () if (custom := _custom_of(tool)))
+
+
+def _custom_of(tool: JsonValue) -> Fields:
+    """Return what a tool with free text, a call of one or a choice of one says of itself; nothing for all others."""
+    custom = tool.get("custom") if isinstance(tool, dict) and tool.get("type") == "custom" else None
+    return custom if isinstance(custom, dict) else {}
+
+
+def _function_call(call: JsonValue) -> JsonValue:
+    if not (custom := _custom_of(call)):
+        return call
+    arguments = json.dumps({INPUT: custom.get(INPUT)}, ensure_ascii=False)
+    return {"id": call.get("id"), "type": "function", "function": {"name": custom.get("name"), "arguments": arguments}}
+
+
+def _function_choice(choice: JsonValue) -> JsonValue:
+    """Return a choice among the tools by the functions that stand for them."""
+    if custom := _custom_of(choice):
+        return {"type": "function", "function": {"name": custom.get("name")}}
+    match choice:
+        case {"type": "allowed_tools", "allowed_tools": {"tools": [*tools]} as allowed}:
+            return choice | {"allowed_tools": allowed | {"tools": list(map(_function_choice, tools))}}
+    return choice
 
 
 def _of_functions(request: ChatRequest) -> Fields:
