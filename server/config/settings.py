@@ -284,7 +284,7 @@ class Settings(Numbers):
     conversations: int = row(1000, ("--conversations",), "conversations that are stored; the least recently used leaves first; 0: none")
     conversation_ram: int = row(256, ("--conversation-ram",), "MiB that stored conversations may take")
     conversation_ttl: int = row(86400, ("--conversation-ttl",), "seconds after its last use that a conversation stays stored; 0: no limit")
-    idle_prefill: bool = row(True, ("--idle-prefill",), "while the server is idle, prefill the start of each conversation's next turn, and the rest of a prompt whose client left when more than half of it was computed")
+    idle_prefill: bool = row(True, ("--idle-prefill",), "while the server is idle, prefill the start of each conversation's next turn, the rest of a prompt whose client left when more than half of it was computed, and what a client goes on with when it has shortened a history as before")
     idle_sets: int = row(0, ("--idle-sets",), "after a chat's first answer, while the server is idle, prefill this many sets of its documents at the front of a prompt, where other chats can reuse them: each document alone, then pairs, and so on")
     chat_template: str = row("", ("--chat-template",), "a chat template to use instead of the model's: a name, such as chatml or llama3, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
     chat_template_file: str = row("", ("--chat-template-file",), "a Jinja chat template to use instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")

@@ -1,6 +1,7 @@
 """Work for idle time: abandoned prompts, follow-up turns, document sets, popular prefixes.
 
-First the rest of each prompt whose client left when more than half of it was computed: it will ask again.
+First the rest of each prompt whose client left when more than half of it was computed: it will ask again. Then the
+beginning of a history that a client is about to shorten (`Compactions`).
 
 Then the next turn of each conversation: its history as the template shows it then, up to the user's message. That is the
 answer's last token, the tokens that end it, and the whole answer where the template changes it (drops its reasoning, say).
@@ -22,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from sys import getsizeof
 from typing import Generic, TypeVar
@@ -46,6 +48,7 @@ from ..engine.generation import End, Failure, Generation
 from ..engine.view import View
 from ..http.api_errors import RequestError
 from ..http.threads import LARGE
+from .compactions import Compactions
 from .submitter import Submitter
 
 # ---- Work that waits for idle time: bounded in number and in bytes, since idle time may never come. ---------------------
@@ -315,7 +318,8 @@ class AbandonedPrompt:
 class AnsweredChat:
     """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages.
 
-    found: the ids of the documents that the server found for it; None if the request did not ask for them.
+    found: the ids of the documents that the server found for it; None if the request did not ask for them. session: its
+    name.
     """
 
     request: int
@@ -323,11 +327,20 @@ class AnsweredChat:
     options: bytes
     entries: tuple[HistoryMessage, ...]
     found: Sequence[str] | None = None
+    session: str = ""
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes, about."""
         return getsizeof(self.options) + getsizeof(self.entries) + sum(entry.num_bytes for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShortenedChat:
+    """A chat that a client is likely to ask when it has shortened its history."""
+
+    scope: Scope
+    chat: ChatRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -366,6 +379,8 @@ class IdlePrefill:
         self._next_turns, self._num_sets = next_turns, num_sets
         self._abandoned: Backlog[AbandonedPrompt] = Backlog(MAX_WAITING, MAX_BYTES)
         self._answers: Backlog[AnsweredChat] = Backlog(MAX_WAITING, MAX_BYTES)
+        self._compactions = Compactions()
+        self._shortened: Backlog[ShortenedChat] = Backlog(MAX_WAITING, MAX_BYTES)
         self._sets: Backlog[LikelyPrompts] = Backlog(MAX_WAITING, MAX_BYTES)
         self.prefixes: LikelyPrefixes | None = None
         self._task: asyncio.Task[None] | None = None
@@ -377,12 +392,13 @@ class IdlePrefill:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._abandoned or self._answers or self._sets or (self.prefixes and self.prefixes.has_more))
+        waits = self._abandoned or self._shortened or self._answers or self._sets
+        return bool(waits or (self.prefixes and self.prefixes.has_more))
 
     @property
     def num_bytes(self) -> int:
         """Memory that the backlog takes, about."""
-        return self._abandoned.num_bytes + self._answers.num_bytes + self._sets.num_bytes
+        return sum(backlog.num_bytes for backlog in (self._abandoned, self._shortened, self._answers, self._sets))
 
     def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
         """Queue what may follow an answer. prompt: the one that was answered."""
@@ -390,6 +406,9 @@ class IdlePrefill:
             self.prefixes.note(SharedPrefix.of(answered.scope, answered.options, answered.entries), answered.found)
         if self._next_turns:
             self._answers.add(answered, answered.num_bytes)
+            key = (answered.scope.name, answered.session)
+            for chat in self._compactions.note(key, answered.options, answered.entries):
+                self._shortened.add(ShortenedChat(answered.scope, chat), answered.num_bytes)
         is_first = sum(entry.role == "user" for entry in answered.entries) == 1
         if is_first and (prompts := deque(itertools.islice(likely_prompts(prompt), self._num_sets))):
             self._sets.add(LikelyPrompts(answered.scope, prompts), answered.num_bytes)
@@ -441,6 +460,9 @@ class IdlePrefill:
         self.abort()
         for abandoned in [abandoned for abandoned in self._abandoned if abandoned.scope.name == scope]:
             self._abandoned.remove(abandoned)
+        self._compactions.forget(scope)
+        for shortened in [shortened for shortened in self._shortened if shortened.scope.name == scope]:
+            self._shortened.remove(shortened)
         for answered in [answered for answered in self._answers if answered.scope.name == scope]:
             self._answers.remove(answered)
         for sets in [sets for sets in self._sets if sets.scope.name == scope]:
@@ -456,6 +478,11 @@ class IdlePrefill:
                 if not await self._finish(abandoned):
                     return
                 self._abandoned.remove(abandoned)
+            while self._shortened:
+                shortened = self._shortened.newest
+                if not await self._prefill_made(shortened.scope, LARGE, partial(self._prompt_of, shortened.chat)):
+                    return
+                self._shortened.remove(shortened)
             while self._answers:
                 answered = self._answers.oldest
                 if not await self._prefill_next_turn(answered):
@@ -486,16 +513,23 @@ class IdlePrefill:
 
     async def _prefill_next_turn(self, answered: AnsweredChat) -> bool:
         """Prefill the prefix of the turn after an answer. False: stop for now."""
+        # The backlog bounds the bytes that wait, so here an answer counts as the smallest large request, and leaves the room
+        # to the prompts of clients.
+        size, make = min(answered.num_bytes, LARGE), partial(self._next_prompt, answered)
+        return await self._prefill_made(answered.scope, size, make, follows=answered.request)
+
+    async def _prefill_made(
+        self, scope: Scope, size: int, make: Callable[[], ChatPrompt | None], follows: int | None = None
+    ) -> bool:
+        """Prefill a prompt that is made first, if it can be. False: stop for now. size: bytes that it counts for."""
         try:
-            # In the builder's threads, since those end before the model is freed. The backlog bounds the bytes that wait, so
-            # here an answer counts as the smallest large request, and leaves the room to the prompts of clients.
-            size = min(answered.num_bytes, LARGE)
-            prompt = await self._builder.threads.run(size, self._next_prompt, answered)
-            return prompt is None or await self._prefill(prompt, answered.scope, follows=answered.request)
+            # In the builder's threads, since those end before the model is freed.
+            prompt = await self._builder.threads.run(size, make)
+            return prompt is None or await self._prefill(prompt, scope, follows=follows)
         except RequestError:
             raise
         except Exception:
-            logger.exception("the start of a next turn could not be computed ahead")
+            logger.exception("a prompt could not be computed ahead")
             return True
 
     async def _prefetch_documents(self, likely: LikelyPrefix) -> bool:
@@ -510,6 +544,13 @@ class IdlePrefill:
 
     def _next_prompt(self, answered: AnsweredChat) -> ChatPrompt | None:
         return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
+
+    def _prompt_of(self, chat: ChatRequest) -> ChatPrompt | None:
+        """Make the prompt of a chat that nobody has sent; None if it would be refused."""
+        try:
+            return self._builder.chat(chat).prompt
+        except RequestError:
+            return None
 
     async def _prefill(self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None) -> bool:
         """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or it would evict).
@@ -529,7 +570,7 @@ class IdlePrefill:
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
         if isinstance(event, Failure):
-            for backlog in (self._abandoned, self._answers, self._sets):
+            for backlog in (self._abandoned, self._shortened, self._answers, self._sets):
                 backlog.clear()
             return False
         logger.debug("%d tokens of %d computed ahead", missing.tokens, event.report.num_prompt)

@@ -200,14 +200,16 @@ class Service:
                 retrieval = answer_sources.fields("".join(generation.parts))
                 event = replace(event, report=replace(event.report, retrieval=retrieval))
             if turn is not None:
-                return self._remember(generation, turn, event, answer_sources)
+                return self._remember(generation, turn, event, answer_sources, session=session)
             if event.sampled is not None:
                 self.answers.remember(generation.scope, "".join(generation.parts), event.sampled)
             return event
         finally:
             self._close(generation)
 
-    def _remember(self, generation: Generation, turn: PendingTurn, end: End, answer_sources: AnswerSources | None) -> End:
+    def _remember(
+        self, generation: Generation, turn: PendingTurn, end: End, answer_sources: AnswerSources | None, *, session: str
+    ) -> End:
         """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
         request, layout = generation.request, generation.job.layout
         answer, key, is_content = turn.read("".join(generation.parts), end.is_cut)
@@ -218,7 +220,7 @@ class Service:
         remembered = turn.ref is not None and self.conversations.remember(turn.ref, turn.id, entries)
         if request.index_scope.is_shared and generation.limit:
             found = answer_sources.found if answer_sources else None
-            answered = AnsweredChat(request.id, request.index_scope, turn.options, entries, found=found)
+            answered = AnsweredChat(request.id, request.index_scope, turn.options, entries, found=found, session=session)
             self.idle.add(answered, turn.chat.prompt)
         moved = [asdict(change) for change in turn.chat.moved] or None
         return replace(end, report=replace(end.report, conversation=turn.report(remembered), moved=moved))

@@ -1,5 +1,7 @@
 """Instructions that change within a session: they stay as they began, and what changed is said behind the last message."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ def said(role, text):
     return {"role": role, "content": text}
 
 
-def settled(texts, messages, asked=True):
+def settled(texts, messages, asked=True) -> tuple[list[Any], Any]:
     return texts.settle(LINEAGE, messages, asked)
 
 
@@ -156,7 +158,7 @@ def templated(tiny):
 
 def session(server, line, turns=8, **fields):
     """Run a session whose instructions have a line for each turn; return the tokens computed, and the last answer."""
-    history, computed = [], 0
+    history, computed, answer = [], 0, {}
     for turn in range(turns):
         history.append({"role": "user", "content": f"{turn}: {QUESTION}"})
         system = {"role": "system", "content": f"{SYSTEM}\n{line(turn)}{SYSTEM}"}
