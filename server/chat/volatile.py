@@ -26,7 +26,8 @@ UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
 MOST_PIECES, LONGEST = 8, 1000  # of the instructions of one request; characters of a piece
 LEAST_SAME = 0.8  # of the text; with less of it, these are other instructions
 MOST_UNITS = 2000  # between the first and the last difference: more are not compared
-MOST_FRONTS, MOST_LINES = 8, 1024  # that are remembered: of a lineage, and at the messages of one front
+MOST_LINEAGES, MOST_FRONTS, MOST_LINES = 1024, 8, 1024  # that are remembered: fronts of a lineage, lines of a front
+COPIES = 3  # that a line stands for: of the texts that it is made of
 MOST_CHARACTERS = 16 << 20  # of all that is remembered; the lineages used last stay
 QUOTED = 80  # characters of the text that stands in front
 TARGETS = ("user", "tool", "function")
@@ -65,11 +66,20 @@ class Front:
 
     texts: Texts
     lines: OrderedDict[bytes, tuple[str, Changes]] = field(default_factory=OrderedDict)
+    num_characters: int = 0  # of all these
 
-    @property
-    def num_characters(self) -> int:
-        lines = sum(3 * len(line) for line, _ in self.lines.values())  # and the changes that it is made of
-        return lines + sum(len(text) for parts in self.texts for text in parts)
+    def __post_init__(self) -> None:
+        self.num_characters = sum(len(text) for parts in self.texts for text in parts)
+
+    def put(self, key: bytes, line: str, changes: Changes) -> None:
+        """Remember a line; without any, that there is none."""
+        old, _ = self.lines.pop(key, ("", {}))
+        self.num_characters += COPIES * (len(line) - len(old))
+        if line:
+            self.lines[key] = line, changes
+        if len(self.lines) > MOST_LINES:
+            _, (oldest, _) = self.lines.popitem(last=False)
+            self.num_characters -= COPIES * len(oldest)
 
 
 class VolatileText:
@@ -134,7 +144,7 @@ class VolatileText:
     def _shorten(self) -> None:
         sizes = {lineage: sum(front.num_characters for front in fronts) for lineage, fronts in self._fronts.items()}
         num_characters = sum(sizes.values())
-        while num_characters > MOST_CHARACTERS:
+        while num_characters > MOST_CHARACTERS or len(self._fronts) > MOST_LINEAGES:
             lineage, _ = self._fronts.popitem(last=False)
             num_characters -= sizes[lineage]
 
@@ -169,16 +179,11 @@ class VolatileText:
             digest.update(msgspec.json.encode(shown[at]))
             key = digest.digest()
             if at == messages[-1]:
-                if line := "\n".join(_news(said, changes)):
-                    front.lines[key] = line, changes
-                else:
-                    front.lines.pop(key, None)
+                front.put(key, "\n".join(_news(said, changes)), changes)
             if known := front.lines.get(key):
                 front.lines.move_to_end(key)
                 line, said = known
                 shown[at] = _with_line(shown[at], line)
-        while len(front.lines) > MOST_LINES:
-            front.lines.popitem(last=False)
 
 
 def _news(said: Changes, changes: Changes) -> Iterator[str]:
