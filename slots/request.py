@@ -20,6 +20,7 @@ from .reuse import Reuse, ids_of
 from .scope import Scope
 from .tier import Record
 
+BATCH = -101  # the priority of a batch's requests: below all that clients may ask for
 PATIENCE = 0.1  # of the time to compute what is fetched, that a request waits at most while nothing arrives
 
 
@@ -204,6 +205,11 @@ class Request:
     def index_scope(self) -> Scope:
         """The scope of what it reads from the cache and leaves there."""
         return self.snapshot_scope or self.scope
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is one of a batch, for whose answer nobody waits: it gives way to all others."""
+        return self.priority == BATCH
 
     @property
     def keeps(self) -> bool:

@@ -4,6 +4,8 @@ A step is `plan()`, then the runner, then `commit()`. Prefill is no phase of its
 known ones (vLLM's scheduler). When cells run out: evict a leaf, else preempt the youngest request, which resumes later
 from its KV that is still in the tree. No later prompt of its priority passes one that is due, and the oldest request is
 preempted last, so none starves beside others of its priority.
+
+Requests of a batch give their slots and cells to all others, and pause while one of these computes its prompt.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class StepBuilder:
     @property
     def background(self) -> bool:
         """Whether no client waits for its results."""
-        return all(job.request.background for job in self.jobs)
+        return all(job.request.background or job.request.is_batch for job in self.jobs)
 
     def decode(self, jobs: Iterable[Job], drafts: Sequence[np.ndarray] = ()) -> None:
         """Add the last token of each request, and its draft. Their cells are free. drafts: of each request, or none."""
@@ -322,24 +324,31 @@ class Scheduler:
         """
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.decoding for one in self.running) or len({one.answering for one in self.running}) > 1
+        is_awaited = streams and any(one.answering and not one.request.is_batch for one in self.running)
         if apart and self.step.is_decode_turn and streams:
             step = self._new_step()
-            same = [job for job in self.running if job.request.scope.adapters == last and not job.decoding]
-            step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.passed_over, same)))
+            same = [job for job in self._computing() if job.request.scope.adapters == last and not job.decoding]
+            cells = partial(self.cells.passed_over, same)
+            step.prefill(same, self.budget.limit(self.batch_size, cells) if is_awaited else self.batch_size)
             if step.spans:
                 return step
         while True:
             step = self._new_step()
-            while not self.cells.reserve(len(decoding := in_turn(self.running, last, decoding=True))):
+            while not self.cells.reserve(len(decoding := in_turn(self._computing(), last, decoding=True))):
                 self._preempt()
             step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))
             step.is_decode_turn = apart and bool(step.spans)
-            if not step.is_decode_turn and (prompts := in_turn(self.running, last, decoding=False)):
+            if not step.is_decode_turn and (prompts := in_turn(self._computing(), last, decoding=False)):
                 left, cells = self.batch_size - step.num_tokens, partial(self.cells.passed_over, [*decoding, *prompts])
-                step.prefill(prompts, self.budget.limit(left, cells) if streams else left)
+                step.prefill(prompts, self.budget.limit(left, cells) if is_awaited else left)
             if step.spans or not self.running:
                 return step
             self._preempt()  # all requests lack cells: the youngest gives up its own
+
+    def _computing(self) -> list[Job]:
+        """Return the running requests that may have a part of the next step: without those of batches beside a prompt."""
+        others = [job for job in self.running if not job.request.is_batch]
+        return others if any(not job.answering for job in others) else self.running
 
     # ---- admission and memory --------------------------------------------------------------------------------------
 
@@ -357,10 +366,12 @@ class Scheduler:
                 self._preempt()
             while self.tree.copies.save_ahead():
                 pass
-        while self.slots.any_idle and (job := self.waiting.next()):
+        while self._has_slot() and (job := self.waiting.next()):
             if self.fetches_late(job):
                 continue
             if not self.cells.fits(job, self.waiting):
+                if self._give_way(job, slot=-1):
+                    continue
                 self.waiting.block()
                 break
             self.waiting.take(job)
@@ -374,6 +385,24 @@ class Scheduler:
             if job.is_suspect:
                 break
         return started
+
+    def _has_slot(self) -> bool:
+        """Return whether a slot is idle. A request of a batch gives up its own for another one that waits for it."""
+        for job in self.waiting if any(one.request.is_batch for one in self.running) else ():
+            if not job.request.is_batch and (job.fetch is None or job.fetch.is_over):
+                if self.slots.any_idle and self.slots.may_take(job):
+                    break
+                if self._give_way(job, slot=job.request.wanted_slot):
+                    break
+        return self.slots.any_idle
+
+    def _give_way(self, job: Job, slot: int) -> bool:
+        """Pause a request of a batch, the youngest, for another one. slot: of that one; -1: any. False: there is none."""
+        batch = [one for one in self.running if one.request.is_batch and slot in (-1, one.slot)]
+        if job.request.is_batch or not batch:
+            return False
+        self._pause(batch[-1], blocks=False)
+        return True
 
     def _may_start(self, job: Job) -> bool:
         """Return whether a slot is idle for a request, and it does not wait for a lower tier."""
@@ -399,12 +428,15 @@ class Scheduler:
 
         It stays there until a running request ends; admitted any earlier it would fit exactly, and be preempted again.
         """
-        victim = min(reversed(self.running), key=lambda job: job.request.priority)
+        self._pause(min(reversed(self.running), key=lambda job: job.request.priority), blocks=True)
+
+    def _pause(self, victim: Job, *, blocks: bool) -> None:
+        """Put a running request first in the queue. blocks: as in `Queue.resume`, while others run."""
         self._leave(victim)
         forget_uncached(self.tree, victim, self.running)
         victim.reuse.num_preempted += 1
         victim.computed = 0
-        self.waiting.resume(victim, blocks=bool(self.running))
+        self.waiting.resume(victim, blocks=blocks and bool(self.running))
         self.counters.preemptions += 1
 
     def _leave(self, job: Job) -> None:

@@ -473,7 +473,8 @@ class Engine:
             for sampler in samplers:
                 sampler.close()
             raise
-        self.runner.interrupt.set()
+        if any(not generation.request.is_batch for generation in generations):
+            self.runner.interrupt.set()  # no request of a batch is worth the step that it would abort
 
     def cancel(self, generation: Generation) -> Future[None]:
         """End a generation whose client has gone, before the next step. The future is done when the engine has ended it."""
@@ -567,7 +568,7 @@ class Engine:
                 raise
             return
         except Interrupted:
-            return  # a background step ended early for an act in the inbox
+            return  # a step that no client waits for ended early for an act in the inbox
         ran = perf_counter()
         self._behind.write()
         self.scheduler.observe(plan, ran - planned)

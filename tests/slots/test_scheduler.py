@@ -5,7 +5,7 @@ import pytest
 from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
-from slotcache.slots.request import Request
+from slotcache.slots.request import BATCH, Request
 from slotcache.slots.scheduler import check, check_tree
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
@@ -610,3 +610,52 @@ def test_a_front_that_is_in_use_has_a_copy_once_what_stands_on_it_has_one():
     assert failed == [stream] and not again
     world.scheduler.finish(stream)
     assert [world.run(tokens, limit=1).reuse.cached for tokens in others] == [119] * 3
+
+
+def test_a_batch_gives_up_a_slot_for_any_other_request():
+    world = World(slots=2)
+    batch = [world.submit(range(100 * n, 100 * n + 20), limit=20, priority=BATCH) for n in range(3)]
+    world.step()
+    asked = world.submit(range(900, 920), limit=3)
+    assert asked.request.id in world.step().admitted
+    assert [job.reuse.num_preempted for job in batch] == [0, 1, 0]
+    wanted = world.submit(range(950, 970), limit=3, slot=batch[0].slot)
+    assert wanted.request.id in world.step().admitted
+    world.finish()
+    assert all(job.num_tokens == 40 for job in batch)
+
+
+def test_a_batch_gives_up_its_cells_for_any_other_request():
+    world = World(cells=100, slots=4)
+    batch = world.submit(range(40), limit=40, priority=BATCH)
+    world.step()
+    asked = world.submit(range(100, 170), limit=10)
+    assert asked.request.id in world.step().admitted and batch.reuse.num_preempted
+    world.finish()
+    assert (batch.num_tokens, asked.num_tokens) == (80, 80)
+
+
+def test_a_batch_pauses_while_a_prompt_is_computed_and_runs_beside_its_answer():
+    world = World(slots=3)
+    batch = world.submit(range(20), limit=60, priority=BATCH)
+    world.step()
+    asked = world.submit(range(100, 180), limit=30)
+    while asked.num_tokens == asked.num_prompt:
+        assert not computed(world.step(), batch)
+    assert computed(world.step(), batch) == computed(world.plans[-1], asked) == 1
+    long = world.submit(range(300, 400), limit=2, priority=BATCH)
+    assert computed(world.step(), long) == 32, "an answer that a client waits for limits the prompts beside it"
+    world.finish()
+    assert batch.num_tokens == 80
+
+
+def test_nobody_waits_for_the_prompts_of_a_batch_and_a_step_of_it_alone_may_be_aborted():
+    world = World(slots=3)
+    first = world.submit(range(20), limit=60, priority=BATCH)
+    world.step()
+    second = world.submit(range(100, 180), limit=2, priority=BATCH)
+    plan = world.step()
+    assert (computed(plan, first), computed(plan, second), plan.background) == (1, 80, True)
+    world.submit(range(500, 520), limit=2)
+    assert not world.step().background
+    world.finish()
