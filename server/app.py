@@ -24,6 +24,7 @@ from .http.log import RequestLog
 from .http.security import guards
 from .search.folder import FolderIndex
 from .search.vectors import Vectors
+from .service.batch_files import Batches
 from .service.metrics import exposition_of_vectors
 from .service.repeats import Repeats
 from .service.service import Service
@@ -110,7 +111,7 @@ class AppState:
 
     started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
     no text. folder_index: likewise, and without --docs. refusals: of bodies that were too long. repeats: of
-    prompts that leave the cache alone.
+    prompts that leave the cache alone. batches: None while the model loads, and where no port is served.
     """
 
     settings: Settings
@@ -121,6 +122,7 @@ class AppState:
     folder_index: FolderIndex | None = None
     refusals: Refusals = field(default_factory=Refusals)
     repeats: Repeats = field(default_factory=Repeats)
+    batches: Batches | None = None
 
     @property
     def failure(self) -> str | None:

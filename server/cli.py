@@ -1,4 +1,4 @@
-"""The command `slotcache`: serve, launch, order, demo, doctor, cache, generate, bench."""
+"""The command `slotcache`: serve, launch, order, batch, demo, doctor, cache, generate, bench."""
 
 from __future__ import annotations
 
@@ -56,6 +56,20 @@ def _parser() -> argparse.ArgumentParser:
     ordering = commands.add_parser("order", help="order the documents of chats for another server", allow_abbrev=False)
     _module("front.settings").add_arguments(ordering)
     ordering.set_defaults(command=_order)
+    batching = commands.add_parser("batch", help="answer a file of requests, without a server", allow_abbrev=False)
+    batching.add_argument(
+        "input", metavar="IN", type=Path, help="a file of OpenAI's batch lines: custom_id, method, url, body"
+    )
+    batching.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=Path,
+        required=True,
+        help="the file of the answers; what it has already is not computed again",
+    )
+    add_arguments(batching)
+    batching.set_defaults(command=_batch)
     doctor = commands.add_parser("doctor", help="what this machine has, and what would fit", allow_abbrev=False)
     add_arguments(doctor)
     doctor.add_argument(
@@ -87,6 +101,12 @@ def _launch(chosen: argparse.Namespace) -> int:
     from .launch import launch
 
     return launch(settings_of(chosen), chosen.client, chosen.rest, prints=chosen.prints)
+
+
+def _batch(chosen: argparse.Namespace) -> int:
+    from .offline import answer_file
+
+    return answer_file(settings_of(chosen), chosen.input, chosen.output)
 
 
 def _order(chosen: argparse.Namespace) -> int:

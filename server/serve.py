@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
 import uvicorn
+from starlette.applications import Starlette
 
 from ..models.demo import FILE as DEMO_MODEL
 from ..models.demo.corpus import Corpus
@@ -22,6 +24,7 @@ from ..models.model import check_file
 from ..models.model_files import PACKAGED, fetch_hub, fetch_packaged
 from ..slots.tier import FolderError
 from . import load
+from .api.batches import asking
 from .app import AppState, make_app
 from .config.settings import Settings, SettingsError
 from .http.bodies import Bodies
@@ -29,6 +32,7 @@ from .http.connection import Connection
 from .http.connections import ListeningServer, most_connections
 from .http.security import open_to
 from .search.folder import bundled_folder
+from .service.batch_files import Batches, BatchFiles
 
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step
@@ -144,6 +148,8 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
     await load
     if state.service is not None:
         state.service.idle.stop()
+    if state.batches is not None:
+        await state.batches.close()
     await asyncio.to_thread(state.close)
 
 
@@ -166,6 +172,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
     try:
         loaded = await asyncio.to_thread(load.load_all, state.settings, path, progress)
+        files = await asyncio.to_thread(BatchFiles, state.settings)
     except BaseException as error:
         if server.should_exit and isinstance(error, ModelError):
             logger.info("stopped before the model was loaded")
@@ -173,6 +180,9 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
         server.should_exit = True
         raise
     start(state, loaded, lambda: setattr(server, "should_exit", True))
+    app = server.config.app
+    assert isinstance(app, Starlette)
+    state.batches = Batches(files, partial(asking, app), (state.service or state).settings.parallel)
     hosts = [f"[{name}]" if ":" in name else name for name in state.settings.hosts]
     addresses = [f"http://{name}:{state.settings.port}" for name in hosts]
     logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import logging
 import math
+import re
 from binascii import Error
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
@@ -329,7 +330,7 @@ async def read_body(request: Request, kind: type[R]) -> R:
     )
     request.state.warnings = ()
     warn(request, warnings)
-    return decoded
+    return decoded.in_batch() if isinstance(decoded, Options) and hasattr(request.state, "batch") else decoded
 
 
 def warn(request: Request, warnings: Sequence[str]) -> None:
@@ -338,6 +339,29 @@ def warn(request: Request, warnings: Sequence[str]) -> None:
         request.state.warnings += tuple(warnings)
         about = {"request_id": request.state.request_id}
         logger.warning("%s: %s", request.url.path, "; ".join(warnings), extra={"fields": about})
+
+
+MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
+ORDERS = ("asc", "desc")
+
+
+def page(items: list[Fields], request: Request) -> Fields:
+    """Return one page of a list, as OpenAI's API parts it. Raises RequestError."""
+    limit, order, after = (request.query_params.get(name) for name in ("limit", "order", "after"))
+    if order not in (None, *ORDERS):
+        raise RequestError(f"order: expected one of {', '.join(ORDERS)}", param="order")
+    if limit is not None and not (re.fullmatch("[0-9]{1,3}", limit) and 1 <= int(limit) <= MOST_ITEMS):
+        raise RequestError(f"limit: expected a number from 1 to {MOST_ITEMS}", param="limit")
+    if order != "asc":
+        items = items[::-1]
+    if after is not None:
+        at = next((at for at, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise RequestError(f"after: no item {after[:80]!r} in this list", param="after")
+        items = items[at + 1 :]
+    page = items[: int(limit or USUAL_ITEMS)]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return {"object": "list", "data": page, "has_more": len(items) > len(page), "first_id": first, "last_id": last}
 
 
 async def beside_others(request: Request, work: Callable[[], T]) -> T:

@@ -35,6 +35,7 @@ from .reply import (
     beside_others,
     count_prompt,
     encode,
+    page,
     scope_of,
     seal,
     service_of,
@@ -651,9 +652,6 @@ def _status(end: End) -> str:
 
 # ---- OpenAI's Responses: made, shown again and deleted. -----------------------------------------------------------------
 
-MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of input items
-ORDERS = ("asc", "desc")
-
 
 async def create(request: Request, asked: ResponseRequest) -> ReplyFormat:
     """Answer as OpenAI's Responses do. The answer is stored unless `store` is false."""
@@ -700,26 +698,7 @@ async def input_items(request: Request) -> Response:
     messages = [entry.message for entry in before if not entry.one_turn]
     record = msgspec.json.decode(conversation.records.get(id, b"{}"))
     items = items_of(messages, id.removeprefix("resp_"), ResponseTools.of(record.get("tools")).called)
-    return JsonReply(_page(items, request))
-
-
-def _page(items: list[Fields], request: Request) -> Fields:
-    """Return one page of a list, as OpenAI's API parts it. Raises RequestError."""
-    limit, order, after = (request.query_params.get(name) for name in ("limit", "order", "after"))
-    if order not in (None, *ORDERS):
-        raise RequestError(f"order: expected one of {', '.join(ORDERS)}", param="order")
-    if limit is not None and not (re.fullmatch("[0-9]{1,3}", limit) and 1 <= int(limit) <= MOST_ITEMS):
-        raise RequestError(f"limit: expected a number from 1 to {MOST_ITEMS}", param="limit")
-    if order != "asc":
-        items = items[::-1]
-    if after is not None:
-        at = next((at for at, item in enumerate(items) if item["id"] == after), None)
-        if at is None:
-            raise RequestError(f"after: no item {after[:80]!r} in this list", param="after")
-        items = items[at + 1 :]
-    page = items[: int(limit or USUAL_ITEMS)]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return {"object": "list", "data": page, "has_more": len(items) > len(page), "first_id": first, "last_id": last}
+    return JsonReply(page(items, request))
 
 
 def _unknown(id: str) -> RequestError:

@@ -25,13 +25,14 @@ from ..chat.body import (
 from ..config.settings import VERSION
 from ..engine.usage import Fields
 from ..search.retrieve import SearchRequest
-from . import cache, chat, completions, embeddings, llama_server, messages, ollama, responses, search
+from . import batches, cache, chat, completions, embeddings, llama_server, messages, ollama, responses, search
+from .batches import BatchRequest
 from .completions import DetokenizeRequest, TokenizeRequest
 from .embeddings import EmbeddingRequest, RerankRequest
 from .llama_server import FileName
 from .messages import MessagesCountRequest, MessagesRequest
 from .ollama import EmbedRequest, GenerateRequest, ModelName, OldEmbedRequest, OllamaChatRequest
-from .reply import Handler, JsonReply, endpoint
+from .reply import MOST_ITEMS, ORDERS, Handler, JsonReply, endpoint
 from .responses import ResponseCountRequest, ResponseRequest
 from .search import RefreshRequest
 
@@ -103,6 +104,7 @@ def _limit(most: int) -> Fields:
     return {"type": "integer", "minimum": 1, "maximum": most}
 
 
+PAGE = {"limit": _limit(MOST_ITEMS), "order": {"type": "string", "enum": ORDERS}, "after": AFTER}
 ROUTES = (
     ApiRoute("GET", "/health /v1/health", llama_server.health),
     ApiRoute("GET", "/v1/models /models", llama_server.models),
@@ -133,8 +135,7 @@ ROUTES = (
         "GET",
         "/v1/responses/{id}/input_items",
         responses.input_items,
-        query=SCOPE
-        | {"limit": _limit(responses.MOST_ITEMS), "order": {"type": "string", "enum": responses.ORDERS}, "after": AFTER},
+        query=SCOPE | PAGE,
     ),
     ApiRoute("POST", "/v1/messages", messages.create, MessagesRequest),
     ApiRoute("POST", "/v1/messages/count_tokens", messages.count, MessagesCountRequest),
@@ -167,6 +168,15 @@ ROUTES = (
     ApiRoute("DELETE", "/v1/speculate", cache.forget_speculation, query=SCOPE | {"id": NAME}),
     ApiRoute("GET", "/v1/conversations/{id:path}", cache.show_conversation, query=SCOPE),
     ApiRoute("DELETE", "/v1/conversations/{id:path}", cache.forget_conversation, query=SCOPE),
+    ApiRoute("POST", "/v1/files", batches.upload),
+    ApiRoute("GET", "/v1/files", batches.list_files, query=PAGE | {"purpose": AFTER}),
+    ApiRoute("GET", "/v1/files/{id}", batches.show_file),
+    ApiRoute("DELETE", "/v1/files/{id}", batches.delete_file),
+    ApiRoute("GET", "/v1/files/{id}/content", batches.file_content),
+    ApiRoute("POST", "/v1/batches", batches.create, BatchRequest),
+    ApiRoute("GET", "/v1/batches", batches.list_batches, query=PAGE),
+    ApiRoute("GET", "/v1/batches/{id}", batches.show),
+    ApiRoute("POST", "/v1/batches/{id}/cancel", batches.cancel),
     ApiRoute("POST", "/v1/search", search.search, SearchRequest),
     ApiRoute("GET", "/v1/sources", search.list_sources, query=SCOPE | {"after": AFTER, "limit": _limit(search.MOST_FILES)}),
     ApiRoute("POST", "/v1/sources/refresh", search.refresh_sources, RefreshRequest),

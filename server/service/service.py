@@ -16,6 +16,7 @@ from ...models.json_schema import GrammarError
 from ...models.model import Model
 from ...models.template import ChatTemplate
 from ...slots.lower_tiers import LowerTier
+from ...slots.request import BATCH
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
 from ..chat.builder import PromptBuilder
 from ..chat.content import take
@@ -142,7 +143,8 @@ class Service:
 
     def submit(self, prepared: Prepared) -> list[Generation]:
         """Hand a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
-        self._check_queue(prepared.num_choices)
+        if prepared.options.priority != BATCH:
+            self._check_queue(prepared.num_choices)
         generations = self.submitter.generations(prepared)
         self.idle.stop()
         for generation in generations:
@@ -175,7 +177,7 @@ class Service:
 
     def _close_abandoned(self, generation: Generation, ended: asyncio.Future[None]) -> None:
         """Close a generation that the engine has ended, for its client or because the engine stopped."""
-        if not ended.cancelled() and ended.exception() is None:
+        if not (ended.cancelled() or ended.exception() or generation.request.is_batch):
             self.idle.add_abandoned(generation)
         self._close(generation)
 
@@ -218,7 +220,7 @@ class Service:
             self.answers.remember(generation.scope, key, sampled)
         entries = turn.entries(layout, answer, sampled if is_content else None)
         remembered = turn.ref is not None and self.conversations.remember(turn.ref, turn.id, entries)
-        if request.index_scope.is_shared and generation.limit:
+        if request.index_scope.is_shared and generation.limit and not request.is_batch:
             found = answer_sources.found if answer_sources else None
             answered = AnsweredChat(request.id, request.index_scope, turn.options, entries, found=found, session=session)
             self.idle.add(answered, turn.chat.prompt)
@@ -254,10 +256,11 @@ class Service:
     def _check_queue(self, num_new: int) -> None:
         if num_new > self.max_open:
             raise RequestError(f"{num_new} answers at once: expected at most {self.max_open}", param="n")
-        if len(self.open) + num_new > self.max_open:
+        num_open = sum(not generation.request.is_batch for generation in self.open)
+        if num_open + num_new > self.max_open:
             self.metrics.count_refused()
             raise RequestError(
-                f"{len(self.open)} answers are running or waiting, of at most {self.max_open}: try again later",
+                f"{num_open} answers are running or waiting, of at most {self.max_open}: try again later",
                 status=429,
                 code="queue_full",
                 retry_after=self.metrics.seconds_until_room(self.settings.parallel),

@@ -1,0 +1,102 @@
+"""`slotcache batch IN -o OUT`: a file of requests is answered in this process, and no port is open."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from ..models.errors import ModelError
+from ..slots.tier import FolderError
+from . import load
+from .api.batches import asking
+from .app import AppState, make_app
+from .config.settings import Settings, SettingsError
+from .http.bodies import Bodies
+from .http.security import EVERYONE
+from .serve import prepare, start
+from .service.batch import BatchLine, NoLines, NotAnswers, Results, read_lines, run
+
+WIDTH = 30  # characters of the bar
+
+
+def answer_file(settings: Settings, source: Path, target: Path) -> int:
+    """Answer the lines of a file that another file has no answers of; the exit code.
+
+    1: some lines failed, or not all are answered. 2: it cannot be done.
+    """
+    try:
+        lines = read_lines(source.read_bytes())
+        with closing(Results(target)) as results:
+            if len(results.done) < len(lines):
+                settings, path = prepare(settings)
+                asyncio.run(_answer(settings, path, lines, results))
+            print(_summary(lines, results, target), file=sys.stderr)
+            return int(results.num_failed > 0 or len(results.done) < len(lines))
+    except NoLines as error:
+        print(f"slotcache batch: {source}: {error}", file=sys.stderr)
+    except NotAnswers as error:
+        print(f"slotcache batch: {target}: {error}: expected another -o", file=sys.stderr)
+    except OSError as error:
+        print(f"slotcache batch: {error.filename or source}: {error.strerror or error}", file=sys.stderr)
+    except (ModelError, FolderError, SettingsError) as error:
+        print(f"slotcache: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"\nstopped: the same command goes on where {target} ends", file=sys.stderr)
+        return 1
+    return 2
+
+
+async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], results: Results) -> None:
+    """Load the model and answer what is left. Ends early where the engine cannot go on."""
+    state = AppState(settings, Bodies.up_to(settings.max_body << 20))
+    app = make_app(state)
+    loaded = await asyncio.to_thread(load.load_all, settings, path)
+    num_slots = (loaded.service or state).settings.parallel
+    bar = Bar(len(lines), len(results.done))
+    work = run(lines, results, asking(app, EVERYONE), num_slots=num_slots, on_answer=bar.advance)
+    answering = asyncio.ensure_future(work)
+
+    def fail() -> None:
+        answering.cancel()
+
+    try:
+        start(state, loaded, fail)
+        await answering
+    except asyncio.CancelledError:
+        if not state.failure:
+            raise
+        print(f"slotcache: {state.failure}", file=sys.stderr)
+    finally:
+        if state.service is not None:
+            state.service.idle.stop()
+        await asyncio.to_thread(state.stop)
+        await asyncio.to_thread(state.close)
+
+
+class Bar:
+    """Shows how many lines are answered, on a terminal alone. done: those of an earlier run."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self._total, self._before, self._done = total, done, done
+        self._began = time.perf_counter()
+        self._shows = sys.stderr.isatty()
+
+    def advance(self) -> None:
+        """Count a line."""
+        self._done += 1
+        if not self._shows:
+            return
+        left = (time.perf_counter() - self._began) / (self._done - self._before) * (self._total - self._done)
+        full = WIDTH * self._done // self._total
+        bar = "#" * full + "." * (WIDTH - full)
+        end = "\n" if self._done == self._total else ""
+        print(f"\r[{bar}] {self._done:,} of {self._total:,}, {left:,.0f} s left  ", end=end, file=sys.stderr, flush=True)
+
+
+def _summary(lines: Sequence[BatchLine], results: Results, target: Path) -> str:
+    failed = f", {results.num_failed:,} of them with an error" if results.num_failed else ""
+    return f"{len(results.done):,} of {len(lines):,} lines are answered in {target}{failed}"

@@ -1,0 +1,256 @@
+"""A batch: lines of requests that nobody waits for, in the order that shares the most, and their answers in a file.
+
+The lines and the answers are OpenAI's. An answer is written when it is known, so whoever starts again after a kill computes
+no finished line twice. A line that cannot be read costs itself alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from ...ordering.clusters import depth_first
+from ...ordering.document import Document, DocumentError, find_documents
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+AHEAD = 64  # lines that wait in the queue beside those that run: it looks at as many that share documents
+BUSY = (429, 503)  # statuses of a server that will have room
+PAUSE = 1.0  # s until such a line is tried again
+MAX_ERRORS = 20  # lines that are named where none can be read
+
+encode = msgspec.json.Encoder().encode
+
+
+class LineError(Struct, frozen=True):
+    """What is wrong with a line, as OpenAI tells it. line: from 1."""
+
+    code: str
+    message: str
+    line: int
+
+
+class NoLines(Exception):
+    """A file of which no line can be read."""
+
+    def __init__(self, errors: Sequence[LineError]) -> None:
+        super().__init__(errors[0].message if errors else "the file is empty: expected a request a line")
+        self.errors = errors or [LineError("empty_file", str(self), 1)]
+
+
+class _Line(Struct, frozen=True):
+    """A line, as OpenAI has it."""
+
+    custom_id: str
+    method: Literal["POST"]
+    url: str
+    body: Raw
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A line of a batch. number: from 1. body: JSON. error: why it cannot be asked."""
+
+    number: int
+    custom_id: str | None = None
+    url: str = ""
+    body: bytes = b""
+    error: LineError | None = None
+
+    @property
+    def key(self) -> str | int:
+        """What its answer is found by: a line that cannot be read has no name."""
+        return self.number if self.custom_id is None or self.error else self.custom_id
+
+
+def read_lines(data: bytes, endpoint: str = "") -> list[BatchLine]:
+    """Return the lines of a batch; blank ones are left out. endpoint: the only one that they may ask; empty: any.
+
+    Raises NoLines if none can be asked.
+    """
+    expected = (endpoint,) if endpoint else ENDPOINTS
+    lines: list[BatchLine] = []
+    seen: set[str] = set()
+    for number, text in enumerate(data.splitlines(), 1):
+        if text.strip():
+            lines.append(line := _read_line(number, text, expected, seen))
+            if line.custom_id is not None:
+                seen.add(line.custom_id)
+    if all(line.error for line in lines):
+        raise NoLines([line.error for line in lines[:MAX_ERRORS] if line.error])
+    return lines
+
+
+def _read_line(number: int, text: bytes, endpoints: Sequence[str], seen: set[str]) -> BatchLine:
+    def wrong(code: str, message: str) -> BatchLine:
+        return BatchLine(number, error=LineError(code, f"line {number}: {message}", number))
+
+    try:
+        line = msgspec.json.decode(text, type=_Line)
+        msgspec.json.decode(line.body, type=dict[str, Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return wrong("invalid_line", f"{error}: expected custom_id, method, url and body")
+    if line.url not in endpoints:
+        return wrong("invalid_url", f"url is {line.url[:80]!r}: expected {' or '.join(endpoints)}")
+    if line.custom_id in seen:
+        return wrong("duplicate_custom_id", f"custom_id {line.custom_id[:80]!r} is that of an earlier line")
+    return BatchLine(number, line.custom_id, line.url, bytes(line.body))
+
+
+# ---- The order. ---------------------------------------------------------------------------------------------------------
+
+
+class _Texts(Struct, frozen=True):
+    """What a body's prompt is made of, as far as its order is concerned."""
+
+    messages: list[dict[str, object]] = []
+    documents: list[object] | None = None
+    tools: list[object] = []
+    prompt: object = None
+    input: object = None
+    instructions: object = None
+    cache_scope: object = None
+
+
+def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
+    """Return lines so that those follow one another whose prompts begin alike, and then those that share documents."""
+    groups: dict[bytes, list[tuple[bytes, BatchLine, Mapping[str, float]]]] = {}
+    for line in lines:
+        beginning, lengths, rest = _parts(line)
+        groups.setdefault(beginning, []).append((rest, line, lengths))
+    ordered: list[BatchLine] = []
+    for _, group in sorted(groups.items(), key=lambda item: item[0]):
+        group.sort(key=lambda each: each[0])
+        ordered += (group[at][1] for at in depth_first([lengths for _, _, lengths in group]))
+    return ordered
+
+
+def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
+    """Return the text of a prompt up to its first documents, their lengths by key, and the text behind them.
+
+    Of a body that is not as expected, the whole is text.
+    """
+    try:
+        texts = msgspec.json.decode(line.body, type=_Texts)
+        found = find_documents(texts.messages, texts.documents, takes_results=False)
+    except (msgspec.MsgspecError, DocumentError, KeyError, TypeError, AttributeError):
+        return line.body, {}, b""
+    at = min((at for at, documents in found.items() if documents), default=len(texts.messages))
+    documents: Sequence[Document] = found.get(at, ())
+    head = (line.url, texts.cache_scope, texts.tools, texts.instructions, texts.messages[:at])
+    behind = [{name: value for name, value in message.items() if name != "documents"} for message in texts.messages[at:]]
+    rest = encode((behind, texts.prompt, texts.input))
+    if not documents:
+        return encode(head)[:-1] + rest, {}, b""
+    return encode(head), {document.key: float(len(document.text)) for document in documents}, rest
+
+
+# ---- The answers. -------------------------------------------------------------------------------------------------------
+
+
+class LineAnswer(Struct, frozen=True):
+    """An answer to a line. body: JSON."""
+
+    status_code: int
+    request_id: str
+    body: Raw
+
+
+Ask = Callable[[BatchLine], Awaitable[LineAnswer]]
+"""Answers a line, as the server does a client's request."""
+
+
+class Result(Struct, frozen=True):
+    """A line of the answers, as OpenAI has it."""
+
+    id: str
+    custom_id: str | None
+    response: LineAnswer | None
+    error: LineError | None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.response is None or self.response.status_code >= 400
+
+
+class NotAnswers(Exception):
+    """A file that holds something else than the answers of a batch."""
+
+
+class Results:
+    """The file of a batch's answers, a line each. Raises NotAnswers and OSError.
+
+    What a killed process has left of a line is cut off. done: the keys of the lines with an answer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.done: set[str | int] = set()
+        self.num_failed = self.num_bytes = 0
+        self._file = path.open("ab")
+        try:
+            whole = path.read_bytes()
+            self.num_bytes = whole.rfind(b"\n") + 1
+            for number, text in enumerate(whole[: self.num_bytes].splitlines(), 1):
+                self._count(_result(text, number))
+            if whole[self.num_bytes :] and not self.num_bytes and not whole.startswith(b'{"id":'):
+                raise NotAnswers("it holds something else than a batch's answers")
+            self._file.truncate(self.num_bytes)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def add(self, line: BatchLine, answered: LineAnswer | None) -> None:
+        """Write the answer of a line, or what is wrong with it."""
+        error = line.error if answered is None else None
+        result = Result(f"batch_req_{secrets.token_hex(12)}", None if error else line.custom_id, answered, error)
+        text = encode(result) + b"\n"
+        self._file.write(text)
+        self._file.flush()
+        self.num_bytes += len(text)
+        self._count(result)
+
+    def _count(self, result: Result) -> None:
+        self.done.add(result.error.line if result.error else result.custom_id or "")
+        self.num_failed += result.has_failed
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _result(text: bytes, number: int) -> Result:
+    try:
+        return msgspec.json.decode(text, type=Result)
+    except msgspec.MsgspecError:
+        raise NotAnswers(f"line {number} is no answer of a batch") from None
+
+
+async def run(
+    lines: Sequence[BatchLine], results: Results, ask: Ask, *, num_slots: int, on_answer: Callable[[], None] = lambda: None
+) -> None:
+    """Answer the lines that have no answer yet. num_slots: requests that run at a time. on_answer: called after each one.
+
+    So many wait in the queue that it can choose among those that share documents. A line that finds no room tries again.
+    """
+    left = [line for line in lines if line.key not in results.done]
+    waiting = iter([*(line for line in left if line.error), *in_order(line for line in left if not line.error)])
+
+    async def work() -> None:
+        for line in waiting:
+            results.add(line, None if line.error else await _patiently(ask, line))
+            on_answer()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(num_slots + AHEAD):
+            group.create_task(work())
+
+
+async def _patiently(ask: Ask, line: BatchLine) -> LineAnswer:
+    while (answered := await ask(line)).status_code in BUSY:
+        await asyncio.sleep(PAUSE)
+    return answered

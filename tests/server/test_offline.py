@@ -1,0 +1,81 @@
+"""`slotcache batch` as a user runs it: answers in a file, and a kill that costs nothing finished."""
+
+import json
+import subprocess
+
+import pytest
+
+from server.conftest import until
+from server.test_cli import command, run
+
+FLAGS = ("-c", 2048, "-t", 1, "-fa", "off")
+
+
+def write(path, number, **body):
+    usual = {"max_tokens": 4, "ignore_eos": True, "documents": [{"id": "tides", "text": "Two tides a day. " * 20}]}
+    path.write_text("".join(line(f"n{at}", usual | body) for at in range(number)))
+
+
+def line(custom_id, body):
+    chat = {"messages": [{"role": "user", "content": f"What is {custom_id}?"}]} | body
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": chat}) + "\n"
+
+
+def rows(path):
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def test_a_file_is_answered_with_the_bad_line_named_and_once(tiny, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write(source, 3)
+    source.write_text(source.read_text() + "not JSON\n")
+    result = run("batch", source, "-o", target, "-m", tiny, *FLAGS)
+    assert result.returncode == 1 and "4 of 4 lines are answered" in result.stderr and "1 of them" in result.stderr
+    cached = [row["response"]["body"]["usage"]["prompt_tokens_details"]["cached_tokens"] for row in rows(target)[1:]]
+    assert len(cached) == 3 and sum(number > 50 for number in cached) == 2
+    before = target.read_bytes()
+    again = run("batch", source, "-o", target, "-m", "/nowhere.gguf")
+    assert again.returncode == 1 and target.read_bytes() == before, "nothing is left: no model is loaded"
+
+
+def test_after_a_kill_finished_lines_are_not_computed_again(tiny, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write(source, 90, max_tokens=300)
+    process = subprocess.Popen(command("batch", source, "-o", target, "-m", tiny, *FLAGS), stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: target.exists() and target.read_bytes().count(b"\n") > 2)
+    finally:
+        process.kill()
+        process.wait()
+    before = target.read_bytes()
+    whole = before[: before.rfind(b"\n") + 1]
+    assert 2 < whole.count(b"\n") < 90
+    result = run("batch", source, "-o", target, "-m", tiny, *FLAGS)
+    assert result.returncode == 0 and target.read_bytes().startswith(whole)
+    assert sorted(row["custom_id"] for row in rows(target)) == sorted(f"n{at}" for at in range(90))
+
+
+@pytest.mark.parametrize(
+    ("content", "out", "says"),
+    [
+        (None, None, "No such file"),
+        ("%PDF-1.4\n", None, "line 1:"),
+        ("", None, "the file is empty"),
+        (line("a", {}), "notes\n", "expected another -o"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(tmp_path, content, out, says):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    if content is not None:
+        source.write_text(content)
+    if out is not None:
+        target.write_text(out)
+    result = run("batch", source, "-o", target, "-m", "/nowhere.gguf")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1 and says in result.stderr
+    assert (target.read_text() if out is not None else None) == out
+
+
+def test_a_model_that_is_not_there_is_one_line(tmp_path):
+    write(tmp_path / "in.jsonl", 1)
+    result = run("batch", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", "-m", "/nowhere.gguf")
+    assert result.returncode == 2 and "/nowhere.gguf" in result.stderr and "Traceback" not in result.stderr
