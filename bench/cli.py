@@ -65,6 +65,7 @@ _ALL = (
     Scenario("retrieval", ".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario("replacement", ".offline.replacement", "eviction policies for idle KV, simulated"),
     Scenario("queue", ".offline.queueing", "many requests that wait for little memory, simulated"),
+    Scenario("batch", ".offline.batching", "a batch of requests and the order of its lines, simulated"),
     Scenario("fleet", ".offline.placements", "requests placed on replicas, simulated"),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import thread_time
@@ -22,7 +22,7 @@ from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 from ..journal import note
 from ..report import Bar, Report, Table, percentile
-from ..trace import burst
+from ..trace import Query, burst
 
 CELLS = 2200  # for six and a half prompts
 SLOTS = 4
@@ -129,7 +129,8 @@ def _num_tokens() -> int:
     return len(burst(1)[0].documents) * DOCUMENT + SYSTEM + QUESTION
 
 
-def _prompts(number: int, policy: str, seed: int) -> list[ChatPrompt]:
+def prompts_of(queries: Iterable[Query], policy: str) -> list[ChatPrompt]:
+    """Return the prompts of queries. policy: of the order of their documents."""
     texts: dict[str, np.ndarray] = {}
 
     def tokens(text: str, size: int) -> np.ndarray:
@@ -137,10 +138,15 @@ def _prompts(number: int, policy: str, seed: int) -> list[ChatPrompt]:
         return texts.setdefault(text, np.arange(start, start + size, dtype=np.int32))
 
     prompts: list[ChatPrompt] = []
-    for query in burst(number, seed=seed):
+    for query in queries:
         documents = tuple(Document(name, name) for name, _ in query.documents)
         found = DocumentSet(documents, tuple(tokens(document.id, DOCUMENT) for document in documents), policy, None)
         system, question = Fixed(tokens("system", SYSTEM), "system"), Fixed(tokens(query.session, QUESTION), "question")
         prompts.append(ChatPrompt([system, found, question]))
+    return prompts
+
+
+def _prompts(number: int, policy: str, seed: int) -> list[ChatPrompt]:
+    prompts = prompts_of(burst(number, seed=seed), policy)
     random.Random(seed).shuffle(prompts)
     return prompts

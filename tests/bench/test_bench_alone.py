@@ -57,6 +57,16 @@ def test_a_queue_groups_what_shares_documents(tmp_path: Path, capsys: Any) -> No
     assert all(bar["met"] for bar in report["bars"])
 
 
+def test_a_batch_computes_less_in_the_planned_order(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    assert main(["batch", "--requests", "100", "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    (table,) = report["tables"]
+    retrieval, as_they_came, ahead, planned = (row[1] for row in table["rows"])
+    assert planned < ahead < as_they_came < retrieval
+    assert all(bar["met"] for bar in report["bars"])
+
+
 def test_arrange_measures_every_way_of_ordering(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.json"
     assert main(["arrange", "--paths", "40", "--long-paths", "10", "--requests", "20", "--json", str(out)]) == 0
