@@ -2,14 +2,14 @@
 
 RAGBoost (section 4.1) merges the closest pair of document sets again and again: a tree from the bottom up, in time that
 grows with the square of their number. This tree grows from the top down. The document that spares the most tokens comes
-first, its requests are a branch, and so on in each branch; what is left of the set is split likewise:
+first, its requests are a cluster, and so on in each cluster; what is left of the set is split likewise:
 
     a b c      +-- a (3) --+-- b (2) --+-- c
     b a d      |           |           +-- d
     a e        |           +-- e
     f          +-- f
 
-Requests in the order of its leaves walk a cache depth first: each prefix is computed once, and may go when its branch ends.
+Requests in the order of its leaves walk a cache depth first: each prefix is computed once, and may go when its cluster ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class Cluster:
     """Requests that share documents. placed: the keys of these."""
 
     requests: Sequence[int]
@@ -33,22 +33,22 @@ def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
     """Return the indices of document sets, so that those which share much follow one another.
 
     sets: of each request, the keys of its documents with their lengths, in any unit. Of equals the first comes first.
-    Takes n log n for n documents of all sets, times those that most requests of a branch share.
+    Takes n log n for n documents of all sets, times those that most requests of a cluster share.
     """
     order: list[int] = []
-    stack = [Branch(range(len(sets)))]
+    stack = [Cluster(range(len(sets)))]
     while stack:
-        branch = stack.pop()
-        if len(branch.requests) < 2:
-            order += branch.requests
+        cluster = stack.pop()
+        if len(cluster.requests) < 2:
+            order += cluster.requests
         else:
-            stack += reversed(list(_split(branch, sets)))
+            stack += reversed(list(_split(cluster, sets)))
     return order
 
 
-def _split(branch: Branch, sets: Sequence[Mapping[str, float]]) -> Iterator[Branch]:
-    """Yield the branches of a branch: by the document that spares the most, then by the next one of what is left."""
-    left = {at: [key for key in sets[at] if key not in branch.placed] for at in branch.requests}
+def _split(cluster: Cluster, sets: Sequence[Mapping[str, float]]) -> Iterator[Cluster]:
+    """Yield the clusters of a cluster: by the document that spares the most, then by the next one of what is left."""
+    left = {at: [key for key in sets[at] if key not in cluster.placed] for at in cluster.requests}
     holders: dict[str, dict[int, None]] = {}
     for at, keys in left.items():
         for key in keys:
@@ -67,8 +67,8 @@ def _split(branch: Branch, sets: Sequence[Mapping[str, float]]) -> Iterator[Bran
         found = [at for at in holders[key] if at in left]
         for at in found:
             counts.subtract(left.pop(at))
-        yield Branch(found, branch.placed | {key})
-    yield from (Branch([at]) for at in left)
+        yield Cluster(found, cluster.placed | {key})
+    yield from (Cluster([at]) for at in left)
 
 
 def _spared(key: str, count: int, lengths: Mapping[str, float]) -> float:
