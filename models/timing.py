@@ -16,12 +16,12 @@ from pathlib import Path
 from time import monotonic, perf_counter
 
 from ..slots.plan import Drop, HostCopy, Restore, Save, Trim
-from . import llama
+from . import gate, llama
 from .context import Context, ContextSettings
 from .errors import RunnerError
 from .hardware import Device, command, free_memory
 from .model import Model, check_file
-from .model_files import cache_folder, files_of, keep, stamp
+from .model_files import cache_folder, digest, files_of, keep, stamp
 from .runner import ALL, Runner
 from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs
 
@@ -42,6 +42,7 @@ ENOUGH = 15.0  # s, loading included: no further round begins
 REPACK_PATIENCE = 60.0  # s, for all of it
 LOOK = 0.1  # s between looks at whether to go on
 LARGEST = 128  # bytes of a file of times
+LAYOUTS = {b"repacked": True, b"plain": False}
 
 
 def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
@@ -74,6 +75,24 @@ def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = l
     else:
         logger.info("the weights stay as they are: the other layout could not be timed")
     return bool(repacked) and repacked[0] < GAIN * plain
+
+
+def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> bool:
+    """Return whether weights are repacked: as at the first start with this folder of KV, else as it is chosen now.
+
+    KV of one layout is not that of the other, and less free memory is enough for another choice. choose: None is no choice,
+    and is not kept. Raises ModelError if the file is no model.
+    """
+    check_file(path)
+    parts = gate.identity(), digest(files_of(path))
+    kept = folder / "layouts" / hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+    with contextlib.suppress(OSError):
+        if kept.is_file() and (known := kept.read_bytes()[:LARGEST]) in LAYOUTS:
+            return LAYOUTS[known] and sum(file.stat().st_size for file in files_of(path)) <= free_memory()
+    if (chosen := choose()) is not None:
+        with contextlib.suppress(OSError):  # of a folder that may only be read: it is chosen at every start
+            keep(kept, "repacked" if chosen else "plain")
+    return bool(chosen)
 
 
 def main(path: str, threads: str) -> None:

@@ -13,7 +13,7 @@ from ...models.context import Context, ContextSettings, Use, breakdown, num_sequ
 from ...models.errors import ModelError, NotCounted
 from ...models.hardware import HOST, devices, fast_cores, free_memory
 from ...models.model import EXPERTS, Model, Override, experts_on_host, parse_overrides
-from ...models.timing import is_faster_repacked
+from ...models.timing import is_faster_repacked, kept_layout
 from ..config.settings import Settings
 
 # ---- How much of a model goes where, and the search for the most that fits. ---------------------------------------------
@@ -507,11 +507,17 @@ class Fitting:
 def with_layout(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Settings:
     """Return the settings with the layout that is faster, where no promise of exact bits and no GPU is in the way.
 
-    progress: as in `Model`.
+    With --cache-dir that of the first start, so that its KV is found. progress: as in `Model`.
     """
     if settings.repack != "auto":
         return settings
-    may_change = settings.flash_attn != "off" and not any(device.is_gpu for device in devices())
+    if settings.flash_attn == "off" or any(device.is_gpu for device in devices()):
+        return replace(settings, repack="off")
     goes_on = (lambda: progress(0.0)) if progress else (lambda: True)
-    is_faster = may_change and is_faster_repacked(path, settings.threads or fast_cores(), goes_on)
+
+    def choose() -> bool | None:
+        is_faster = is_faster_repacked(path, settings.threads or fast_cores(), goes_on)
+        return is_faster if goes_on() else None
+
+    is_faster = kept_layout(Path(settings.cache_dir).expanduser(), path, choose) if settings.cache_dir else choose()
     return replace(settings, repack="on" if is_faster else "off")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from slotcache.models import timing
@@ -131,6 +133,30 @@ def test_nothing_is_measured_where_exact_bits_are_promised_or_the_layout_is_chos
     assert with_layout(replace(default, flash_attn="off"), tiny).repack == "off"
     for chosen in ("on", "off"):
         assert with_layout(replace(default, repack=chosen), tiny).repack == chosen
+
+
+@needs_cpu
+def test_a_later_start_has_the_layout_of_the_kv_in_its_folder(tiny, tmp_path, monkeypatch):
+    """The choice depends on free memory, and KV of the one layout is not found with the other."""
+    choices = iter([True, False, True])
+    monkeypatch.setattr(fit, "is_faster_repacked", lambda *_: next(choices))
+    settings = Settings(cache_dir=str(tmp_path / "kv"))
+    copy = Path(shutil.copy(tiny, tmp_path / "copy.gguf"))
+    assert [with_layout(settings, path).repack for path in (tiny, tiny, copy)] == ["on"] * 3
+    monkeypatch.setattr(timing, "free_memory", lambda: 1)
+    assert with_layout(settings, tiny).repack == "off", "the weights do not fit"
+    monkeypatch.setattr(timing.gate, "identity", lambda: "another library")
+    assert [with_layout(settings, tiny).repack for _ in range(2)] == ["off"] * 2
+    for kept in (tmp_path / "kv" / "layouts").iterdir():
+        kept.write_text("neither")
+    assert with_layout(settings, tiny).repack == "on"
+
+
+@needs_cpu
+def test_a_start_that_is_given_up_keeps_no_layout(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit, "is_faster_repacked", lambda *_: False)
+    assert with_layout(Settings(cache_dir=str(tmp_path)), tiny, lambda _: False).repack == "off"
+    assert not (tmp_path / "layouts").exists()
 
 
 def test_a_start_that_is_given_up_ends_the_child_and_keeps_nothing(tiny, tmp_path, monkeypatch):
