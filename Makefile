@@ -5,6 +5,7 @@
 # make scale-test                   two replicas on Ray Serve: placement, conversations, a replica that is killed
 # make device-test                  the tests of the cache on a device that is not the CPU (builds llama.cpp, 4 minutes on 2 cores)
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
+# make mutations                    10,000 damaged files: no wrong token is ever restored, and no crash
 # make crowd                        2,000 half-open connections and 50 streams that nobody reads, 3 minutes: nobody else is hurt
 # make coverage                     the whole suite again, and the share of lines that it runs
 # make lint                         ruff and pyright
@@ -34,7 +35,8 @@ AXE := axe-core@4.14.1
 ENGINE := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 PREBUILT := $(shell sed -n 's/.*"\(xllamacpp==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test coverage client-test scale-test device-test page-test crowd lint house fuzz install native wheel wheel-test clean
+.PHONY: serve test coverage client-test scale-test device-test page-test mutations crowd lint house fuzz install native wheel \
+	wheel-test clean
 
 serve: $(VENV)/.serving
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
@@ -111,6 +113,10 @@ $(VENV)/.page: $(VENV)/.developing
 	$(VENV)/page/bin/pip install --quiet --requirement $(VENV)/page/requirements.txt
 	cd $(VENV)/page && tar xzf "$$(npm pack --silent $(AXE))" package/axe.min.js
 	@touch $@
+
+mutations: $(VENV)/.developing
+	SLOTCACHE_MUTATIONS=$(or $(MUTATIONS),10000) $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
+		tests/slots/test_mutated_records.py tests/server/engine/test_mutated_files.py tests/models/test_mutated_models.py $(ARGS)
 
 crowd: $(VENV)/.developing
 	$(BIN)/slotcache bench crowd $(ARGS)

@@ -149,10 +149,10 @@ class DiskTier:
         self.index, self._neighbours = RecordIndex(), Neighbours(root, self.folder)
         self._num_changes = 0  # of the index since it was written
         self._seen = -1  # the time of the folder's last change that is in the index
-        self._pending: list[Record] = []
+        self._pending: dict[str, Record] = {}  # by key
         self._dropped: list[str] = []  # scopes whose files are to be deleted
         self._pending_bytes = 0
-        self._writing: Record | None = None
+        self._writing = ""  # the key of the record that was taken from the queue
         self._changed = threading.Condition()  # guards the queues, which any thread fills; never held during file access
         self._closing = self._failing = self._ready = False
         if (older := root / made_by.folder_of(FORMAT - 1)).is_dir():
@@ -168,19 +168,28 @@ class DiskTier:
         """Bytes of all files under the bound."""
         return self.index.num_bytes + self._neighbours.num_bytes
 
-    def has_room(self, record: Record) -> bool:
-        """Return whether the queue has room. The files that leave for it are deleted later, in the writer's thread."""
-        return self._pending_bytes + record.num_bytes <= MOST_PENDING
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether the queue has room, and the last file could be written. From any thread.
+
+        The files that leave for it are deleted later, in the writer's thread.
+        """
+        return num_bytes <= self.max_bytes and self._pending_bytes + num_bytes <= MOST_PENDING and not self._failing
 
     def put(self, record: Record) -> bool:
-        """Queue a record. Return False if too much is waiting. From any thread."""
+        """Queue a record. Return False if too much is waiting. From any thread.
+
+        Where the last file could not be written, one record at a time is tried.
+        """
         if record.scope.name in self._without:
             return False
+        key = file_name(record)
         with self._changed:
-            if not self.has_room(record):
+            if key in self._pending:
+                return True
+            if self._pending if self._failing else not self.has_room(record.num_bytes):
                 logger.debug("%d tokens are not written: the disk is too slow", len(record.tokens) - record.start)
                 return False
-            self._pending.append(record)
+            self._pending[key] = record
             self._pending_bytes += record.num_bytes
             self._changed.notify_all()
         return True
@@ -205,16 +214,17 @@ class DiskTier:
         return record
 
     def __contains__(self, key: str) -> bool:
-        """Return whether a file is in the index and its scope is not being dropped. From any thread."""
+        """Return whether a file is there, or is about to be, and its scope is not being dropped. From any thread."""
         with self._changed:
             entry = self.index.entries.get(key)
-            return entry is not None and entry.scope.name not in self._dropped
+            is_kept = entry is not None and entry.scope.name not in self._dropped
+            return is_kept or key in self._pending or key == self._writing
 
     def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
         """Delete a scope's files in all folders, and wait for it. Return whether it was done in time. From any thread."""
         with self._changed:
-            self._pending = [record for record in self._pending if record.scope.name != scope.name]
-            self._pending_bytes = sum(record.num_bytes for record in self._pending)
+            self._pending = {key: record for key, record in self._pending.items() if record.scope.name != scope.name}
+            self._pending_bytes = sum(record.num_bytes for record in self._pending.values())
             self._dropped.append(scope.name)
             self._changed.notify_all()
             return self._changed.wait_for(lambda: scope.name not in self._dropped, seconds)
@@ -228,7 +238,7 @@ class DiskTier:
     def idle(self) -> bool:
         """Whether the queues are empty and the last record is written."""
         with self._changed:
-            return self._ready and not self._pending and not self._dropped and self._writing is None
+            return self._ready and not self._pending and not self._dropped and not self._writing
 
     def close(self, seconds: float = 10.0) -> None:
         """Write the queued records, for `seconds` at most."""
@@ -248,8 +258,7 @@ class DiskTier:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending or self._dropped or self._closing)
                 dropped = list(self._dropped)
-                record = self._writing = self._next()
-                self._pending_bytes -= record.num_bytes if record else 0
+                record = self._next()
                 if record is None and not dropped:
                     break
             if dropped:
@@ -258,7 +267,7 @@ class DiskTier:
                 self._guarded(lambda record=record: self._write(record))
             self._count_own_changes()
             with self._changed:
-                self._writing = None
+                self._writing = ""
                 self._dropped = self._dropped[len(dropped) :]  # a scope that was dropped again meanwhile stays queued
                 self._changed.notify_all()
         self._guarded(self._end)
@@ -273,8 +282,9 @@ class DiskTier:
         """Take the next record from the queue: prefixes first, since a run is of no use without the runs before it."""
         if not self._pending:
             return None
-        record = min(self._pending, key=lambda record: record.start)
-        self._pending.remove(record)
+        self._writing = min(self._pending, key=lambda key: self._pending[key].start)
+        record = self._pending.pop(self._writing)
+        self._pending_bytes -= record.num_bytes
         return record
 
     def _begin(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +18,14 @@ from .device import DeviceCells
 from .eviction import Candidates, EvictionPolicy
 from .plan import HostCopy, Restore, Save
 from .radix import CopySizes, Match, Node, RadixTree, Sequence, descendants, path, scope_of, upward
+from .record import file_name
 from .reuse import Source
 from .scope import Scope
 from .tier import Cut, Record
 
 BY_TOKEN = CopySizes(run_token=1)
 """A budget of tokens: a run takes one byte for each."""
+MOST_PASSED = 32  # copies that are passed over for one that a lower tier has, too
 
 
 class HostMemory:
@@ -48,7 +50,11 @@ class HostMemory:
         self.num_bytes = 0
         self.num_tokens = 0  # of all copies of runs
         self.num_states = 0
-        self.overdraft = 0  # bytes beyond the budget, for records of one request on their way to cells
+        self.overdraft = 0  # bytes beyond the budget, on their way to cells or to a lower tier
+        self.num_aside = 0  # bytes beside the copies: records that requests have fetched from behind a hole
+        self.num_lost = 0  # tokens whose KV was evicted from the last tier that had it, ever
+        self.is_written: Callable[[str], bool] = lambda key: False  # whether a lower tier has a record, or is about to
+        self.may_write: Callable[[int], bool] = lambda num_bytes: False  # whether one takes so many bytes as things are
         # Kept since the last `take_unsaved`, and in no lower tier; None: they are not written behind.
         self.unsaved: dict[Node, None] | None = None
         self._policy = policy or EvictionPolicy()
@@ -62,7 +68,7 @@ class HostMemory:
 
     def clear(self) -> None:
         """Forget all copies."""
-        self.num_bytes = self.num_tokens = self.num_states = self.overdraft = 0
+        self.num_bytes = self.num_tokens = self.num_states = self.overdraft = self.num_aside = 0
         self.candidates.clear()
         self.unsaved = None if self.unsaved is None else {}
 
@@ -96,16 +102,25 @@ class HostMemory:
         num_tokens, needs_state = self._missing(record)
         return self._fits(num_tokens, self.size_of(len(record.tokens)) if needs_state else 0)
 
-    def make_room(self, num_tokens: int = 0) -> bool:
-        """Let copies leave until so many tokens of a run fit. Return False if too few may leave."""
-        if not self.could_hold(num_tokens):
-            return False
-        while not self._fits(num_tokens):
-            if (least := self.candidates.pop()) is None:
-                return False
-            self._policy.on_evict(least.host_priority)
-            self.index.lose(least)
-        return True
+    def make_room(self, node: Node, num_tokens: int = 0) -> bool:
+        """Let copies leave until so many tokens of a node's run fit. Return False if too few may leave.
+
+        First those that a lower tier has, too. Where there are none, and a lower tier takes more, the node's own copy is
+        overdrawn until it is written. Only then copies leave that are nowhere else.
+        """
+        could_hold, needed = self.could_hold(num_tokens), num_tokens * self.sizes.run_token
+        if could_hold:
+            self._let_written_leave(needed, self.overdraft)
+        if could_hold and self._fits(num_tokens):
+            return True
+        if self.is_below(node):
+            return False  # it is on disk: nothing else leaves for it
+        if self.max_bytes and self.may_write(self.overdraft + needed) and scope_of(node).may_outlive:
+            self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
+            return True
+        while could_hold and not self._fits(num_tokens) and (least := self.candidates.pop()):
+            self._evict(least)
+        return could_hold and self._fits(num_tokens)
 
     def free_written(self, num_tokens: int) -> None:
         """Let copies leave that a lower tier has, too, until so many new tokens fit, with a state behind them."""
@@ -116,25 +131,47 @@ class HostMemory:
         num_tokens, needs_state = self._missing(record)
         needed = num_tokens * self.sizes.run_token + (self.size_of(len(record.tokens)) if needs_state else 0)
         self._let_written_leave(needed)
-        self.overdraft = max(self.overdraft, self.num_bytes + needed - self.max_bytes)
+        self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
 
     def settle(self) -> None:
-        """Take back what was overdrawn, as far as what was fetched has come to cells, or is not needed any more."""
-        if self.overdraft:
-            self._let_written_leave(0)
-            self.overdraft = max(self.num_bytes - self.max_bytes, 0)
+        """Take back what was overdrawn, as far as it has come to cells or to a lower tier, or is not needed any more.
 
-    def _let_written_leave(self, needed: int) -> None:
-        """Let copies leave that a lower tier has, too, until so many bytes are free."""
-        kept: list[Node] = []
-        while self.num_bytes + needed > self.max_bytes and (least := self.candidates.pop()):
-            if least.copy is None or not least.copy.is_written:
-                kept.append(least)
+        Where lower tiers take nothing, what was overdrawn for them is lost.
+        """
+        if not (self.overdraft or self.num_aside):
+            return
+        self._let_written_leave(0)
+        takes_more = self.unsaved or self.may_write(0)
+        while not takes_more and self._num_taken > self.max_bytes and (least := self.candidates.pop()):
+            self._evict(least)
+        self.overdraft = max(self._num_taken - self.max_bytes, 0)
+
+    def is_below(self, node: Node) -> bool:
+        """Return whether a lower tier has the KV of a node, too, or is about to write it."""
+        return bool(node.record) and self.is_written(node.record)
+
+    def count_lost(self, node: Node, num_tokens: int) -> None:
+        """Count tokens of a node whose KV has left a tier, unless a lower one has it."""
+        self.num_lost += 0 if self.is_below(node) else num_tokens
+
+    def _let_written_leave(self, needed: int, beyond: int = 0) -> None:
+        """Let copies leave that a lower tier has, too, until so many bytes are free, or lack `beyond` at most."""
+        passed: list[Node] = []
+        while self.unsaved is not None and self._num_taken + needed > self.max_bytes + beyond:
+            if len(passed) == MOST_PASSED or (least := self.candidates.pop()) is None:
+                break
+            if self.is_below(least):
+                self._evict(least)
                 continue
-            self._policy.on_evict(least.host_priority)
-            self.index.lose(least)
-        for node in kept:
+            passed.append(least)
+            if least.record:
+                self.unsaved[least] = None  # the lower tier could not write it, or has lost it since
+        for node in passed:
             self.offer(node)
+
+    def _evict(self, node: Node) -> None:
+        self._policy.on_evict(node.host_priority)
+        self.count_lost(node, self.index.lose(node))
 
     def may_leave(self, node: Node) -> bool:
         """Return whether something would be freed: a state, or a run that no other one with a copy stands on.
@@ -156,7 +193,11 @@ class HostMemory:
             self.candidates.offer(node)
 
     def _fits(self, num_tokens: int, state_bytes: int = 0) -> bool:
-        return self.num_bytes + num_tokens * self.sizes.run_token + state_bytes <= self.max_bytes + self.overdraft
+        return self._num_taken + num_tokens * self.sizes.run_token + state_bytes <= self.max_bytes + self.overdraft
+
+    @property
+    def _num_taken(self) -> int:
+        return self.num_bytes + self.num_aside
 
     def _missing(self, record: Record) -> tuple[int, bool]:
         """Return how many tokens of a record are not cached, and whether it has a state that is not."""
@@ -166,19 +207,25 @@ class HostMemory:
 
     # ---- copies ----------------------------------------------------------------------------------------------------
 
-    def keep(self, node: Node, kv: HostCopy | None = None, state: HostCopy | None = None) -> None:
-        """Give a node a copy of its run, one of the state at its end, or both. The caller sees to the room for them."""
+    def keep(self, node: Node, kv: HostCopy | None = None, state: HostCopy | None = None, record: str = "") -> None:
+        """Give a node a copy of its run, one of the state at its end, or both. The caller sees to the room for them.
+
+        record: the key of the record that they come from.
+        """
         if kv is not None:
             node.copy = kv
             self._count_run(kv, 1)
         if state is not None:
             node.state = state
             self._count_state(node, 1)
-        if self.unsaved is not None and not all(one.is_written for one in (kv, state) if one is not None):
+        if record or state is not None:
+            node.record = record
+        if self.unsaved is not None and not self.is_below(node):
             self.unsaved[node] = None
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Let both parts of a run that was cut use its copy."""
+        """Let both parts of a run that was cut use its copy, and its record."""
+        upper.record = lower.record
         if lower.copy is not None:
             upper.copy = lower.copy
             upper.copy.users += 1
@@ -235,32 +282,36 @@ class HostMemory:
             state=node.state.data if node.state is not None else None,
         )
 
-    def put(self, record: Record, tier: str | None = None) -> bool:
+    def put(self, record: Record, tier: str | None = None, *, is_claimed: bool = False) -> bool:
         """Keep a record if the runs before it are cached and it fits. Return whether it is cached now.
 
         Of a record that is partly cached, the rest is taken. tier: the name of the lower tier that it comes from; a record
-        from elsewhere is new to lower tiers.
+        from elsewhere is new to lower tiers. is_claimed: it is for a running request, which does not compute it then.
         """
         index, stop = self.index, len(record.tokens)
         num_missing, needs_state = self._missing(record)
         if not num_missing and not needs_state:
             return True
         start = stop - num_missing
-        is_claimed = index.match(record.scope, record.tokens).length > start  # a running request computes it
-        if start < record.start or is_claimed or not self.has_room(record):
+        is_computed = not is_claimed and index.match(record.scope, record.tokens).length > start  # by a running request
+        if start < record.start or is_computed or not self.has_room(record):
             return False
         if not all(0 <= at <= record.start for _, at in record.documents):
             return False
         ends = index.insert(index.root(record.scope), record.tokens, sorted({start, *(at for _, at in record.documents)}))
-        node, is_written = ends[stop], tier is not None
+        node, key = ends[stop], "" if tier is None else file_name(record)
         if num_missing:
             data = record.data if start == record.start else self._cut(record.data, start, stop)
-            self.keep(node, HostCopy(start, stop, data, source=tier or Source.HOST, is_written=is_written))
+            self.keep(node, copy := HostCopy(start, stop, data, source=tier or Source.HOST), record=key)
+            for part in path(node, start)[1:]:  # a run that is claimed may be cut already
+                part.copy, part.record = copy, key
+                copy.users += 1
         if needs_state:
             source = tier or Source.SNAPSHOT
-            self.keep(node, state=HostCopy(0, stop, record.state, source=source, is_written=is_written))
+            self.keep(node, state=HostCopy(0, stop, record.state, source=source), record=key)
         if index.may_continue(node):
-            node.frequency, node.token_cost, node.num_misses = record.frequency, record.token_cost, 1
+            node.frequency = record.frequency + (node.frequency if is_claimed else 0)
+            node.token_cost, node.num_misses = record.token_cost, 1
         for key, at in record.documents:
             ends[at].place(key, node)
         index.price(node)
@@ -355,8 +406,11 @@ class PromptTree(RadixTree):
         """Forget those of these runs, deepest first, that are not in use and have no children. Return their tokens."""
 
     @abstractmethod
-    def lose(self, node: Node) -> None:
-        """Release a copy that leaves host memory, and forget the runs that are of no use without it."""
+    def lose(self, node: Node) -> int:
+        """Release a copy that leaves host memory, and forget the runs that are of no use without it.
+
+        Return how many tokens have no KV any more.
+        """
 
     def without_copy(self) -> list[Node]:
         """Return the runs that a device takes with it: those without the bytes of a copy, and all behind. Deepest first."""
@@ -450,7 +504,7 @@ class Copies:
         """Make sure that a run has a copy in host memory. Return False if the tier has no room for it."""
         if node.copy is not None:
             return True
-        if not self._host.make_room(len(node.tokens)):
+        if not self._host.make_room(node, len(node.tokens)):
             return False
         copy = HostCopy(node.start, node.end)
         self._host.keep(node, copy)

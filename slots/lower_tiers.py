@@ -25,8 +25,9 @@ import numpy as np
 
 from .host import HostMemory, PromptTree
 from .radix import Node, common_prefix, most_cached, path
-from .record_index import IndexNode, RecordEntry, RecordIndex, all_of_it
-from .request import Fetch, Job, Layout, Prompt, Request
+from .record import file_name
+from .record_index import IndexNode, RecordEntry, RecordIndex, Stretch, all_of_it
+from .request import Fetch, FetchedRecord, Job, Layout, Prompt, Request
 from .scheduler import Scheduler
 from .scope import Scope
 from .tier import Record
@@ -35,7 +36,7 @@ from .tier import Record
 class LowerTier(Protocol):
     """A tier that may outlive the server. Several threads call it: the engine puts, some read, a client drops.
 
-    `put` must not block: it runs between two steps of the engine. index: of all its records, by the keys that `get` takes.
+    `put` must not block: it runs between two steps of the engine. index: of all its records, by their keys (`file_name`).
     """
 
     @property
@@ -60,8 +61,8 @@ class LowerTier(Protocol):
         """Return the place of its records, for the log."""
         ...
 
-    def has_room(self, record: Record) -> bool:
-        """Return whether `put` would take a record as things are, with no other one leaving for it."""
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether `put` would take so many bytes now; fast, for the engine's thread."""
         ...
 
     def put(self, record: Record) -> bool:
@@ -81,7 +82,10 @@ class LowerTier(Protocol):
         ...
 
     def __contains__(self, key: str, /) -> bool:
-        """Return whether a record is still there and no drop of its scope is under way; fast, for the engine's thread."""
+        """Return whether a record is there, or is about to be, and no drop of its scope is under way.
+
+        Fast, for the engine's thread.
+        """
         ...
 
     def close(self) -> None:
@@ -92,22 +96,23 @@ class LowerTier(Protocol):
 class WriteBehind:
     """Hands each new copy of KV to lower tiers once. Lives in the engine's thread. lower: the tiers that get them.
 
-    Runs of private scopes, and those that no later process could use, stay in host memory.
+    Runs of private scopes, and those that no later process could use, stay in host memory. It learns here what lower tiers
+    have: such copies leave it first.
     """
 
     def __init__(self, host: HostMemory, lower: Sequence[LowerTier]) -> None:
         self._host, self.lower = host, tuple(lower)
         if lower:
             host.take_unsaved()  # from now on it notes them
+            host.is_written = lambda key: any(key in below for below in self.lower)
+            host.may_write = lambda num_bytes: any(below.has_room(num_bytes) for below in self.lower)
 
     def write(self) -> None:
         """Hand over the copies that were made since the last call."""
         for node in self._host.take_unsaved() if self.lower else ():
             record = self._host.get(node)
-            if node.copy is not None and record is not None and record.scope.is_shared and record.scope.is_lasting:
-                node.copy.is_written = any([below.put(record) for below in self.lower])
-                if node.state is not None:
-                    node.state.is_written = node.copy.is_written
+            if record is not None and record.scope.may_outlive:
+                node.record = file_name(record) if any([below.put(record) for below in self.lower]) else ""
 
 
 # ---- Fetches ------------------------------------------------------------------------------------------------------------
@@ -247,6 +252,7 @@ class Fetches:
         """Begin fetches, give up those that take too long, and let go of what is in use now. Between two steps."""
         for fetch in [fetch for fetch in self._open if fetch.job.fetch is not fetch]:
             self._release(fetch)
+        self._count_behind()
         for fetch in self._open if self._scheduler.slots.any_idle else ():
             if not fetch.is_over and self._scheduler.slots.may_take(fetch.job):
                 fetch.wanted_at = fetch.wanted_at or self._clock()
@@ -268,7 +274,7 @@ class Fetches:
             with tier.index.lock:
                 if scope in tier.index.roots:
                     texts = prompt.arrange(tier.index, scope).texts
-                    if all(self._found(tier.index, scope, text)[2] >= len(text) for text in texts):
+                    if all(_reached(*self._found(tier.index, scope, text)) >= len(text) for text in texts):
                         return True
         return False
 
@@ -306,8 +312,14 @@ class Fetches:
                     continue
                 layout = self._arrange(request, tier)
                 found = [self._found(tier.index, scope, text) for text in layout.texts]
-            entries = list(dict.fromkeys(entry for one, _, _ in found for entry in one))
-            gained = self._usable(layout, found[-1][2]) - has if len(found) == 1 else sum(stop - at for _, at, stop in found)
+            if layout.moved:  # of a text in pieces, what is behind a hole is of no use yet
+                found = [(at, stretches[:1] if _reached(at, stretches) > at else []) for at, stretches in found]
+            stretches = [one for _, more in found for one in more]
+            entries = list(dict.fromkeys(entry for one in stretches for entry in one.entries))
+            gained = sum(one.stop - one.start for one in stretches)
+            if entries and not layout.moved:
+                at, stop = found[0][0], stretches[-1].stop
+                gained = self._usable(layout, stop) - has - (stop - at - gained)
             if gained > 0 and entries:
                 seconds, num_bytes = self._seconds(has, gained), sum(entry.size for entry in entries)
                 if self._speeds[tier.name].seconds(num_bytes + self._num_unread) < seconds:
@@ -326,17 +338,15 @@ class Fetches:
 
     def _read_share(self, tier: str, node: IndexNode) -> float:
         """Return the time to read a run, as a share of computing it."""
-        entry = next(iter(node.covers), None)
+        entry = next(iter(node.records), None)
         if entry is None:
             return 1.0
         return self._speeds[tier].seconds(entry.size) / self._seconds(entry.start, entry.stop - entry.start)
 
-    def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[list[RecordEntry], int, int]:
-        """Return the records that continue what host memory and the device have of a text, from where, and up to where."""
-        index = self._scheduler.index
-        at = index.num_cached(scope, text)
-        entries, stop = records.continuing(scope, text, at)
-        return entries, at, stop
+    def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[int, list[Stretch]]:
+        """Return how much of a text host memory and the device have, and what records have behind that."""
+        at = self._scheduler.index.num_cached(scope, text)
+        return at, records.continuing(scope, text, at)
 
     def _usable(self, layout: Layout, reached: int) -> int:
         length = len(layout.tokens)
@@ -372,7 +382,7 @@ class Fetches:
             self._hand_over(lambda: self._arrive(fetch, tier, key, record, seconds))
 
     def _arrive(self, fetch: Fetch, tier: LowerTier, key: str, record: Record | None, seconds: float) -> None:
-        """Adopt what is complete from its beginning on. In the engine's thread."""
+        """Take what is complete from its beginning on; what is gone costs its own tokens. In the engine's thread."""
         if record is not None:
             self._speeds[tier.name].learn(record.num_bytes, seconds)
             self.num_bytes += record.num_bytes
@@ -380,19 +390,29 @@ class Fetches:
         while not fetch.is_over and fetch.keys and fetch.keys[0][0] in fetch.arrived:
             key, size = fetch.keys.popleft()
             record = fetch.arrived.pop(key)
-            if record is None or key not in tier or not self._adopt(record, tier.name):
+            if record is None or key not in tier or record.scope != fetch.job.request.index_scope:
+                if len(fetch.texts) > 1:
+                    break
+                continue
+            if not self._take(fetch, FetchedRecord(tier.name, key, record)):
                 break
             fetch.num_adopted += size
-            self._hold(fetch, record.tokens)
         else:
             if fetch.keys:
                 return
         self._end(fetch)
 
-    def _adopt(self, record: Record, tier: str) -> bool:
-        host = self._scheduler.index.host
-        host.overdraw(record)
-        return host.put(record, tier)
+    def _take(self, fetch: Fetch, fetched: FetchedRecord) -> bool:
+        """Put a record into host memory, or keep it for its request alone where a hole is in front of it."""
+        index, record = self._scheduler.index, fetched.record
+        if index.num_cached(record.scope, record.tokens) < record.start:
+            fetch.job.behind.append(fetched)
+            return True
+        index.host.overdraw(record)
+        if not index.host.put(record, fetched.tier):
+            return False
+        self._hold(fetch, record.tokens)
+        return True
 
     def _end(self, fetch: Fetch) -> None:
         """Wait no longer."""
@@ -407,6 +427,15 @@ class Fetches:
             self.num_tokens += fetch.gained if fetch.num_adopted else 0
 
     # ---- host memory -------------------------------------------------------------------------------------------------
+
+    def _count_behind(self) -> None:
+        """Count what requests keep from behind holes under the budget, and forget what was dropped meanwhile."""
+        tiers, num_bytes = {tier.name: tier for tier in self._lower}, 0
+        for job in (*(fetch.job for fetch in self._open), *self._scheduler.running):
+            if job.behind:
+                job.behind = deque(one for one in job.behind if one.key in tiers[one.tier])
+                num_bytes += sum(one.record.num_bytes for one in job.behind)
+        self._scheduler.index.host.num_aside = num_bytes
 
     @property
     def _num_unread(self) -> int:
@@ -434,6 +463,11 @@ class Fetches:
             while parts:  # one, or several of a run that was split
                 index.price(part := parts.pop())
                 parts += [child for child in part.children.values() if child.copy is copy]
+
+
+def _reached(at: int, stretches: Sequence[Stretch]) -> int:
+    """Return how far a text's KV reaches without a hole, behind the first `at` tokens."""
+    return stretches[0].stop if stretches and stretches[0].start <= at else at
 
 
 def _to_root(node: Node) -> Iterator[Node]:

@@ -21,7 +21,6 @@ class HostCopy:
     data: np.ndarray | None = None
     users: int = 1
     source: str = Source.HOST  # what its reuse counts as: by what it is, or by the name of the lower tier that it came from
-    is_written: bool = False  # a lower tier took it, too
     num_holders: int = 0  # fetches of requests that wait and will need it
 
     def __len__(self) -> int:

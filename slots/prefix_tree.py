@@ -215,10 +215,12 @@ class PrefixTree(PromptTree):
         self.device.touch(node)
         self.host.touch(node)
 
-    def lose(self, node: Node) -> None:
+    def lose(self, node: Node) -> int:
         self.host.release(node)
-        if not node.ready:
-            self._remove(node)
+        if node.ready:
+            return 0
+        self._remove(node)
+        return len(node.tokens)
 
     def forget(self, scope: Scope) -> None:
         """Drop a scope with all its KV. None of its requests may be running."""
@@ -277,6 +279,8 @@ class PrefixTree(PromptTree):
         """Free a leaf's cells. keep: the run moves to host memory; it is forgotten if not, or if the tier refuses it."""
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)
+        if keep and not saved:
+            self.host.count_lost(leaf, leaf.ready)
         self.device.retreat(sequence, leaf)
         if not saved:
             self._remove(leaf)

@@ -35,8 +35,9 @@ class Node:
         state                              |      the recurrent state behind it, of a model that has one: see `StateTree`
 
     sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
-    in use is not evicted. documents: the ends of documents that begin behind this run, by their keys. document_of: the
-    inverse, (run before the document, key) of each document that ends with this run.
+    in use is not evicted. record: the key of the record that a lower tier took of it, with its state. documents: the ends of
+    documents that begin behind this run, by their keys. document_of: the inverse, (run before the document, key) of each
+    document that ends with this run.
     """
 
     tokens: np.ndarray
@@ -55,6 +56,7 @@ class Node:
     pinned_until: float = 0.0  # the time at which a client's pin ends; 0: not pinned
     copy: HostCopy | None = field(default=None, repr=False)
     state: HostCopy | None = field(default=None, repr=False)
+    record: str = ""
     documents: dict[str, Node] = field(default_factory=dict[str, "Node"], repr=False)
     document_of: set[tuple[Node, str]] = field(default_factory=set[tuple["Node", str]], repr=False)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,20 +30,72 @@ MOST_COMPARED = 16  # records of one run that are compared: a short beginning ma
 MOST_SEARCHED = 256  # runs behind one record that are searched for another one that stands on it
 
 
-class IndexNode(Node):
-    """A run that records have, in a third of the memory of one with KV: what is empty is shared.
+K = TypeVar("K")
 
-    covers: the records whose runs cover it.
+
+class Only(MutableMapping[K, Node]):
+    """A mapping with one entry at most, in a fifth of the memory of a dict."""
+
+    __slots__ = ("_key", "_node")
+
+    def __init__(self, key: K, node: Node) -> None:
+        self._key, self._node = key, node
+
+    def __getitem__(self, key: K) -> Node:
+        if key != self._key or self._node is None:
+            raise KeyError(key)
+        return self._node
+
+    def __setitem__(self, key: K, node: Node) -> None:
+        self._key, self._node = key, node
+
+    def __delitem__(self, key: K) -> None:
+        self._node = None
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(() if self._node is None else (self._key,))
+
+    def __len__(self) -> int:
+        return self._node is not None
+
+
+class IndexNode(Node):
+    """A run that records have, in a fifth of the memory of one with KV: what is empty is shared, tokens are bytes.
+
+    covers: as `records`. begins: as `documents_here`, in one row.
     """
 
-    __slots__ = ("covers",)
+    __slots__ = ("_tokens", "begins", "covers")
 
     def __init__(self, tokens: np.ndarray, start: int, parent: Node | None) -> None:
-        self.tokens, self.start, self.parent = tokens, start, parent
+        self._tokens, self.start, self.parent = tokens.tobytes(), start, parent
         self.children, self.documents, self.document_of = NO_NODES, NO_ENDS, NO_ORIGINS
         self.ready = self.in_use = self.last_use = 0
         self.copy = self.state = None
         self.covers: Covers = ()
+        self.begins: tuple[Any, ...] = ()
+
+    @property
+    def tokens(self) -> np.ndarray:  # type: ignore[override]
+        return np.frombuffer(self._tokens, np.int32)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self._tokens) // 4
+
+    def cut(self, at: int) -> None:
+        """Leave out its first tokens."""
+        self._tokens, self.start = self._tokens[4 * at :], self.start + at
+
+    @property
+    def records(self) -> Collection[RecordEntry]:
+        """The records whose runs cover it."""
+        return (self.covers,) if isinstance(self.covers, RecordEntry) else self.covers
+
+    @property
+    def documents_here(self) -> Iterator[tuple[Node, str]]:
+        """The run before each document that ends with it, and the document's key."""
+        return zip(self.begins[::2], self.begins[1::2], strict=True)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -71,9 +124,9 @@ class RecordEntry:
         return scope_of(self.node)
 
     @property
-    def place(self) -> tuple[float, int, int, int]:
+    def place(self) -> Place:
         """The sort key in which records leave: of equals the deepest first."""
-        return self.priority, self.used, -self.start, -self.stop
+        return self.priority, self.used, -self.start, self.key
 
     def runs(self) -> Iterator[IndexNode]:
         """Yield the nodes that its run covers, the last one first."""
@@ -83,8 +136,19 @@ class RecordEntry:
             node = node.parent
 
 
-Covers = tuple["RecordEntry", ...] | dict["RecordEntry", None]
-"""Few records, or many."""
+Place = tuple[float, int, int, str]
+"""Priority, time of the last use, depth, key."""
+
+Covers = RecordEntry | tuple[RecordEntry, ...] | dict[RecordEntry, None]
+"""A record, few, or many."""
+
+
+class Stretch(NamedTuple):
+    """Positions [start, stop) of a prompt that records have, beginnings first. Between two stretches is a hole."""
+
+    entries: list[RecordEntry]
+    start: int
+    stop: int
 
 
 class StoredEntry(Struct, frozen=True, array_like=True):
@@ -111,7 +175,10 @@ class StoredIndex(Struct, frozen=True, array_like=True):
     """An index in a file: each entry behind its parent."""
 
     clock: float
-    entries: list[StoredEntry]
+    entries: list[msgspec.Raw]  # decoded one at a time: all at once they would take more memory than the index
+
+
+DECODER = msgspec.msgpack.Decoder(StoredEntry)
 
 
 class RecordIndex(PromptTree):
@@ -129,8 +196,7 @@ class RecordIndex(PromptTree):
         self.num_bytes = 0
         self._num_states = 0
         self._age = 0.0  # PGDSF's clock: the priority of what left last
-        self._heap: list[tuple[tuple[float, int, int, int], int, RecordEntry]] | None = None  # once a record has to leave
-        self._count = itertools.count()
+        self._heap: list[Place] | None = None  # once a record has to leave
 
     # ---- records come and go ---------------------------------------------------------------------------------------
 
@@ -176,9 +242,10 @@ class RecordIndex(PromptTree):
             if isinstance(node.covers, dict):
                 del node.covers[entry]
             else:
-                node.covers = tuple(other for other in node.covers if other is not entry)
+                others = tuple(other for other in node.records if other is not entry)
+                node.covers = others[0] if len(others) == 1 else others
         for node in path(entry.node):
-            if node.children or _as_index(node).covers:
+            if node.children or _as_index(node).records:
                 break
             self._unlink(node)
 
@@ -192,7 +259,7 @@ class RecordIndex(PromptTree):
     def touch_prefixes(self, entry: RecordEntry, now: int) -> list[RecordEntry]:
         """Let the records in front of a record count as used one after the other, the first one last. Return those."""
         *_, first = entry.runs()
-        in_front = (_as_index(node).covers for node in path(first.parent or first) if node is not first)
+        in_front = (_as_index(node).records for node in path(first.parent or first) if node is not first)
         found = list(dict.fromkeys(next(iter(covers)) for covers in in_front if covers))
         for prefix in found:
             now += MOMENT
@@ -203,7 +270,7 @@ class RecordIndex(PromptTree):
     def stands_on_records(self, scope: Scope, start: int, tokens: np.ndarray) -> bool:
         """Return whether all KV before the run from `start` on is in records."""
         match = self.match(scope, tokens[:start])
-        return match.length == start and all(_as_index(node).covers for node in path(match.node))
+        return match.length == start and all(_as_index(node).records for node in path(match.node))
 
     def of(self, names: Collection[str]) -> list[RecordEntry]:
         """Return the records of scopes with these names, the deepest first."""
@@ -213,15 +280,15 @@ class RecordIndex(PromptTree):
     def first_to_leave(self) -> RecordEntry | None:
         """Return the record that leaves next; no record stands on it."""
         if self._heap is None:
-            self._heap = [(entry.place, next(self._count), entry) for entry in self.entries.values()]
+            self._heap = [entry.place for entry in self.entries.values()]
             heapq.heapify(self._heap)
         while self._heap:
-            place, _, entry = self._heap[0]
-            if place != entry.place or self.entries.get(entry.key) is not entry:
+            entry = self.entries.get(self._heap[0][-1])
+            if entry is None or self._heap[0] != entry.place:
                 heapq.heappop(self._heap)
             elif (above := self._above(entry)) is not None:
                 entry.priority, entry.used = max((entry.priority, entry.used), (above.priority, above.used))
-                heapq.heapreplace(self._heap, (entry.place, next(self._count), entry))
+                heapq.heapreplace(self._heap, entry.place)
             else:
                 return entry
         return None
@@ -238,10 +305,11 @@ class RecordIndex(PromptTree):
         for node in entry.runs():
             if isinstance(node.covers, dict):
                 node.covers[entry] = None
-            elif len(node.covers) < MOST_COMPARED:
-                node.covers = (*node.covers, entry)
-            else:
-                node.covers = dict.fromkeys((*node.covers, entry))
+                continue
+            several = (*node.records, entry)
+            node.covers = (
+                entry if len(several) == 1 else several if len(several) <= MOST_COMPARED else dict.fromkeys(several)
+            )
         self.num_bytes += entry.size
         self._num_states += entry.has_state
         self._offer(entry)
@@ -251,40 +319,50 @@ class RecordIndex(PromptTree):
         """Return a record that stands on this one, if one does."""
         *_, first = entry.runs()
         behind = itertools.islice(descendants(first), MOST_SEARCHED)
-        others = (other for node in (first, *map(_as_index, behind)) for other in node.covers)
+        others = (other for node in (first, *map(_as_index, behind)) for other in node.records)
         return next((other for other in others if other.start > entry.start), None)
 
     def _offer(self, entry: RecordEntry) -> None:
         if self._heap is not None:
-            heapq.heappush(self._heap, (entry.place, next(self._count), entry))
+            heapq.heappush(self._heap, entry.place)
             if len(self._heap) > 2 * len(self.entries) + 64:
                 self._heap = None  # made anew, without what is outdated
 
     # ---- prompts ---------------------------------------------------------------------------------------------------
 
-    def continuing(self, scope: Scope, tokens: np.ndarray, reached: int) -> tuple[list[RecordEntry], int]:
-        """Return the records that bring a prompt's KV further than `reached`, beginnings first, and how far they bring it.
+    def continuing(self, scope: Scope, tokens: np.ndarray, reached: int) -> list[Stretch]:
+        """Return what records have of a prompt behind its first `reached` tokens, beginnings first.
 
-        Of a model with states the last one has a state, behind which the prompt continues.
+        Of a model with states each stretch ends with a state, behind which the prompt continues.
         """
         match = self.match(scope, tokens)
-        nodes = [_as_index(node) for node in reversed(path(match.node))]
+        nodes, stop = [_as_index(node) for node in reversed(path(match.node))], match.length
+        found: list[Stretch] = []
+        while stretch := self._last_stretch(nodes, reached, stop):
+            found.append(stretch)
+            stop = stretch.start
+            nodes = [node for node in nodes if node.end <= stop]
+        return found[::-1]
+
+    def _last_stretch(self, nodes: list[IndexNode], reached: int, stop: int) -> Stretch | None:
+        """Return the last stretch on a path that lies behind `reached`, and up to `stop`."""
         if not self._num_states:
-            return _covering(nodes, reached, match.length)
-        while nodes:
-            last = nodes[-1]
-            known = itertools.islice(last.covers, MOST_COMPARED) if last.end <= match.length else ()
+            return _covering(nodes, reached, stop)
+        for at, last in reversed(list(enumerate(nodes))):
+            if last.end <= reached:
+                break
+            known = itertools.islice(last.records, MOST_COMPARED) if last.end <= stop else ()
             state = next((one for one in known if one.has_state and one.node is last), None)
-            nodes.pop()
-            if state is not None and last.end > reached:
-                chosen, stop = _covering([node for node in nodes if node.end <= state.start], reached, state.start)
-                if stop >= state.start:
-                    return [*chosen, state], last.end
-        return [], reached
+            if state is not None:
+                before = _covering([node for node in nodes[:at] if node.end <= state.start], reached, state.start)
+                if before is None or before.stop < state.start:
+                    return Stretch([state], max(state.start, reached), last.end)
+                return Stretch([*before.entries, state], before.start, last.end)
+        return None
 
     def may_continue(self, node: Node) -> bool:
         return not self._num_states or any(
-            one.has_state and one.node is node for one in itertools.islice(_as_index(node).covers, MOST_COMPARED)
+            one.has_state and one.node is node for one in itertools.islice(_as_index(node).records, MOST_COMPARED)
         )
 
     def saved_share(self, node: Node) -> float:
@@ -301,19 +379,21 @@ class RecordIndex(PromptTree):
 
     def stored(self) -> bytes:
         """Return the index as the content of a file. It takes the lock for one record at a time."""
-        stored: list[StoredEntry] = []
+        stored: list[msgspec.Raw] = []
         for entry in sorted(self.entries.copy().values(), key=lambda entry: entry.start):
             with self.lock:
                 if self.entries.get(entry.key) is entry:
-                    stored.append(_stored(entry))
+                    stored.append(msgspec.Raw(msgspec.msgpack.encode(_stored(entry))))
         return msgspec.msgpack.encode(StoredIndex(self._age, stored))
 
     def restore(self, content: bytes) -> None:
         """Add the records of `stored`. Raises ValueError for any other content. Needs the lock."""
         stored = msgspec.msgpack.decode(content, type=StoredIndex)
         self._age, scopes = stored.clock, dict[str, Scope]()
-        for one in stored.entries:
-            scope = scopes.setdefault(one.scope, Scope.read(one.scope))
+        stored.entries.reverse()
+        while stored.entries:  # so that the index takes the memory that they leave
+            one = DECODER.decode(stored.entries.pop())
+            scope = scopes.get(one.scope) or scopes.setdefault(one.scope, Scope.read(one.scope))
             origin = self._end_at(self.entries.get(one.parent), one.start) if one.start else self.root(scope)
             tokens = np.frombuffer(one.tokens, "<i4")
             if origin is None or not len(tokens) or one.key in self.entries:
@@ -348,15 +428,20 @@ class RecordIndex(PromptTree):
     # ---- nodes -----------------------------------------------------------------------------------------------------
 
     def _grow(self, node: Node, tokens: np.ndarray) -> Node:
-        child = IndexNode(np.array(tokens, np.int32), node.end, node)
-        _adopt(node, child)
+        _adopt(node, child := IndexNode(tokens, node.end, node))
         return child
+
+    def _unlink_document(self, node: Node) -> None:
+        node = _as_index(node)
+        for origin, key in node.documents_here:
+            del origin.documents[key]
+        node.begins = ()
 
     def _split(self, lower: Node, at: int) -> Node:
         lower = _as_index(lower)
         assert lower.parent is not None
-        upper = IndexNode(lower.tokens[:at].copy(), lower.start, lower.parent)
-        lower.tokens, lower.start = lower.tokens[at:].copy(), lower.start + at
+        upper = IndexNode(lower.tokens[:at], lower.start, lower.parent)
+        lower.cut(at)
         upper.covers = lower.covers.copy() if isinstance(lower.covers, dict) else lower.covers
         _adopt(upper.parent, upper)
         _adopt(upper, lower)
@@ -376,47 +461,55 @@ def _as_index(node: Node) -> IndexNode:
 
 def _adopt(parent: Node | None, child: Node) -> None:
     assert parent is not None
-    if parent.children is NO_NODES:
-        parent.children = {}
-    parent.children[int(child.tokens[0])] = child
+    parent.children = _with(parent.children, int(child.tokens[0]), child)
 
 
-def _place(origin: Node, key: str, end: Node) -> None:
-    """Note that a document begins behind `origin` and ends with `end`."""
-    if origin.documents is NO_ENDS:
-        origin.documents = {}
-    if end.document_of is NO_ORIGINS:
-        end.document_of = set()
-    origin.place(key, end)
+def _place(origin: Node, key: str, end: IndexNode) -> None:
+    """Note that a document begins behind `origin` and ends with `end`. A key has one end."""
+    if (before := origin.documents.get(key)) is not None:
+        before = _as_index(before)
+        before.begins = tuple(part for one in before.documents_here if one != (origin, key) for part in one)
+    origin.documents = _with(origin.documents, key, end)
+    end.begins = (*end.begins, origin, key)
 
 
-def _covering(nodes: list[IndexNode], at: int, stop: int) -> tuple[list[RecordEntry], int]:
-    """Return records that cover a path from `at` on without a hole, up to `stop` at most, and how far they do.
+def _with(nodes: Any, key: K, node: Node) -> Any:
+    """Return nodes by key with one more: the same mapping, or another one that takes less memory."""
+    if not nodes:
+        return Only(key, node)
+    if isinstance(nodes, Only) and key not in nodes:
+        nodes = dict(nodes)
+    nodes[key] = node
+    return nodes
+
+
+def _covering(nodes: list[IndexNode], at: int, stop: int) -> Stretch | None:
+    """Return the last stretch of a path that records cover without a hole, behind `at` and up to `stop` at most.
 
     From the end back, since the last runs of a path are in the fewest records.
     """
     chosen: list[RecordEntry] = []
-    end = first = min(stop, nodes[-1].end if nodes else at)
-    if at >= end:
-        return [], at
+    end = first = stop
     for node in reversed(nodes):
         if node.end <= at:
             break
         if node.start >= first:
             continue  # the record chosen last has it, too
-        if not node.covers:
-            chosen, end, first = [], node.start, node.start  # what is behind a hole is of no use yet
+        if not node.records:
+            if chosen:
+                break
             continue
-        best = min(itertools.islice(node.covers, MOST_COMPARED), key=lambda entry: (entry.start, entry.stop))
+        end = end if chosen else min(stop, node.end)
+        best = min(itertools.islice(node.records, MOST_COMPARED), key=lambda entry: (entry.start, entry.stop))
         chosen.append(best)
         first = best.start
-    return (chosen[::-1], end) if chosen else ([], at)
+    return Stretch(chosen[::-1], max(first, at), end) if chosen else None
 
 
 def _stored(entry: RecordEntry) -> StoredEntry:
     *above, first = entry.runs()
     in_front = first.parent
-    parent = next(iter(in_front.covers), None) if isinstance(in_front, IndexNode) else None
+    parent = next(iter(in_front.records), None) if isinstance(in_front, IndexNode) else None
     tokens = np.concatenate([node.tokens for node in (first, *reversed(above))])
     return StoredEntry(
         key=entry.key,
@@ -429,6 +522,6 @@ def _stored(entry: RecordEntry) -> StoredEntry:
         token_cost=entry.token_cost,
         priority=entry.priority,
         has_state=entry.has_state,
-        documents=tuple((key, origin.end) for origin, key in entry.node.document_of),
+        documents=tuple((key, origin.end) for origin, key in entry.node.documents_here),
         tokens=tokens.astype("<i4").tobytes(),
     )

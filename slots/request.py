@@ -255,6 +255,14 @@ class ReadDocuments:
         self.pieces = made
 
 
+class FetchedRecord(NamedTuple):
+    """A record from a lower tier, by the tier's name and its key."""
+
+    tier: str
+    key: str
+    record: Record
+
+
 @dataclass(slots=True, eq=False)
 class Fetch:
     """What is read from a lower tier for a request that waits, by the name of the tier. It begins when it is read.
@@ -348,6 +356,8 @@ class Job:
     readings: ReadDocuments = field(default_factory=ReadDocuments)  # of documents that are read separately
     reuse: Reuse = field(default_factory=Reuse)
     fetch: Fetch | None = None  # until it runs
+    behind: deque[FetchedRecord] = field(default_factory=deque[FetchedRecord])  # of which holes keep it, beginnings first
+    resumes_at: int = 0  # where its prefill pauses for the first of these; 0: nowhere
     num_expected: int | None = None  # tokens that device and host had of it when lower tiers were asked; None: they were not
     num_failures: int = 0  # steps that failed while it ran, before its first token
 

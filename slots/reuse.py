@@ -40,12 +40,14 @@ class Reuse:
     """What came of a request. spans: of its first admission and by catching up, in order.
 
     num_overtaken: later requests that were admitted before it. fetch_seconds: that it waited for records of a lower tier.
+    has_hole: it computed what was gone between two of these.
     """
 
     spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])
     num_preempted: int = 0
     num_overtaken: int = 0
     fetch_seconds: float = 0.0
+    has_hole: bool = False
 
     @property
     def cached(self) -> int:

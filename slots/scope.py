@@ -54,6 +54,11 @@ class Scope:
         """Whether KV of this scope may outlive its request."""
         return self.kind == "shared"
 
+    @property
+    def may_outlive(self) -> bool:
+        """Whether a later process could use its KV."""
+        return self.is_shared and self.is_lasting
+
 
 def name_in(text: str) -> str:
     """Return the name in a scope's text."""

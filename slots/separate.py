@@ -107,12 +107,12 @@ class SeparateDocuments(PlainKV):
             device.advance(sequence, reached)
         return reached > start
 
-    def _count(self, job: Job, source: str, tokens: int) -> None:
+    def _count(self, job: Job, source: str, start: int, tokens: int) -> None:
         """KV that the request computed itself for a document does not count, nor any for the reading of one."""
         if job.is_reading:
             return
         readings, num_prefix = job.readings, job.layout.moved[0].num_prefix
-        start = max(job.reuse.cached, job.computed, readings.reached)
+        start = max(job.reuse.cached, start, readings.reached)
         readings.reached = start + tokens
         own = readings.num_prefix if start < num_prefix else 0
         tokens = max(min(start + tokens, num_prefix - own) - start, 0) if own else tokens

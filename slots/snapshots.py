@@ -176,18 +176,27 @@ class FromSnapshots(PlainKV):
         super().begin(job, waiting)
         self._load(job, job.num_tokens)
         job.started_at, job.stops = job.computed, self._snapshots.stops(job, waiting)
+        self._look_behind(job)
 
     def catch_up(self, job: Job, num_cells: int) -> None:
+        has_more = self._adopt(job, self._snapshots.host)
         self._load(job, num_cells + job.num_tokens - job.computed)
+        if has_more:
+            self._look_behind(job)
+
+    def _look_behind(self, job: Job) -> None:
+        super()._look_behind(job)
+        ends = (job.computed, job.resumes_at)  # no piece is too small for its bits
+        job.stops = tuple(stop for stop in job.stops if all(abs(stop - at) >= job.recompute_last for at in ends))
 
     def next_stop(self, job: Job) -> int:
-        return next((stop for stop in job.stops if stop > job.computed), job.num_tokens)
+        return min((stop for stop in (*job.stops, job.resumes_at) if stop > job.computed), default=job.num_tokens)
 
     def sharable(self, leader: Job, upto: int) -> int:
         return max((stop for stop in leader.stops if stop <= upto), default=0)
 
     def reached(self, job: Job, span: Span) -> bool:
-        if job.computed in job.stops:
+        if job.computed in (*job.stops, job.resumes_at):
             self._snapshots.take(job)
         return False
 
@@ -200,5 +209,5 @@ class FromSnapshots(PlainKV):
         if self._cells.reserve(num_cells):
             source, gained = self._snapshots.load(job)
             if gained:
-                self._count(job, source, gained)
+                self._count(job, source, job.computed, gained)
                 job.computed += gained

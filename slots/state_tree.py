@@ -87,8 +87,8 @@ class StateTree(PromptTree):
             node = parent
         return num_tokens
 
-    def lose(self, node: Node) -> None:
-        self.forget(node)
+    def lose(self, node: Node) -> int:
+        return self.forget(node)
 
     def price(self, node: Node) -> None:
         """Set the priority of a state that is used or new: the time that it saves, a byte that leaves with it."""
@@ -109,7 +109,7 @@ class StateTree(PromptTree):
         """Let states leave until the budget holds. `node` is new, or used now, and stays."""
         self._clock += 1
         node.host_priority = np.inf
-        if self.host.make_room():
+        if self.host.make_room(node):
             self.price(node)
         else:  # a copy that was cut in two is freed with its last part only
-            self.forget(node)
+            self.host.count_lost(node, self.forget(node))

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from .cells import Cells
 from .counters import Counters
+from .host import HostMemory
 from .plan import Span
 from .prefix_tree import PrefixTree
+from .radix import common_prefix
 from .request import Job, Layout
 from .reuse import Source
 
@@ -30,20 +32,26 @@ class PlainKV:
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
         claim = job.claim(self._tree)
         job.sequence, job.claimed, job.recompute_last = claim.sequence, job.num_tokens, self._tree.recompute_last
-        self._count(job, claim.source, claim.cached)
+        self._count(job, claim.source, 0, claim.cached)
         if not job.request.is_prefetch:
             self._cells.offload_idle(job)
         self._fetch(job)
         job.computed = job.started_at = claim.sequence.length
+        self._look_behind(job)
 
     def catch_up(self, job: Job, num_cells: int) -> None:
         assert job.sequence is not None
         if gained := self._tree.device.catch_up(job.sequence):
-            self._count(job, Source.FORK, gained)
+            self._count(job, Source.FORK, job.computed, gained)
             job.computed += gained
+            self._look_behind(job)
+        if self._adopt(job, self._tree.host):
+            self._fetch(job, num_cells)
+            job.computed = job.sequence.length
+            self._look_behind(job)
 
     def next_stop(self, job: Job) -> int:
-        return job.num_tokens
+        return job.resumes_at if job.resumes_at > job.computed else job.num_tokens
 
     def sharable(self, leader: Job, upto: int) -> int:
         return upto
@@ -60,9 +68,37 @@ class PlainKV:
         assert job.sequence is not None
         copies = self._tree.copies
         if (needed := copies.restorable(job.sequence)) and self._cells.reserve(num_cells + needed):
+            at = job.sequence.length
             for source, tokens in copies.restore(job.sequence):
-                self._count(job, source, tokens)
+                self._count(job, source, at, tokens)
+                at += tokens
 
-    def _count(self, job: Job, source: str, tokens: int) -> None:
-        """Count tokens that need not be computed, behind those that have KV."""
-        self._counters.count_cached(job, source, max(job.reuse.cached, job.computed), tokens)
+    def _count(self, job: Job, source: str, start: int, tokens: int) -> None:
+        """Count tokens from position `start` on that need not be computed."""
+        self._counters.count_cached(job, source, start, tokens)
+
+    # ---- behind a hole: computed up to where records begin that were fetched from there ---------------------------------
+
+    def _look_behind(self, job: Job) -> None:
+        """Set where the prefill pauses next: where such a record begins, or behind the fewest tokens to compute together."""
+        while job.behind:
+            record = job.behind[0].record
+            at = max(record.start, job.computed + job.recompute_last) if record.start > job.computed else job.computed
+            last = min(common_prefix(record.tokens, job.tokens[: job.num_tokens]), job.num_tokens - job.recompute_last)
+            if last > at:
+                job.resumes_at = at
+                return
+            job.behind.popleft()
+        job.resumes_at = 0
+
+    def _adopt(self, job: Job, host: HostMemory) -> bool:
+        """Take over the records that the prefill has come to. Return whether there are any."""
+        if not job.behind or job.computed < job.resumes_at:
+            return False
+        reached = job.computed
+        while job.behind and job.behind[0].record.start <= reached:
+            tier, _, record = job.behind.popleft()
+            host.overdraw(record)
+            if host.put(record, tier, is_claimed=True):
+                reached, job.reuse.has_hole = max(reached, len(record.tokens)), True
+        return True

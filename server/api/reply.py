@@ -492,7 +492,9 @@ class SsePing:
         self._last = self._loop.time()
         if message["type"] == "http.response.start" and self._interval > 0:
             self._timer = self._loop.call_at(self._last + self._interval, self._beat)
-        elif not message.get("more_body"):
+        if self._ping is not None and not self._ping.done():
+            await asyncio.wait([self._ping])  # it stands in front: its number is the lower one
+        if not message.get("more_body") and message["type"] != "http.response.start":
             self.stop()
         await self._send(message)
 

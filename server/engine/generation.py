@@ -419,9 +419,9 @@ class Generation:
         )
 
     def _reused(self, layout: Layout) -> Reused:
-        """Return where reuse counts: at the beginning, as many tokens as were cached, unless documents were moved."""
+        """Return where reuse counts: at the beginning, as many tokens as were cached, unless it came in pieces."""
         reuse = self.job.reuse
-        return [(span.start, span.stop) for span in reuse.spans] if layout.moved else [(0, reuse.cached)]
+        return [(span.start, span.stop) for span in reuse.spans] if layout.moved or reuse.has_hole else [(0, reuse.cached)]
 
     def _miss(self) -> Miss | None:
         """Return where reuse ended and why; None where only the last tokens, which are always computed, were not reused."""

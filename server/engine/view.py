@@ -102,6 +102,7 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
         "failed_steps": ("Steps that failed, behind which the device begins empty", engine.num_failed_steps),
         "hung_steps": ("Steps that took longer than --hang-after allows, and ended", engine.watchdog.num_hangs),
         "evicted_tokens": ("Tokens whose KV was evicted from the device", tree.num_evicted),
+        "lost_tokens": ("Tokens whose KV was evicted from the last tier that had it", scheduler.index.host.num_lost),
         "saved_tokens": ("Tokens whose KV was copied to host memory", tree.copies.num_saved),
         **{
             f"{name}_written_runs": (f"Runs of KV written to {name}", tier.num_written if tier else 0)
@@ -167,7 +168,7 @@ class CachedRun:
             tokens=len(node.tokens),
             device_tokens=node.ready,
             host=node.copy is not None,
-            disk=node.copy is not None and node.copy.is_written,
+            disk=bool(node.record),
             document=next((key for _, key in node.document_of), None),
             frequency=node.frequency,
             in_use=node.in_use > 0,

@@ -7,6 +7,7 @@ import pytest
 from slotcache.models import llama
 from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
+from slotcache.slots.lower_tiers import Fetches
 from slotcache.slots.plan import HostCopy, Snap
 from slotcache.slots.record import CorruptFile, ForeignFile, encode, file_name, read
 from slotcache.slots.reuse import Source
@@ -14,6 +15,7 @@ from slotcache.slots.scope import Scope
 from slotcache.slots.tier import Provenance, Record
 from support.architectures import windowed
 from support.lab import Lab
+from support.remote import Remote
 
 SCOPE = Scope.shared("a scope")
 HERE = Provenance("0" * 32, "1" * 32)
@@ -210,4 +212,28 @@ def test_documents_are_found_again(model, prompt, records):
     assert origin.documents["key"].end == 260
     record = host.get(origin.documents["key"])
     assert record is not None and record.documents == (("key", 100),)
+    lab.close()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_what_was_fetched_from_behind_a_hole_gives_the_same_logits_bit_for_bit(model, prompt, records, lost):
+    tokens = records[-1].tokens
+    longer = np.concatenate([tokens, prompt[:60]])
+    reference = Lab(model).run(longer, limit=4, cache=False)
+    lab, remote, reads = lab_of(model), Remote(1 << 30), []
+    for record in records[:lost] + records[lost + 1 :]:
+        remote.put(record)
+    fetches = Fetches(lab.scheduler, [remote], hand_over=lambda act: act(), read=reads.append)
+    fetches.least = 1000.0
+    answer = lab.submit(longer, limit=4, scope=SCOPE)
+    fetches.expect(answer.job)
+    fetches.look()
+    for act in reads:
+        act()
+    fetches.look()
+    lab.finish()
+    gone = records[lost]
+    assert answer.job.reuse.sources == {"remote": len(tokens) - (len(gone.tokens) - gone.start)}
+    assert answer.tokens == reference.tokens
+    assert all(np.array_equal(one, other) for one, other in zip(answer.logits, reference.logits, strict=True))
     lab.close()

@@ -1,9 +1,13 @@
 """Records that are fetched for requests that wait: what comes back, who waits and for how long, and what room it takes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from slotcache.slots.costs import UNMEASURED
 from slotcache.slots.host import HostMemory
-from slotcache.slots.lower_tiers import Fetches
+from slotcache.slots.lower_tiers import Fetches, WriteBehind
+from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import PATIENCE, Request
 from slotcache.slots.scheduler import Scheduler, check
@@ -26,10 +30,12 @@ def record(tokens, start, **fields):
 class Lab:
     """A scheduler and a tier below it. `reads` are what threads would do; `now` is what the clock says."""
 
-    def __init__(self, host=100, cells=100, slots=2, ends=(10, 20, 30, 40)):
+    def __init__(self, host=100, cells=100, slots=2, ends=(10, 20, 30, 40), recompute_last=1, idle=0):
         self.memory, self.remote, self.reads, self.now = Memory(cells), Remote(10_000), [], 1.0
-        self.tree = PrefixTree(cells, 12, HostMemory(host, cut=cut))
-        self.scheduler = Scheduler(self.tree, num_slots=slots)
+        costs = replace(UNMEASURED, recompute_last=recompute_last)
+        self.tree = PrefixTree(cells, 12, HostMemory(host, cut=cut), costs=costs)
+        self.scheduler = Scheduler(self.tree, num_slots=slots, idle_cells=idle)
+        self.behind = WriteBehind(self.tree.host, [self.remote])
         self.fetches = Fetches(
             self.scheduler, [self.remote], hand_over=lambda act: act(), read=self.reads.append, clock=lambda: self.now
         )
@@ -52,11 +58,17 @@ class Lab:
             self.reads.pop(0)()
         self.look()
 
+    def lose(self, start):
+        """The record from a position on is gone."""
+        self.remote._forget([next(one.key for one in self.remote.index.entries.values() if one.start == start)])
+
     def step(self):
         """Compute a step. Return the ids of the requests in it."""
         self.look()
         plan = self.scheduler.plan()
-        for job, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+        sampled = self.memory.run(plan)
+        self.behind.write()
+        for job, _ in self.scheduler.commit(plan, sampled):
             if job.num_tokens == job.num_prompt + job.request.limit:
                 self.scheduler.finish(job)
                 prompt = job.tokens[: job.num_prompt].tolist()
@@ -108,7 +120,7 @@ def test_copies_that_are_there_too_leave_for_it_and_others_stay():
     lab = Lab(host=45)
     kept = record([4] * 5, 0)
     assert lab.tree.host.put(kept)  # it is in no lower tier
-    assert lab.tree.host.put(record([3] * 30, 0), "remote")
+    assert lab.remote.put(there := record([3] * 30, 0)) and lab.tree.host.put(there, "remote")
     lab.submit(PROMPT)
     lab.arrive(4)
     assert lab.tree.num_cached(S, kept.tokens) == 5 and lab.tree.num_cached(S, np.array([3] * 30, np.int32)) == 0
@@ -166,14 +178,106 @@ def test_a_tier_that_was_slow_is_not_asked_but_tried_again():
     assert tries > 10
 
 
-def test_a_record_that_is_gone_ends_it_there():
-    lab = Lab()
-    job = lab.submit(PROMPT)
-    entry = next(one for one in lab.remote.index.entries.values() if one.start == 20)
-    lab.remote._forget([entry.key])
-    lab.arrive(4)
+@pytest.mark.parametrize("lost", [(0,), (10,), (20,), (30,), (0, 20), (10, 20), (0, 10, 20)])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("host", [100, 12])
+def test_a_record_that_is_gone_costs_its_own_tokens(lost, when, host):
+    lab = Lab(host=host)
+    jobs = [lab.submit(PROMPT)] if when == "meanwhile" else []
+    for start in lost:
+        lab.lose(start)
+    (job,) = jobs or [lab.submit(PROMPT)]
+    lab.arrive(len(lab.reads))
     lab.finish()
-    assert job.reuse.cached == 20
+    assert job.reuse.sources == {"remote": 40 - 10 * len(lost) - (30 not in lost)}
+    assert [(one.start, one.stop) for one in job.reuse.spans] == [
+        (start, min(start + 10, 39)) for start in range(0, 40, 10) if start not in lost
+    ]
+    assert lab.tree.host.num_aside == lab.tree.host.overdraft == 0 and lab.tree.host.num_bytes <= host
+    assert lab.scheduler.counters.prefilled_tokens == 40 - job.reuse.cached
+
+
+def test_a_short_hole_is_computed_with_tokens_behind_it_for_exact_bits():
+    lab = Lab(ends=(10, 13, 16, 30, 40), recompute_last=8)
+    lab.lose(10)
+    job = lab.submit(PROMPT)
+    lab.arrive(4)
+    sizes = []
+    while not lab.scheduler.idle:
+        plan = lab.scheduler.plan()
+        sizes += [len(span.tokens) for span in plan.spans]
+        for done, _ in lab.scheduler.commit(plan, lab.memory.run(plan)):
+            if done.num_tokens == 43:
+                lab.scheduler.finish(done)
+        check(lab.scheduler)
+    assert [(one.start, one.stop) for one in job.reuse.spans] == [(0, 10), (18, 30), (30, 32)]
+    assert sizes == [8, 8, 1, 1]
+
+
+def test_a_twin_shares_what_is_adopted_behind_a_hole():
+    lab = Lab()
+    lab.lose(10)
+    jobs = [lab.submit(PROMPT, number) for number in range(2)]
+    lab.arrive(len(lab.reads))
+    lab.finish()
+    assert jobs[0].reuse.sources == {"remote": 29} and jobs[1].reuse.cached == 39
+    assert lab.scheduler.counters.prefilled_tokens == 10 + 2
+
+
+def test_what_is_behind_a_hole_is_let_go_where_it_is_not_needed():
+    lab = Lab(host=50)
+    lab.lose(0)
+    job = lab.submit(PROMPT)
+    lab.arrive(3)
+    assert lab.tree.host.num_aside == 30 and lab.tree.host.num_bytes == 0
+    lab.scheduler.finish(job)
+    lab.look()
+    assert lab.tree.host.num_aside == 0
+
+
+def test_what_is_behind_a_hole_is_dropped_with_its_scope():
+    lab = Lab()
+    lab.lose(0)
+    job = lab.submit(PROMPT)
+    lab.arrive(3)
+    lab.tree.drop(S)
+    lab.remote.drop(S)
+    lab.finish()
+    assert job.reuse.cached == 0 and lab.tree.host.num_aside == 0
+
+
+def test_what_is_behind_a_hole_survives_a_pause_and_a_failed_step():
+    lab = Lab()
+    lab.lose(0)
+    job = lab.submit(PROMPT)
+    lab.arrive(3)
+    assert lab.step() == [0] and job.computed == 10
+    lab.scheduler.recover()
+    lab.memory.apply(Clear())
+    lab.finish()
+    assert job.reuse.cached == 29
+
+
+@pytest.mark.parametrize("takes_more", [True, False])
+def test_kv_that_only_the_device_has_is_written_before_it_leaves_where_host_memory_is_full(takes_more):
+    lab, other = Lab(host=40, slots=1, idle=100), np.array([4] * 15, np.int32)
+    lab.submit(other, 1)
+    lab.finish()
+    lab.submit([1, 2], 2, limit=30)
+    lab.step()
+    job = lab.submit(PROMPT)
+    lab.arrive(4)
+    assert lab.tree.host.num_bytes == 40
+    if not takes_more:
+        lab.remote.max_bytes = 0
+    lab.tree.evict(15)
+    lab.step()
+    lab.look()
+    assert lab.tree.host.num_bytes == 40 and lab.tree.num_cached(S, other) == 0
+    written = [one.stop for one in lab.remote.index.continuing(S, other, 0)]
+    assert (written, lab.tree.host.num_lost) == (([15], 0) if takes_more else ([], 17))
+    lab.finish()
+    assert job.reuse.cached == 39
 
 
 def test_a_request_that_ends_lets_go():

@@ -1,5 +1,7 @@
 """The index of records: what continues a prompt, in what order records leave, and what it takes in memory and time."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -71,35 +73,37 @@ def test_beginnings_leave_last_also_behind_a_restart(paths, runs, data):
 
 
 @given(PATHS, RUNS, st.data())
-def test_what_continues_a_prompt_covers_it_without_a_hole(paths, runs, data):
+def test_what_continues_a_prompt_covers_it_but_for_its_holes(paths, runs, data):
     index, records = filled(paths, runs, data)
     for tokens in paths:
         reached = data.draw(st.integers(0, len(tokens)))
-        chosen, stop = index.continuing(S, ids(*tokens), reached)
-        covered = {
-            at
-            for start, path in records.values()
-            for at in range(start, min(len(path), common_prefix(ids(*path), ids(*tokens))))
-        }
-        most = next(at for at in range(reached, len(tokens) + 1) if at not in covered)
-        assert stop == most and bool(chosen) == (most > reached)
-        at = reached
-        for entry in chosen:
-            start, path = records[entry.key]
-            assert start <= at
-            at = common_prefix(ids(*path), ids(*tokens))
-        assert at >= stop
+        stretches = index.continuing(S, ids(*tokens), reached)
+        ends = {key: (start, common_prefix(ids(*path), ids(*tokens))) for key, (start, path) in records.items()}
+        covered = {at for start, stop in ends.values() for at in range(max(start, reached), stop)}
+        assert covered == {at for one in stretches for at in range(one.start, one.stop)}
+        for one, behind in pairwise(stretches):
+            assert one.stop < behind.start
+        for one in stretches:
+            at = one.start
+            for entry in one.entries:
+                assert ends[entry.key][0] <= at
+                at = ends[entry.key][1]
+            assert at >= one.stop
 
 
-def test_a_prompt_continues_from_the_deepest_state_that_records_reach():
+def test_a_prompt_continues_from_the_deepest_state_of_each_stretch():
     index = RecordIndex()
-    for start, stop, state in [(0, 4, True), (4, 6, False), (6, 9, True), (11, 12, True)]:
+    for start, stop, state in [(0, 4, True), (4, 6, False), (6, 9, True), (11, 12, True), (12, 13, False), (15, 16, False)]:
         index.add(f"{start}", S, start, ids(*range(stop)), size=1, used=0, has_state=state)
+
+    def continuing(tokens, reached):
+        return [([one.key for one in each.entries], *each[1:]) for each in index.continuing(S, tokens, reached)]
+
     prompt = ids(*range(20))
-    assert [one.key for one in index.continuing(S, prompt, 0)[0]] == ["0", "4", "6"], "there is a hole behind 9"
-    assert index.continuing(S, prompt[:8], 0)[1] == 4, "a state stands for all of its tokens"
-    assert [one.key for one in index.continuing(S, prompt, 5)[0]] == ["4", "6"]
-    assert index.continuing(S, prompt, 9) == ([], 9)
+    assert continuing(prompt, 0) == [(["0", "4", "6"], 0, 9), (["11"], 11, 12)]
+    assert continuing(prompt[:8], 0) == [(["0"], 0, 4)], "a state stands for all of its tokens"
+    assert continuing(prompt, 5) == [(["4", "6"], 5, 9), (["11"], 11, 12)]
+    assert continuing(prompt, 9) == [(["11"], 11, 12)] and continuing(prompt, 12) == []
 
 
 def test_a_beginning_that_very_many_records_share_takes_no_more_time():
@@ -107,8 +111,8 @@ def test_a_beginning_that_very_many_records_share_takes_no_more_time():
     for number in range(40 * MOST_COMPARED):
         index.add(f"{number}", S, 0, ids(7, 7, number, 1, 2), size=1, used=number)
     for number in (0, 39 * MOST_COMPARED):
-        (entry,), stop = index.continuing(S, ids(7, 7, number, 1, 2, 3), 0)
-        assert (entry.key, stop) == (f"{number}", 5)
+        (((entry,), start, stop),) = index.continuing(S, ids(7, 7, number, 1, 2, 3), 0)
+        assert (entry.key, start, stop) == (f"{number}", 0, 5)
     for number in range(40 * MOST_COMPARED):
         assert leave(index, {f"{at}": (0, (at,)) for at in range(40 * MOST_COMPARED)}) == f"{number}"
     assert not index.roots

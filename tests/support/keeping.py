@@ -17,6 +17,7 @@ from support.remote import Remote
 
 EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
 EXPECTED |= {"restore of a part", "erase slot", "used what was restored", "remote", "fetched", "given up", "overdrawn"}
+EXPECTED |= {"hole"}
 MOST_KEPT = 1000  # bytes of the lower tier: these records have one a token
 
 
@@ -85,6 +86,23 @@ class Keeping(Life):
         self.written |= {(record.scope, *tokens[:at]) for at in range(record.start + 1, len(tokens) + 1)}
         SEEN["record"] += 1
         return self.tier.put(record)
+
+    def has_room(self, num_bytes):
+        return self.tier.has_room(num_bytes)
+
+    def __contains__(self, key):
+        return key in self.tier
+
+    @rule(places=st.lists(st.integers(0, 39), min_size=1, max_size=3))
+    @precondition(lambda self: self.keys())
+    def lose_records(self, places):
+        """Records are found damaged: there may be others behind them."""
+        keys = self.keys()
+        self.tier._forget([keys[place % len(keys)] for place in places])
+
+    def end(self, job):
+        super().end(job)
+        SEEN["hole"] += job.reuse.has_hole
 
     def look_at(self, record):
         tokens = seen(record.tokens.tolist(), record.scope.adapters)

@@ -27,15 +27,15 @@ class Remote:
     def __str__(self) -> str:
         return self.name
 
-    def has_room(self, record: Record) -> bool:
-        return self.num_bytes + len(record.data) <= self.max_bytes
+    def has_room(self, num_bytes: int) -> bool:
+        return num_bytes <= self.max_bytes
 
     def put(self, record: Record) -> bool:
         with self._lock, self.index.lock:
             self._forget([file_name(record)])
-            while self._records and not self.has_room(record):
+            while self._records and self.num_bytes + len(record.data) > self.max_bytes:
                 self._forget([next(iter(self._records))])
-            if room := self.has_room(record):
+            if room := self.has_room(len(record.data)):
                 self._records[key := file_name(record)] = record
                 self.index.add(
                     key,

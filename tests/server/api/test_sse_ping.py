@@ -1,6 +1,7 @@
 """A stream is never silent: its first event comes before the prompt is computed, and pings follow."""
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -158,6 +159,31 @@ def test_no_ping_joins_one_that_is_still_unsent():
 
     most, sent = asyncio.run(stalled())
     assert most == 1 and sent[0] is START and sent[-1] is END
+
+
+def test_a_message_stays_behind_a_ping_that_was_made_before_it():
+    async def numbered():
+        """The numbers of what is sent where a ping waits as the last message comes."""
+        numbers, sent, made, takes = itertools.count(), [], asyncio.Event(), asyncio.Event()
+
+        def number():
+            made.set()
+            return [b"%d" % next(numbers)]
+
+        async def send(message):
+            if message.get("more_body"):
+                await takes.wait()
+            sent.append(message.get("body"))
+
+        ping = SsePing(send, 0.001, number)
+        await ping.send(START)
+        await made.wait()
+        last = asyncio.ensure_future(ping.send(END | {"body": b"%d" % next(numbers)}))
+        asyncio.get_running_loop().call_soon(takes.set)
+        await last
+        return sent
+
+    assert asyncio.run(numbered()) == [None, b"0", b"1"]
 
 
 @pytest.mark.parametrize("interval", [-1, 0, 30, None])

@@ -7,7 +7,7 @@ import pytest
 from support.architectures import hybrid
 
 from server.conftest import REST, running, until
-from server.engine.test_disk import cached, files
+from server.engine.test_disk import BODY, cached, files, settled
 
 PROMPTS = [f"Question {number}: {' '.join(f'word{number * at % 97}' for at in range(90))}?" for number in range(12)]
 SMALL = {"ctx_size": 2048, "parallel": 2, "cache_ram": 1}
@@ -100,3 +100,23 @@ def test_a_dropped_scope_is_gone_from_the_index_on_disk_too(tiny, tmp_path):
     with running(tiny, cache_dir=str(tmp_path)) as up:
         up.http.delete("/v1/cache", params={"scope": ""})
         assert not list(tmp_path.glob("*/records.index")) and not files(tmp_path)
+
+
+def test_a_damaged_file_in_the_middle_of_a_prompt_costs_its_own_tokens(tiny, tmp_path):
+    with running(tiny, cache_dir=str(tmp_path)) as up:
+        first = up.chat(**BODY)
+        settled(up)
+        (tier,) = up.service.tiers
+        entry = sorted(tier.index.entries.values(), key=lambda entry: entry.start)[1]
+        damaged, hole = tier.folder / entry.key, (entry.start, entry.stop)
+    about, content = damaged.stat(), damaged.read_bytes()
+    damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(damaged, ns=(about.st_mtime_ns, about.st_mtime_ns))
+    with running(tiny, cache_dir=str(tmp_path)) as up:
+        again = up.chat(**BODY)
+        assert again["slotcache"]["source"] == "disk" and again["slotcache"]["miss"]["at"] == hole[0]
+        assert cached(again) == tokens_of([first]) - max(hole[1] - hole[0], REST)
+        assert again["choices"] == first["choices"]
+        assert up.metric("slotcache_disk_refused_files_total") == 1 and up.metric("slotcache_lost_tokens_total") == 0
+    with running(tiny, cache_dir=str(tmp_path)) as up:
+        assert cached(up.chat(**BODY)) == tokens_of([first]), "the hole was not written again"
