@@ -473,14 +473,13 @@ def _place(origin: Node, key: str, end: IndexNode) -> None:
     end.begins = (*end.begins, origin, key)
 
 
-def _with(nodes: Any, key: K, node: Node) -> Any:
+def _with(nodes: MutableMapping[K, Node], key: K, node: Node) -> Any:
     """Return nodes by key with one more: the same mapping, or another one that takes less memory."""
     if not nodes:
         return Only(key, node)
-    if isinstance(nodes, Only) and key not in nodes:
-        nodes = dict(nodes)
-    nodes[key] = node
-    return nodes
+    more = dict(nodes) if isinstance(nodes, Only) and key not in nodes else nodes
+    more[key] = node
+    return more
 
 
 def _covering(nodes: list[IndexNode], at: int, stop: int) -> Stretch | None:
