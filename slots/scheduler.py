@@ -5,7 +5,7 @@ known ones (vLLM's scheduler). When cells run out: evict a leaf, else preempt th
 from its KV that is still in the tree. No later prompt of its priority passes one that is due, and the oldest request is
 preempted last, so none starves beside others of its priority.
 
-Requests of a batch give their slots and cells to all others, and pause while one of these computes its prompt.
+Requests of a batch give their slots and cells to all others, and pause while one of these runs.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ class Scheduler:
         """
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.decoding for one in self.running) or len({one.answering for one in self.running}) > 1
-        is_awaited = streams and any(one.answering and not one.request.is_batch for one in self.running)
+        is_awaited = streams and any(not one.request.is_batch for one in self.running)
         if apart and self.step.is_decode_turn and streams:
             step = self._new_step()
             same = [job for job in self._computing() if job.request.scope.adapters == last and not job.decoding]
@@ -346,9 +346,8 @@ class Scheduler:
             self._preempt()  # all requests lack cells: the youngest gives up its own
 
     def _computing(self) -> list[Job]:
-        """Return the running requests that may have a part of the next step: without those of batches beside a prompt."""
-        others = [job for job in self.running if not job.request.is_batch]
-        return others if any(not job.answering for job in others) else self.running
+        """Return the running requests that may have a part of the next step: those of batches if no other one runs."""
+        return [job for job in self.running if not job.request.is_batch] or self.running
 
     # ---- admission and memory --------------------------------------------------------------------------------------
 
@@ -405,7 +404,9 @@ class Scheduler:
         return True
 
     def _may_start(self, job: Job) -> bool:
-        """Return whether a slot is idle for a request, and it does not wait for a lower tier."""
+        """Return whether a slot is idle for a request, and it waits neither for a lower tier nor, of a batch, for others."""
+        if job.request.is_batch and any(not one.request.is_batch for one in self.running):
+            return False
         return (job.fetch is None or job.fetch.is_over) and self.slots.may_take(job)
 
     def _strategy(self, request: Request, whole: Layout) -> Strategy:
