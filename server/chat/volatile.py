@@ -25,7 +25,7 @@ INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
 UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
 MOST_PIECES, LONGEST = 8, 1000  # of the instructions of one request; characters of a piece
 LEAST_SAME = 0.8  # of the text; with less of it, these are other instructions
-MOST_UNITS = 2000  # between the first and the last difference: more are not compared
+MOST_UNITS = 200  # between the first and the last difference: more are not compared, in time that grows with their square
 MOST_LINEAGES, MOST_FRONTS, MOST_LINES = 1024, 8, 1024  # that are remembered: fronts of a lineage, lines of a front
 COPIES = 3  # that a line stands for: of the texts that it is made of
 MOST_CHARACTERS = 16 << 20  # of all that is remembered; the lineages used last stay

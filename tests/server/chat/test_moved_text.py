@@ -96,6 +96,19 @@ def test_other_instructions_stay_as_they_are(other):
     assert settled(texts, [instructions("Today is Tuesday.\n"), said("user", "Hello")])[1], "and the first ones are known"
 
 
+@pytest.mark.parametrize(("between", "moves"), [(10, True), (volatile.MOST_UNITS, False)])
+def test_pieces_far_apart_are_not_compared(between, moves):
+    """The time for that grows with the square of the lines between them."""
+
+    def front(day):
+        return [instructions(f"{day}.\n", *(f"line {at}\n" for at in range(between)), f"{day}.\n"), said("user", "Hello")]
+
+    texts = VolatileText()
+    settled(texts, front("Monday"))
+    shown, moved = settled(texts, front("Tuesday"))
+    assert bool(moved) is moves and (shown == front("Tuesday")) is not moves
+
+
 def test_sessions_share_nothing():
     texts = VolatileText()
     settled(texts, [instructions("I am Ann.\n"), said("user", "Hello")])
