@@ -127,6 +127,7 @@ def _num_blocks(text: str) -> int:
 NEVER = 1 << 40
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 OPTIMUM = "optimum"
+BY = ("tokens", "time")
 REQUIRED = 1.06  # RAGCache, section 7.4: 1.06 to 1.62 times LRU's hit rate
 DEEPER = 0.75 / 1000
 """Extra cost of a token for each token before it: on 2 cores, token 1,000 costs 1.75 times the first."""
@@ -141,40 +142,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Return hit rates by tokens, at capacities that are shares of a trace's footprint."""
+    """Return hit rates by tokens and by time, at capacities that are shares of a trace's footprint."""
     traces = [skewed()]
     notes = []
     if args.data and Path(args.data).is_dir():
         traces += [conversations(Path(args.data)), mooncake(Path(args.data))]
     else:
         notes.append(f"without --data PATH or {DATA_VARIABLE}: only the skewed trace, which is made here")
-    tables, rates = [], {}
+    tables, rates = [], {by: {trace.name: {} for trace in traces} for by in BY}
     for trace in traces:
         trace = Accesses(trace.name, trace.prompts[: args.requests or None], trace.tokens)
         footprint = trace.footprint
-        rates[trace.name] = {}
         for share in SHARES:
             print(f"  {trace.name}: {share:.0%} of {footprint:,} blocks", file=sys.stderr, flush=True)
-            rates[trace.name][share] = _hit_rates(trace, round(share * footprint))
-            note(trace=trace.name, share=share, hit_rates=rates[trace.name][share])
-        tables.append(_table(trace.name, footprint, rates[trace.name]))
-    margins = [rate["pgdsf"] / rate["lru"] for rate in rates["skewed"].values()]
+            found = _rates(trace, round(share * footprint))
+            for at, by in enumerate(BY):
+                rates[by][trace.name][share] = {policy: rate[at] for policy, rate in found.items()}
+            note(trace=trace.name, share=share, **{f"by_{by}": rates[by][trace.name][share] for by in BY})
+        tables += [_table(trace.name, footprint, rates[by][trace.name], by) for by in BY]
+    margins = [rate["pgdsf"] / rate["lru"] for rate in rates["tokens"]["skewed"].values()]
     bars = [Bar(2, "least hit rate of PGDSF over LRU's, skewed", min(margins), REQUIRED, at_least=True, unit="x")]
-    return Report("replacement", tables, bars=bars, notes=notes, data={"hit_rates": rates})
+    return Report(
+        "replacement", tables, bars=bars, notes=notes, data={"hit_rates": rates["tokens"], "time_rates": rates["time"]}
+    )
 
 
 SCOPE = Scope.shared("")
 
 
 def hit_rate(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> float:
-    """Return the share of all blocks that were cached, for a host tier of `capacity` blocks.
+    """Return the share of all blocks that were cached, for a host tier of `capacity` blocks."""
+    return hit_rates(trace, capacity, replacement)[0]
+
+
+def hit_rates(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> tuple[float, float]:
+    """Return the same share, and that of the time to compute all blocks, which grows with their depth.
 
     The pool has room for one prompt, so all idle KV moves to the host tier, as in the server.
     """
     longest = max(len(blocks) for blocks, _ in trace.prompts)
-    tree = PrefixTree(2 * longest, 8, HostMemory(capacity, replacement), profile=_Costs(trace.tokens))
+    profile = _Costs(trace.tokens)
+    tree = PrefixTree(2 * longest, 8, HostMemory(capacity, replacement), profile=profile)
     foresight = replacement if isinstance(replacement, Foresight) else None
     hits = total = 0
+    saved = seconds = 0.0
     for number, (blocks, stops) in enumerate(trace.prompts):
         if foresight:
             foresight.now = number
@@ -186,10 +197,12 @@ def hit_rate(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> flo
         tree.copies.restore(sequence)
         hits += sequence.length
         total += len(blocks)
+        saved += profile.seconds(0, sequence.length)
+        seconds += profile.seconds(0, len(blocks))
         tree.device.advance(sequence, len(blocks))
         tree.release(sequence)
         tree.device.take_operations()
-    return hits / total
+    return hits / total, saved / seconds
 
 
 class Foresight(EvictionPolicy):
@@ -229,15 +242,15 @@ def _next_uses(trace: Accesses) -> list[np.ndarray]:
     return uses[::-1]
 
 
-def _hit_rates(trace: Accesses, capacity: int) -> dict[str, float]:
-    rates = {policy: hit_rate(trace, capacity, EvictionPolicy(policy)) for policy in POLICIES}
-    return rates | {OPTIMUM: hit_rate(trace, capacity, Foresight(trace))}
+def _rates(trace: Accesses, capacity: int) -> dict[str, tuple[float, float]]:
+    rates = {policy: hit_rates(trace, capacity, EvictionPolicy(policy)) for policy in POLICIES}
+    return rates | {OPTIMUM: hit_rates(trace, capacity, Foresight(trace))}
 
 
-def _table(name: str, footprint: int, rates: dict[float, dict[str, float]]) -> Table:
+def _table(name: str, footprint: int, rates: dict[float, dict[str, float]], by: str) -> Table:
     policies: Sequence[str] = [*POLICIES, OPTIMUM]
     rows = [
         (f"{share:.0%}", *(100 * rate[policy] for policy in policies), rate["pgdsf"] / rate["lru"])
         for share, rate in rates.items()
     ]
-    return Table(f"{name}: hit rate by tokens, %, of {footprint:,} blocks", ("capacity", *policies, "pgdsf over lru"), rows)
+    return Table(f"{name}: hit rate by {by}, %, of {footprint:,} blocks", ("capacity", *policies, "pgdsf over lru"), rows)
