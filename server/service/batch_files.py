@@ -112,14 +112,17 @@ class StorageFull(Exception):
 
 
 class BatchFiles:
-    """The folder, in --cache-dir; without one it is temporary. Not thread-safe: the event loop's. Raises FolderError."""
+    """The folder, in --cache-dir; without one it is temporary, and made for the first file.
+
+    Not thread-safe: the event loop's. Raises FolderError.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.max_files, self.max_bytes = settings.files, settings.files_disk << 20
         self._is_temporary = not settings.cache_dir
         self._lock = -1
         if self._is_temporary:
-            self.folder = Path(tempfile.mkdtemp(prefix="slotcache-files-"))
+            self.folder = Path(tempfile.gettempdir()) / f"slotcache-files-{secrets.token_hex(8)}"
         else:
             self.folder, self._lock = _free(Path(settings.cache_dir).expanduser() / "files")
             remove_stale(self.folder)
@@ -192,6 +195,8 @@ class BatchFiles:
             self._lock = -1
 
     def _write_file(self, file: ClientFile, content: bytes) -> None:
+        if self._is_temporary:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
         _replace(self.path(file), content)
         self.save(file)
 
