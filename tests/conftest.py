@@ -23,7 +23,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 VARIABLES = [variable for setting in SETTINGS for variable in setting.variables]
 for name in (*VARIABLES, *PROXIES, *map(str.upper, PROXIES)):
     os.environ.pop(name, None)
-# Threads that compute sleep while they wait for each other: where they spin, other work on the cores takes most of the speed.
+# Threads that compute sleep while they wait for each other: spinning beside other work on the cores, they lose most of it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
