@@ -442,7 +442,7 @@ class OllamaReply:
     def __init__(self, envelope: ResponseMeta, began: float, has_message: bool) -> None:
         self.envelope, self._began, self._has_message = envelope, began, has_message
         self._reader = envelope.reader()
-        (self._probabilities,) = envelope.probabilities()
+        self._probabilities = envelope.probabilities()
         self._unsent: list[Raw] = []  # tokens, for the next line
         self._call: tuple[CallStart, list[str]] | None = None  # that is not whole yet
 
@@ -457,7 +457,7 @@ class OllamaReply:
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         if delta.logprobs:
-            self._unsent += self._probabilities.entries(delta)
+            self._unsent += self._probabilities[index].entries(delta)
         return [self._line(part) for part in self._parts(self._reader.push(delta.text))]
 
     def end(self, index: int, end: End) -> list[bytes]:
@@ -472,7 +472,7 @@ class OllamaReply:
 
     def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
         (answer,) = answers
-        self._unsent = self._probabilities.entries(answer.whole())
+        self._unsent = [entry for writer in self._probabilities for entry in writer.entries(answer.whole())]
         parts = [*self._parts(self._reader.push(answer.text)), *self._rest(answer.end)]
         joined: Said = {name: "".join(part.get(name, "") for part in parts) for name in ("content", "thinking")}
         calls = [call for part in parts for call in part.get("tool_calls", ())]

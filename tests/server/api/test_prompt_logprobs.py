@@ -100,10 +100,10 @@ def test_all_of_the_prompt_is_computed_and_nothing_is_left(server):
 
 
 def test_many_at_once_with_other_streams(tiny):
-    """Fewer cells than they need together, so that some are paused: each token is told once, as if it ran alone."""
+    """Two of the long ones need more cells than there are, so some are paused: each token is told once, as alone."""
     with running(tiny, ctx_size=1024, parallel=4) as up:
         bodies = [ASKED | {"prompt": f"{number} {PROMPT}", "max_tokens": 40, "logprobs": 2} for number in range(8)]
-        others = [{"prompt": f"{number} {PROMPT}", "max_tokens": 60, "ignore_eos": True} for number in range(4)]
+        others = [{"prompt": f"{number} {PROMPT}", "max_tokens": 700, "ignore_eos": True} for number in range(4)]
         ask = partial(up.http.post, "/v1/completions")
         alone = [told_of_prompt(up, body, ask(json=body).json()) for body in bodies]
         with ThreadPoolExecutor(len(bodies + others)) as pool:
