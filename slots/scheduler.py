@@ -130,8 +130,14 @@ class StepBuilder:
         return max(size, 0)
 
     def _background_size(self, cached: int) -> int:
-        """Return the most tokens of a background step: more where they are done before a new request waits long."""
+        """Return the most tokens of a background request: more where they are done before a new request waits long.
+
+        Beside requests of clients all of them have one chunk together: it is part of every wait for a next token.
+        """
         costs = self._tree.costs
+        if not self.background:
+            ahead = (span for job, span in zip(self.jobs, self.spans, strict=True) if job.request.background)
+            return costs.chunk - sum(len(span.tokens) for span in ahead)
         return max(costs.background_step, self._tree.profile.tokens_within(costs.background_ns / 1e9, cached))
 
     def _add(self, job: Job, size: int, draft: np.ndarray = NO_TOKENS) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from time import perf_counter
 
 from ...ordering.policy import read_along
@@ -23,6 +26,8 @@ WAYS = {
     "wrong": "no stage but the last has any of them",
 }
 LOAD = 100  # tokens that each stream generates during the searches of another client
+BESIDE = ("given", "waiting", "reading along")  # the ways beside streams; given: the documents are known without a search
+STREAM = 1000  # tokens of a stream beside turns; another one follows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--words", type=int, default=60, help="of a document (default: %(default)s)")
     add("--stages", type=int, default=4, help="of a search (default: %(default)s)")
     add("--search", type=float, default=0.2, help="seconds of a search (default: %(default)s)")
+    add("--busy", type=int, default=0, help="only turns beside this many streams, fewer than slots (default: none)")
     typing_ahead.add_arguments(parser)
 
 
@@ -50,6 +56,8 @@ def run(args: argparse.Namespace) -> Report:
     if args.typing:
         return typing_ahead.run(args)
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
+    if args.busy:
+        return _report_beside(args, arm.describe(), *arm.measure(sampling(args), partial(_beside, args)))
 
     async def work(client: Client) -> tuple[dict[str, list[Result]], dict[str, list[float]]]:
         results: dict[str, list[Result]] = {way: [] for way in WAYS}
@@ -74,6 +82,60 @@ def run(args: argparse.Namespace) -> Report:
     return Report(
         "speculation", [table], bars=bars, notes=notes, data={"arm": arm.describe(), "requests": requests, "load": load}
     )
+
+
+async def _beside(args: argparse.Namespace, client: Client) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return the seconds from the question to its first token, and the gaps of the streams meanwhile, in each way."""
+    seconds: dict[str, list[float]] = {way: [] for way in BESIDE}
+    gaps: dict[str, list[float]] = {way: [] for way in BESIDE}
+    arrivals: list[list[float]] = [[] for _ in range(args.busy)]
+    streams = [asyncio.create_task(_stream_on(client, f"beside {at}", of)) for at, of in enumerate(arrivals)]
+    try:
+        while not all(arrivals):
+            await asyncio.sleep(args.search)
+        for number in range(args.turns):
+            for way in BESIDE[:: 1 if number % 2 else -1]:
+                for of in arrivals:
+                    del of[:-1]
+                began = perf_counter()
+                turn = _staged_question(args, f"beside {number} {way}")
+                result = await (client.ask(turn.query) if way == "given" else _turn(client, args, way, turn))
+                if result.error:
+                    raise BenchError(result.error)
+                seconds[way].append(result.started + result.ttft - began)
+                gaps[way] += [later - earlier for of in arrivals for earlier, later in pairwise(of)]
+    finally:
+        for stream in streams:
+            stream.cancel()
+        ends = await asyncio.gather(*streams, return_exceptions=True)
+    if failed := next((end for end in ends if isinstance(end, BenchError)), None):
+        raise failed
+    return seconds, gaps
+
+
+async def _stream_on(client: Client, name: str, arrivals: list[float]) -> None:
+    long = replace(client.sampling, max_tokens=STREAM)
+    for number in itertools.count():
+        query = Query(f"{name} {number}", 1, question(f"{name} {number}"))
+        result = await client.ask(query, on_token=arrivals.append, sampling=long)
+        if result.error:
+            raise BenchError(result.error)
+
+
+def _report_beside(
+    args: argparse.Namespace, arm: object, seconds: dict[str, list[float]], gaps: dict[str, list[float]]
+) -> Report:
+    ttft = {way: Summary.of(of) for way, of in seconds.items()}
+    wait = {way: of.p50 - ttft["given"].p50 for way, of in ttft.items()}
+    late = {way: Summary.of(of).p95 for way, of in gaps.items()}
+    rows = [(way, 1000 * ttft[way].p50, 1000 * wait[way], 1000 * late[way]) for way in BESIDE]
+    title = f"speculation beside {args.busy} streams: {args.turns} turns, a search of {1000 * args.search:.0f} ms"
+    table = Table(title, ("way", "first token after ms", "wait ms", "streams' gaps p95 ms"), rows)
+    bars = [
+        Bar(4, "wait for a search, reading along over waiting", wait["reading along"] / wait["waiting"], 0.5),
+        Bar(4, "streams' gaps p95, reading along over waiting", late["reading along"] / late["waiting"], 1.1),
+    ]
+    return Report("speculation", [table], bars=bars, data={"arm": arm, "seconds": seconds, "gaps": gaps})
 
 
 def _staged_question(args: argparse.Namespace, name: str) -> StagedQuestion:

@@ -151,15 +151,15 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
 # ---- Speculation --------------------------------------------------------------------------------------------------------
 # Turns that a client opens before its search is done (RAGCache, section 5.3: dynamic speculative pipelining).
 #
-# A client that searches in stages sends the messages at once, and then the documents of each stage. While idle, the
+# A client that searches in stages sends the messages at once, and then the documents of each stage. On an idle slot, the
 # server prefills the prompt of the newest stage; a later stage replaces an earlier one, and their common prefix stays
-# cached. The chat completion with the final documents reuses the part that was right. A wrong prefetch delays no request.
+# cached. The chat completion with the final documents reuses the part that was right. A request ends what is wrong.
 
 
 async def speculate(request: Request, asked: SpeculateRequest) -> Response:
-    """Prefill the system prompt, the history and the documents so far, if the server is idle."""
+    """Prefill the system prompt, the history and the documents so far, if a slot is idle."""
     service = service_of(request)
-    if service.open:
+    if service.is_full:
         return _answer(asked, "skipped")
     asked = asked.prefill_only()
     last = asked.messages[-1] if asked.messages else {}

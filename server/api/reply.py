@@ -417,11 +417,11 @@ async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
 async def prefetch_documents(
     service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool
 ) -> bool:
-    """Compute the prompt of a chat in idle time. False: the server is not idle. Raises RequestError.
+    """Compute the prompt of a chat ahead. False: no slot is idle. Raises RequestError.
 
     key, num_bytes, open_turn: as in `Service.submit_background` and `Service.accept_chat`.
     """
-    if service.open:
+    if service.is_full:
         return False
     prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn)
     return await start_ahead(service, key, prepared)

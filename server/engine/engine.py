@@ -53,10 +53,13 @@ class Background:
         self._forget_done()
         return len(self._generations)
 
-    def put(self, key: Hashable, generation: Generation) -> bool:
-        """Replace the generation of a key. False: a client's request runs or waits, or too many are not done."""
+    def put(self, key: Hashable, generation: Generation, *, beside: bool = False) -> bool:
+        """Replace the generation of a key. False: requests of clients run or wait, or too many are not done.
+
+        beside: it may run while those of clients do, if an idle slot is left and none waits.
+        """
         self.drop(key)
-        if not all(job.request.background for job in (*self._scheduler.running, *self._scheduler.waiting)):
+        if not self._may_run(generation, beside):
             return False
         if len(self) >= self.max_generations:
             return False
@@ -81,6 +84,14 @@ class Background:
         """End all: a client's request needs the engine."""
         for key in list(self._generations):
             self.drop(key)
+
+    def _may_run(self, generation: Generation, beside: bool) -> bool:
+        running = [job.request for job in self._scheduler.running if not job.request.background]
+        if not all(job.request.background for job in self._scheduler.waiting):
+            return False
+        # Requests of other adapters would take turns with it.
+        adapters = {generation.request.scope.adapters, *(request.scope.adapters for request in running)}
+        return not running or (beside and len(running) < len(self._scheduler.slots) and len(adapters) == 1)
 
     def _forget_done(self) -> None:
         for key in [key for key, generation in self._generations.items() if generation.done]:
@@ -481,13 +492,13 @@ class Engine:
         self.inbox.put(lambda: self.generations.end(generation))  # an error in it is a failed step, not the asker's
         return self.inbox.ask(lambda: None)
 
-    def submit_background(self, key: Hashable, generation: Generation) -> Future[bool]:
+    def submit_background(self, key: Hashable, generation: Generation, *, beside: bool = False) -> Future[bool]:
         """Compute a generation's prompt in idle time. False: requests are open, or too many of these wait.
 
         It replaces an earlier one of the same key, and ends, part computed, when a generation is submitted. Its token is
-        not used.
+        not used. beside: open requests may leave it a slot: see `Background.put`.
         """
-        return self.inbox.ask(lambda: self._enter_background(key, generation))
+        return self.inbox.ask(lambda: self._enter_background(key, generation, beside))
 
     def drop_background(self, key: Hashable) -> Future[bool]:
         """End the background generation of `key`. True: it was not done yet. Its computed tokens stay in the cache."""
@@ -675,8 +686,8 @@ class Engine:
         for generation, sampler in zip(generations, samplers, strict=True):
             self.generations.enter(generation, sampler)
 
-    def _enter_background(self, key: Hashable, generation: Generation) -> bool:
-        if self.generations.is_closed or not self.background.put(key, generation):
+    def _enter_background(self, key: Hashable, generation: Generation, beside: bool) -> bool:
+        if self.generations.is_closed or not self.background.put(key, generation, beside=beside):
             return False
         self.generations.enter(generation, Sampler(self.runner.context.model, GREEDY))
         return True

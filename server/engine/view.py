@@ -7,7 +7,7 @@ the cache; the caller only waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TypeVar
@@ -39,11 +39,15 @@ Tiers = Mapping[str, LowerTier | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counts, cells, tokens, bytes and seconds. cached_tokens: prompt tokens reused, by source."""
+    """Counts, cells, tokens, bytes and seconds. cached_tokens: prompt tokens reused, by source. num_running, num_waiting:
+    requests of clients.
+    """
 
     gauges: Described
     counters: Described
     cached_tokens: dict[str, int]
+    num_running: int
+    num_waiting: int
 
     @classmethod
     def of(cls, engine: Engine, lower: Sequence[LowerTier], token_bytes: int) -> EngineStats:
@@ -53,7 +57,13 @@ class EngineStats:
             gauges=_gauges(engine, tiers, token_bytes),
             counters=_counters(engine, tiers),
             cached_tokens=dict(engine.scheduler.counters.cached_tokens),
+            num_running=_num_of_clients(engine.scheduler.running),
+            num_waiting=_num_of_clients(engine.scheduler.waiting),
         )
+
+
+def _num_of_clients(jobs: Iterable[Job]) -> int:
+    return sum(not job.request.background for job in jobs)
 
 
 def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:
@@ -87,7 +97,7 @@ def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:
         ),
         "requests_running": ("Requests on a slot", len(scheduler.running)),
         "requests_waiting": ("Requests in the queue", len(scheduler.waiting)),
-        "requests_background": ("Requests that compute a prompt in idle time, ahead of its turn", len(engine.background)),
+        "requests_background": ("Requests that compute a prompt ahead of its turn", len(engine.background)),
         "sleeping": ("1 while the model is out of memory", engine.sleep.is_asleep),
         "step_seconds": ("Seconds that the last step took", engine.step_seconds),
         "step_host_seconds": ("Seconds of the last step that were spent outside llama.cpp", engine.host_seconds),

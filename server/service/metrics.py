@@ -113,9 +113,7 @@ class Metrics:
 
     def _as_llama_server(self, stats: EngineStats, computed: Computed) -> dict[str, float]:
         """Return the values of llama-server's metrics."""
-        gauges, counters = stats.gauges, stats.counters
-        of_clients = not gauges["requests_background"][1]  # prompts that are computed ahead give way to all requests
-        running, waiting = (gauges[f"requests_{state}"][1] * of_clients for state in ("running", "waiting"))
+        counters = stats.counters
         steps, spans = counters["steps"][1], counters["spans"][1]
         return {
             "prompt_tokens_total": counters["prompt_tokens"][1] + computed.tokens,
@@ -130,8 +128,8 @@ class Metrics:
             "n_tokens_max": self._longest,
             "prompt_tokens_seconds": self._prompts.per_second(),
             "predicted_tokens_seconds": self._answers.per_second(),
-            "requests_processing": running,
-            "requests_deferred": waiting,
+            "requests_processing": stats.num_running,
+            "requests_deferred": stats.num_waiting,
             "n_busy_slots_per_decode": spans / max(steps, 1),
         }
 

@@ -155,11 +155,16 @@ class Service:
         return generations
 
     def submit_background(self, key: Hashable, prepared: Prepared) -> Future[bool]:
-        """Compute a prompt in idle time, one for each key. False: the server is not idle. Raises RequestError: too long."""
+        """Compute a prompt ahead, one for each key, while a slot is idle. False: none is. Raises RequestError: too long."""
         (generation,) = self.submitter.generations(prepared, background=True)
         generation.on_end = self._resume_after
         self.idle.abort()
-        return self.engine.submit_background((prepared.options.cache_scope, key), generation)
+        return self.engine.submit_background((prepared.options.cache_scope, key), generation, beside=True)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the open requests take all slots: nothing is computed ahead then."""
+        return len(self.open) >= self.view.num_slots
 
     # ---- a request ends --------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from ...models.lora import Adapters
 from ...models.model import Model
 from ...models.sampling_params import GREEDY, Sampling
 from ...slots.lookup import Lookup
-from ...slots.request import Prompt, Request
+from ...slots.request import LEAST, Prompt, Request
 from ...slots.scope import Scope
 from ..chat.body import AdapterScale, Options
 from ..chat.chat_prompt import ChatPrompt
@@ -157,7 +157,7 @@ class Submitter:
             # A state on the device belongs to one request; choices share by snapshots.
             scope=shared if cache else Scope.private(first if can_share else number, shared.adapters),
             cache=cache,
-            priority=options.priority,
+            priority=LEAST if background else options.priority,
             background=background,
             wanted_slot=-1 if choice or background else self._slot(options),
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,

@@ -497,6 +497,18 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     assert world.scheduler.cells.forecast(Fixed(range(200, 400)), COMMON) == (200, False)  # no KV leaves for it
 
 
+def test_beside_clients_all_of_the_background_has_one_chunk_of_a_step():
+    world = World(batch=512, budget=512, cells=3000)
+    client = world.submit(range(3000, 3100), limit=8)
+    world.step()
+    chunk = world.scheduler.tree.costs.chunk
+    jobs = [world.submit(range(start, start + 400), limit=1, background=True, priority=-102) for start in (0, 500)]
+    for _ in range(6):
+        plan = world.step()
+        assert computed(plan, client) == 1 and sum(computed(plan, job) for job in jobs) == chunk
+    assert client.decoding and sum(job.computed for job in jobs) == 6 * chunk
+
+
 def test_idle_kv_stays_where_there_is_no_host_tier():
     world = World()
     world.run(range(100))

@@ -1,8 +1,7 @@
 """Turns opened before their search is done: what was right is found in the cache, and nothing wrong is in the way."""
 
 import asyncio
-import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import httpx
 import pytest
@@ -101,20 +100,46 @@ def test_states_are_computed_ahead_too_and_only_their_scope_finds_them(generate,
         assert up.chat(**body | {"cache_prompt": False, "document_order": "retrieval"})["choices"] == answer["choices"]
 
 
-def test_under_load_nothing_is_computed_ahead_and_the_answer_says_so(server):
-    ended = threading.Event()
+@contextmanager
+def talking(server, count):
+    """Streams that go on until the end."""
+    body = {"prompt": "Tell me a story.", "n_predict": 4000, "ignore_eos": True, "stream": True}
+    with ExitStack() as streams:
+        for _ in range(count):
+            answer = streams.enter_context(server.http.stream("POST", "/completion", json=body))
+            lines = streams.enter_context(closing(answer.iter_lines()))
+            next(lines)
+        until(lambda: server.metric("llamacpp:requests_processing") == count)
+        yield
+        assert server.metric("llamacpp:requests_processing") == count
 
-    def talk():
-        server.chat("Tell me a story.", max_tokens=1500)
-        ended.set()
 
-    thread = threading.Thread(target=talk)
-    thread.start()
-    until(lambda: any(slot["is_processing"] for slot in server.http.get("/slots").json()))
-    state = speculate(server, messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="load")["state"]
-    assert state == "skipped" and not ended.is_set()
-    thread.join()
-    assert used(server.chat(messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="load")) == 0
+def test_without_an_idle_slot_nothing_is_computed_ahead_and_the_answer_says_so(tiny):
+    with running(tiny, parallel=2, ctx_size=16384) as server:
+        with talking(server, 2):
+            state = speculate(server, messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="load")["state"]
+            assert state == "skipped"
+        assert used(server.chat(messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="load")) == 0
+
+
+def test_an_idle_slot_computes_ahead_while_others_talk(tiny):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": "load", "max_tokens": 16}
+    with running(tiny, parallel=3, ctx_size=32768) as server:
+        with talking(server, 2):
+            assert speculate(server, **body)["state"] == "started"
+            until(lambda: not server.metric("slotcache_requests_background"))
+            answer = server.chat(**body)
+            assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+        assert server.chat(**body | {"cache_prompt": False})["choices"] == answer["choices"]
+
+
+def test_a_request_ends_what_is_computed_ahead_beside_another_one(tiny):
+    long = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
+    with running(tiny, parallel=3, ctx_size=32768) as server, talking(server, 1):
+        assert speculate(server, messages=MESSAGES, documents=long, cache_scope="way")["state"] == "started"
+        server.chat("Something else.", cache_scope="other")
+        assert server.metric("slotcache_speculations_dropped_total") == 1
+        assert server.metric("slotcache_requests_background") == 0
 
 
 @contextmanager
