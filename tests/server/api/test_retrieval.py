@@ -254,7 +254,7 @@ def test_what_was_computed_ahead_is_reused_behind_the_history(folder_index):
     assert first in reused
 
 
-def test_nothing_is_computed_ahead_under_load(folder_index):
+def test_nothing_is_computed_ahead_without_an_idle_slot(folder_index):
     done = threading.Event()
     endless = {"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 7000, "ignore_eos": True, "stream": True}
 
@@ -264,15 +264,17 @@ def test_nothing_is_computed_ahead_under_load(folder_index):
                 if done.is_set():
                     break
 
-    thread = threading.Thread(target=load)
-    thread.start()
-    until(lambda: folder_index.service.open)
+    threads = [threading.Thread(target=load) for _ in range(folder_index.service.view.num_slots)]
+    for thread in threads:
+        thread.start()
+    until(lambda: folder_index.service.is_full)
     dropped = folder_index.metric("slotcache_speculations_dropped_total")
     assert stages(folder_index, "the mayor of Osselby", speculate="loaded")[0]["results"]
     assert folder_index.metric("slotcache_requests_background") == 0
     assert folder_index.metric("slotcache_speculations_dropped_total") == dropped
     done.set()
-    thread.join()
+    for thread in threads:
+        thread.join()
     until(lambda: not folder_index.service.open)
 
 
