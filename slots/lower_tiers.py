@@ -360,6 +360,8 @@ class Fetches:
 
     def _start(self, fetch: Fetch, tier: LowerTier, entries: Sequence[RecordEntry]) -> None:
         fetch.began = self._clock()
+        if self._scheduler.slots.any_idle and self._scheduler.slots.may_take(fetch.job):
+            fetch.wanted_at = fetch.began
         fetch.job.fetch = fetch
         self._open.append(fetch)
         for text in fetch.texts:

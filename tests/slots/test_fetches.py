@@ -85,7 +85,8 @@ class Lab:
 def test_a_request_waits_for_what_is_on_its_way_and_computes_the_rest():
     lab = Lab()
     job = lab.submit(PROMPT)
-    assert lab.fetches.seconds_left is not None and not lab.step()
+    assert lab.fetches.seconds_left == pytest.approx(PATIENCE * lab.fetches.least), "a slot is idle: it could have begun"
+    assert not lab.step()
     lab.arrive(4)
     assert lab.fetches.seconds_left is None
     lab.finish()
