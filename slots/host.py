@@ -113,7 +113,7 @@ class HostMemory:
             self._let_written_leave(needed, self.overdraft)
         if could_hold and self._fits(num_tokens):
             return True
-        if self.is_below(node):
+        if self.is_below(node) and not node.children:
             return False  # it is on disk: nothing else leaves for it
         if self.max_bytes and self.may_write(self.overdraft + needed) and scope_of(node).may_outlive:
             self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
@@ -484,13 +484,18 @@ class Copies:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
 
         Prefixes come first: a run is of no use without the runs before it. Return False when every idle run has a copy or
-        the tier is full; no copy is dropped for it.
+        the tier is full. Copies that a lower tier has, too, leave for those of runs that it has not; no other copy does.
         """
         for sequence in self._device.idle.values():
             for node in reversed(path(sequence.last_node)):
-                if node.copy is None and sequence.length >= node.end and self._host.has_room_for(len(node.tokens)):
+                if node.copy is None and sequence.length >= node.end and self._has_room_ahead(node):
                     return self.save(node, sequence)
         return False
+
+    def _has_room_ahead(self, node: Node) -> bool:
+        if not self._host.is_below(node):
+            self._host.free_written(len(node.tokens))
+        return self._host.has_room_for(len(node.tokens))
 
     def save_prefix(self, node: Node | None) -> None:
         """Copy a run in front of copies, and those in front of it, while there is room: without them, copies are of no use.

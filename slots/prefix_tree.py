@@ -281,6 +281,8 @@ class PrefixTree(PromptTree):
         saved = keep and self.copies.save(leaf, sequence)
         if keep and not saved:
             self.host.count_lost(leaf, leaf.ready)
+            for run in descendants(leaf):  # of no use without it
+                self.host.count_lost(run, len(run.tokens))
         self.device.retreat(sequence, leaf)
         if not saved:
             self._remove(leaf)

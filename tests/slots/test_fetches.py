@@ -117,6 +117,38 @@ def test_a_prompt_larger_than_host_memory_passes_through_it():
     assert job.reuse.cached == 39 and host.overdraft == 0 and host.num_bytes <= 12
 
 
+def test_a_run_on_disk_stays_for_those_behind_it_that_are_not():
+    """Its own copy would be refused, with the others of no use without it: they were dropped before they were written."""
+    lab, prompt = Lab(host=12, ends=(10,)), [*PROMPT[:10], *[4] * 20]
+    lab.submit(prompt)
+    lab.arrive()
+    lab.finish()
+    lab.remote.put(record(other := [3] * 12, 0))
+    lab.submit([*other, 1], 1)
+    lab.arrive()  # host memory is full of what this one waits for
+    assert lab.tree.evict(100) == 32
+    work = lab.scheduler.plan_idle_work()
+    assert work is not None
+    lab.memory.run(work)
+    lab.behind.write()
+    check(lab.scheduler)
+    (found,) = lab.remote.index.continuing(S, np.array(prompt, np.int32), 0)
+    assert (found.start, found.stop) == (0, 30) and lab.tree.host.num_lost == 0
+
+
+def test_idle_time_writes_what_only_the_device_has():
+    lab = Lab(host=12, ends=(12,))
+    assert lab.tree.host.put(record(PROMPT[:12], 0), "remote"), "host memory is full of what is there, too"
+    lab.behind.write()
+    lab.submit([4, 3, 2, 1, 0, 4, 3, 2])
+    lab.finish()
+    while work := lab.scheduler.plan_idle_work():
+        lab.memory.run(work)
+        lab.behind.write()
+    check(lab.scheduler)
+    assert lab.remote.index.continuing(S, np.array([4, 3, 2, 1, 0, 4, 3, 2], np.int32), 0)
+
+
 def test_copies_that_are_there_too_leave_for_it_and_others_stay():
     lab = Lab(host=45)
     kept = record([4] * 5, 0)
