@@ -493,7 +493,7 @@ class Copies:
         return False
 
     def _has_room_ahead(self, node: Node) -> bool:
-        if not self._host.is_below(node):
+        if not node.record and self._host.could_hold(len(node.tokens)):  # once for each run, so idle work ends
             self._host.free_written(len(node.tokens))
         return self._host.has_room_for(len(node.tokens))
 

@@ -394,7 +394,7 @@ class Scheduler:
     def _has_slot(self) -> bool:
         """Return whether a slot is idle. A request of a batch gives up its own for another one that waits for it."""
         for job in self.waiting if any(one.request.is_batch for one in self.running) else ():
-            if not job.request.is_batch and (job.fetch is None or job.fetch.is_over):
+            if not (job.request.is_batch or job.request.background) and (job.fetch is None or job.fetch.is_over):
                 if self.slots.any_idle and self.slots.may_take(job):
                     break
                 if self._give_way(job, slot=job.request.wanted_slot):
@@ -404,7 +404,7 @@ class Scheduler:
     def _give_way(self, job: Job, slot: int) -> bool:
         """Pause a request of a batch, the youngest, for another one. slot: of that one; -1: any. False: there is none."""
         batch = [one for one in self.running if one.request.is_batch and slot in (-1, one.slot)]
-        if job.request.is_batch or not batch:
+        if job.request.is_batch or job.request.background or not batch:
             return False
         self._pause(batch[-1], blocks=False)
         return True
