@@ -129,6 +129,7 @@ def _is_of(path: Path, scopes: Collection[str]) -> bool:
 
 logger = logging.getLogger("slotcache.disk")
 MOST_PENDING = 512 << 20  # bytes that may wait to be written; further records are not written
+MOST_USELESS = 4096  # records that are remembered as not worth a file
 FEW = 256  # changes; the index is written anew behind so many, or as many as a quarter of its records
 MOST_INDEX = 1 << 32  # bytes of a file with an index
 
@@ -150,6 +151,7 @@ class DiskTier:
         self._num_changes = 0  # of the index since it was written
         self._seen = -1  # the time of the folder's last change that is in the index
         self._pending: dict[str, Record] = {}  # by key
+        self._useless: set[str] = set()  # keys of records that were not worth a file, until another one was written
         self._dropped: list[str] = []  # scopes whose files are to be deleted
         self._pending_bytes = 0
         self._writing = ""  # the key of the record that was taken from the queue
@@ -184,6 +186,8 @@ class DiskTier:
             return False
         key = file_name(record)
         with self._changed:
+            if key in self._useless:
+                return False
             if key in self._pending:
                 return True
             if self._pending if self._failing else not self.has_room(record.num_bytes):
@@ -217,7 +221,7 @@ class DiskTier:
         """Return whether a file is there, or is about to be, and its scope is not being dropped. From any thread."""
         with self._changed:
             entry = self.index.entries.get(key)
-            is_kept = entry is not None and entry.scope.name not in self._dropped
+            is_kept = entry is not None and not (self._dropped and entry.scope.name in self._dropped)
             return is_kept or key in self._pending or key == self._writing
 
     def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
@@ -304,6 +308,7 @@ class DiskTier:
         self._write_index()
 
     def _forget(self, scopes: set[str]) -> None:
+        self._useless.clear()
         self._seen = -1  # look again: the clock of a file system is too coarse to show every change
         self._look()
         for entry in self.index.of(scopes):
@@ -319,17 +324,15 @@ class DiskTier:
             return
         parts = encode(record, self._made_by)
         size = sum(map(len, parts))
-        if size > self.max_bytes:
+        if not self._makes_room(record, size):
+            if len(self._useless) >= MOST_USELESS:
+                self._useless.clear()
+            self._useless.add(name)
             return
-        is_whole = self._has_prefixes(record)
-        if not is_whole and self.num_bytes + size > self.max_bytes:
-            return  # without its prefixes it is of no use, so no file leaves for it
-        self._make_room(size)
-        if is_whole and not self._has_prefixes(record):
-            return  # its prefixes had to leave
         if self._write_file(self.folder / name, parts, now):
             self.num_written += 1
             self._num_changes += 1
+            self._useless.clear()
             with self.index.lock:
                 entry = self.index.add(
                     name,
@@ -376,6 +379,16 @@ class DiskTier:
     def _has_prefixes(self, record: Record) -> bool:
         with self.index.lock:
             return self.index.stands_on_records(record.scope, record.start, record.tokens)
+
+    def _makes_room(self, record: Record, size: int) -> bool:
+        """Let files leave for a record. False: it is too large, or of no use without its prefixes."""
+        if size > self.max_bytes:
+            return False
+        is_whole = self._has_prefixes(record)
+        if not is_whole and self.num_bytes + size > self.max_bytes:
+            return False  # so no file leaves for it
+        self._make_room(size)
+        return not is_whole or self._has_prefixes(record)  # or its prefixes had to leave
 
     def _make_room(self, size: int) -> None:
         """Delete files: first those of other folders, then ours of the least worth, on which no file stands."""

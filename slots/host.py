@@ -54,6 +54,7 @@ class HostMemory:
         self.num_aside = 0  # bytes beside the copies: records that requests have fetched from behind a hole
         self.num_lost = 0  # tokens whose KV was evicted from the last tier that had it, ever
         self.is_written: Callable[[str], bool] = lambda key: False  # whether a lower tier has a record, or is about to
+        self.is_kept: Callable[[str], bool] = lambda key: False  # whether it has it now
         self.may_write: Callable[[int], bool] = lambda num_bytes: False  # whether one takes so many bytes as things are
         # Kept since the last `take_unsaved`, and in no lower tier; None: they are not written behind.
         self.unsaved: dict[Node, None] | None = None
@@ -141,9 +142,15 @@ class HostMemory:
         if not (self.overdraft or self.num_aside):
             return
         self._let_written_leave(0)
-        takes_more = self.unsaved or self.may_write(0)
-        while not takes_more and self._num_taken > self.max_bytes and (least := self.candidates.pop()):
-            self._evict(least)
+        kept, takes_more = list[Node](), self.may_write(0)
+        while self._num_taken > self.max_bytes and len(kept) < MOST_PASSED and (least := self.candidates.pop()):
+            may_be_written = self.is_below(least) or (takes_more and least in (self.unsaved or ()))
+            if may_be_written and not self.is_kept(least.record):
+                kept.append(least)
+            else:
+                self._evict(least)
+        for node in kept:
+            self.offer(node)
         self.overdraft = max(self._num_taken - self.max_bytes, 0)
 
     def is_below(self, node: Node) -> bool:
@@ -160,11 +167,11 @@ class HostMemory:
         while self.unsaved is not None and self._num_taken + needed > self.max_bytes + beyond:
             if len(passed) == MOST_PASSED or (least := self.candidates.pop()) is None:
                 break
-            if self.is_below(least):
+            if self.is_kept(least.record):
                 self._evict(least)
                 continue
             passed.append(least)
-            if least.record:
+            if least.record and not self.is_below(least):
                 self.unsaved[least] = None  # the lower tier could not write it, or has lost it since
         for node in passed:
             self.offer(node)

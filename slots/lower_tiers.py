@@ -105,6 +105,7 @@ class WriteBehind:
         if lower:
             host.take_unsaved()  # from now on it notes them
             host.is_written = lambda key: any(key in below for below in self.lower)
+            host.is_kept = lambda key: any(key in below.index.entries for below in self.lower)
             host.may_write = lambda num_bytes: any(below.has_room(num_bytes) for below in self.lower)
 
     def write(self) -> None:
@@ -236,6 +237,7 @@ class Fetches:
             scheduler.fetches_late = self._begins_late
         self._unasked: deque[Job] = deque()
         self._open: list[Fetch] = []  # until their requests run or have ended
+        self._keepers: dict[Job, None] = {}  # requests that may keep records from behind holes, paused ones among them
         self._speeds = {tier.name: Speed() for tier in lower}
         self.num_hits = self.num_tokens = self.num_bytes = self.num_given_up = 0  # requests, tokens, bytes, requests; ever
         self.seconds = 0.0  # that requests waited, ever
@@ -409,6 +411,7 @@ class Fetches:
         index, record = self._scheduler.index, fetched.record
         if index.num_cached(record.scope, record.tokens) < record.start:
             fetch.job.behind.append(fetched)
+            self._keepers[fetch.job] = None
             return True
         index.host.overdraw(record)
         if not index.host.put(record, fetched.tier):
@@ -433,10 +436,10 @@ class Fetches:
     def _count_behind(self) -> None:
         """Count what requests keep from behind holes under the budget, and forget what was dropped meanwhile."""
         tiers, num_bytes = {tier.name: tier for tier in self._lower}, 0
-        for job in (*(fetch.job for fetch in self._open), *self._scheduler.running):
-            if job.behind:
-                job.behind = deque(one for one in job.behind if one.key in tiers[one.tier])
-                num_bytes += sum(one.record.num_bytes for one in job.behind)
+        self._keepers = {job: None for job in self._keepers if job.behind}
+        for job in self._keepers:
+            job.behind = deque(one for one in job.behind if one.key in tiers[one.tier])
+            num_bytes += sum(one.record.num_bytes for one in job.behind)
         self._scheduler.index.host.num_aside = num_bytes
 
     @property

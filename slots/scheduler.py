@@ -42,11 +42,15 @@ class StepBuilder:
     """Requests and their spans, in the same order. It lives from one `plan()` to the next: `commit()` reads it.
 
     is_decode_turn: decode took a step of its own, since both together cost more; the next step is for prompts, if any wait.
-    most_told: most prompt tokens whose logprobs are told, each of which takes a row of logits.
+    most_told: most prompt tokens whose logprobs are told, each of which takes a row of logits. beside: a client's request
+    runs, in this step or in turn with it.
     """
 
-    def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters, most_told: int = 0) -> None:
+    def __init__(
+        self, tree: PrefixTree, cells: Cells, counters: Counters, *, most_told: int = 0, beside: bool = False
+    ) -> None:
         self._tree, self._cells, self._counters, self._most_told = tree, cells, counters, most_told
+        self._beside = beside
         self.jobs: list[Job] = []
         self.spans: list[Span] = []
         self.checked: list[tuple[Job, Span]] = []  # those with drafts, once they are computed
@@ -135,7 +139,7 @@ class StepBuilder:
         Beside requests of clients all of them have one chunk together: it is part of every wait for a next token.
         """
         costs = self._tree.costs
-        if not self.background:
+        if self._beside:
             ahead = (span for job, span in zip(self.jobs, self.spans, strict=True) if job.request.background)
             return costs.chunk - sum(len(span.tokens) for span in ahead)
         return max(costs.background_step, self._tree.profile.tokens_within(costs.background_ns / 1e9, cached))
@@ -218,6 +222,7 @@ class Scheduler:
     def finish(self, job: Job) -> None:
         """End a waiting or running request. Its KV stays in the tree, unless it is not to be cached."""
         job.fetch = None
+        job.behind.clear()
         has_run = job.sequence is not None
         self._leave(job) if has_run else self.waiting.discard(job)
         for stop, seconds in job.layout.breakpoints if has_run and job.request.keeps else ():
@@ -321,7 +326,8 @@ class Scheduler:
         self.snapshots.clear()
 
     def _new_step(self) -> StepBuilder:
-        return StepBuilder(self.tree, self.cells, self.counters, self._most_told)
+        beside = any(not (job.request.background or job.request.is_batch) for job in self.running)
+        return StepBuilder(self.tree, self.cells, self.counters, most_told=self._most_told, beside=beside)
 
     def _next_step(self) -> StepBuilder:
         """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more.

@@ -69,9 +69,10 @@ async def end_session(request: Request) -> Response:
     """End a session (`?scope=`): what it alone has in the cache leaves first."""
     service, id, scope = service_of(request), request.path_params["id"], scope_of(request)
     branches = service.sessions.end((scope, id))
+    service.builder.volatile.forget(scope, id)
+    service.idle.forget_session(scope, id)
     if not branches:
         raise RequestError(f"no session {id!r} has asked in this scope", status=404, param="id", code="session_not_found")
-    service.builder.volatile.forget(scope, id)
     pairs = [(branch.scope, branch.tokens) for branch in branches]
     return JsonReply({"id": id, "object": "session.ended", "scope": scope, "tokens": await service.view.retire(pairs)})
 

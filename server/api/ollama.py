@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import reprlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -82,10 +83,30 @@ class OllamaMessage(Struct, frozen=True):
     documents: list[JsonValue] | None = None
 
 
+class OpenCalls:
+    """The calls of a message that have no result yet."""
+
+    def __init__(self, calls: Sequence[dict[str, JsonValue]] = ()) -> None:
+        self._names: dict[str, str] = {call["id"]: call["function"]["name"] for call in calls}
+        self._waiting: dict[str | None, deque[str]] = {None: deque(self._names)}  # ids by the tool's name; None: of all
+        for id, name in self._names.items():
+            self._waiting.setdefault(name, deque()).append(id)
+
+    def answered(self, message: OllamaMessage) -> dict[str, JsonValue]:
+        """Take out the call that a tool's message answers: the one that it names, else the first that waits for the tool."""
+        waiting = self._waiting.get(message.tool_name, deque())
+        while waiting and waiting[0] not in self._names:  # it was answered under another name
+            waiting.popleft()
+        id = message.tool_call_id or (waiting[0] if waiting else None)
+        name = message.tool_name or self._names.get(id or "")
+        self._names.pop(id or "", None)
+        return {field: value for field, value in (("tool_call_id", id), ("name", name)) if value}
+
+
 def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
     """Return the messages of a chat. Raises RequestError for an image that the question may be about."""
     messages: ChatMessages = []
-    waiting: dict[str, str] = {}  # calls without a result so far: the tool's name by the call's id
+    calls = OpenCalls()
     for at, message in enumerate(said):
         made: dict[str, JsonValue] = {"role": message.role, "content": message.content}
         if message.images:
@@ -98,24 +119,15 @@ def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
             made["reasoning_content"] = message.thinking
         if message.tool_calls:
             # Ids of 9 letters and digits, as Mistral's templates demand.
-            calls = [call.for_chat(f"call{at:03}{number:02}") for number, call in enumerate(message.tool_calls)]
-            made |= {"content": message.content or None, "tool_calls": calls}
-            waiting = {call["id"]: call["function"]["name"] for call in calls}
+            called = [call.for_chat(f"call{at:03}{number:02}") for number, call in enumerate(message.tool_calls)]
+            made |= {"content": message.content or None, "tool_calls": called}
+            calls = OpenCalls(called)
         if message.role == "tool":
-            made |= _answered(message, waiting)
+            made |= calls.answered(message)
         if message.documents is not None:
             made["documents"] = message.documents
         messages.append(made)
     return messages
-
-
-def _answered(message: OllamaMessage, waiting: dict[str, str]) -> dict[str, JsonValue]:
-    """Return the call that a tool's message answers: the one that it names, else the first that waits for this tool."""
-    named = (id for id, name in waiting.items() if message.tool_name in (None, name))
-    id = message.tool_call_id or next(named, None)
-    name = message.tool_name or waiting.get(id or "")
-    waiting.pop(id or "", None)
-    return {field: value for field, value in (("tool_call_id", id), ("name", name)) if value}
 
 
 class OllamaFields(ChatFields, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ AHEAD = 64  # lines that wait in the queue beside those that run: it looks at as
 BUSY = (429, 503)  # statuses of a server that will have room
 PAUSE = 1.0  # s until such a line is tried again
 MAX_ERRORS = 20  # lines that are named where none can be read
+MOST_LINES = 50_000  # of a client's file, as OpenAI has it
+MOST_ORDERED = 16  # documents of a line that its place depends on: planning takes time that grows with their square
 
 encode = msgspec.json.Encoder().encode
 
@@ -72,8 +74,10 @@ class BatchLine:
 def read_lines(data: bytes, endpoint: str = "") -> list[BatchLine]:
     """Return the lines of a batch; blank ones are left out. endpoint: the only one that they may ask; empty: any.
 
-    Raises NoLines if none can be asked.
+    Raises NoLines if none can be asked, or if a client's are too many.
     """
+    if endpoint and data.count(b"\n") + data.count(b"\r") > MOST_LINES:
+        raise NoLines([LineError("too_many_lines", f"the file has more lines than {MOST_LINES:,}: send several", 0)])
     expected = (endpoint,) if endpoint else ENDPOINTS
     lines: list[BatchLine] = []
     seen: set[str] = set()
@@ -148,7 +152,7 @@ def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     rest = encode((behind, texts.prompt, texts.input))
     if not documents:
         return encode(head)[:-1] + rest, {}, b""
-    return encode(head), {document.key: float(len(document.text)) for document in documents}, rest
+    return encode(head), {document.key: float(len(document.text)) for document in documents[:MOST_ORDERED]}, rest
 
 
 # ---- The answers. -------------------------------------------------------------------------------------------------------
@@ -238,10 +242,13 @@ async def run(
     So many wait in the queue that it can choose among those that share documents. A line that finds no room tries again.
     """
     left = [line for line in lines if line.key not in results.done]
-    waiting = iter([*(line for line in left if line.error), *in_order(line for line in left if not line.error)])
+    ordered = await asyncio.to_thread(in_order, [line for line in left if not line.error])
+    waiting = iter([*(line for line in left if line.error), *ordered])
 
     async def work() -> None:
         for line in waiting:
+            if line.error:
+                await asyncio.sleep(0)  # others go on between two lines
             results.add(line, None if line.error else await _patiently(ask, line))
             on_answer()
 

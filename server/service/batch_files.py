@@ -17,6 +17,7 @@ import secrets
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -128,11 +129,12 @@ class BatchFiles:
             remove_stale(self.folder)
         self.files = self._load(ClientFile, "file-*.json")
         self.batches = self._load(StoredBatch, "batch_*.json")
+        self._unwritten: dict[str, int] = {}  # bytes of the files that are being written
         self._sweep()
 
     @property
     def num_bytes(self) -> int:
-        return sum(file.bytes for file in self.files.values())
+        return sum(file.bytes for file in self.files.values()) + sum(self._unwritten.values())
 
     def file(self, owner: str, id: str) -> ClientFile:
         """Return a file. Raises RequestError 404, also for one of another owner."""
@@ -144,8 +146,8 @@ class BatchFiles:
 
     def check_room(self, num_bytes: int) -> None:
         """Raise RequestError where one more file of this size is too much."""
-        if len(self.files) >= self.max_files:
-            problem = f"{len(self.files):,} files are stored, of at most {self.max_files:,} (--files)"
+        if (count := len(self.files) + len(self._unwritten)) >= self.max_files:
+            problem = f"{count:,} files are stored, of at most {self.max_files:,} (--files)"
         elif self.num_bytes + num_bytes > self.max_bytes:
             problem = f"files take {self.num_bytes:,} bytes, and {num_bytes:,} more are too many (--files-disk)"
         else:
@@ -153,14 +155,17 @@ class BatchFiles:
         raise RequestError(f"{problem}: delete some first", status=413, code="storage_full")
 
     async def add(self, owner: str, filename: str, purpose: str, content: bytes) -> ClientFile:
-        """Store a file."""
+        """Store a file, which is there once it is written."""
         file = ClientFile(f"file-{secrets.token_hex(12)}", owner, len(content), filename, purpose)
-        self.files[file.id] = file
+        self._unwritten[file.id] = file.bytes
         try:
             await asyncio.to_thread(self._write_file, file, content)
         except OSError as error:
-            self.delete(file)
+            self._unlink(file)
             raise RequestError(f"the file cannot be stored: {error.strerror or error}", status=500) from None
+        finally:
+            del self._unwritten[file.id]
+        self.files[file.id] = file
         return file
 
     def path(self, file: ClientFile) -> Path:
@@ -178,6 +183,9 @@ class BatchFiles:
     def delete(self, file: ClientFile) -> None:
         """Forget a file."""
         del self.files[file.id]
+        self._unlink(file)
+
+    def _unlink(self, file: ClientFile) -> None:
         for path in (self.folder / f"{file.id}.json", self.path(file)):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -276,7 +284,7 @@ class Batches:
         if sum(batch.is_open for batch in known.values()) >= MOST_OPEN:
             raise RequestError(f"{MOST_OPEN} batches wait or run: try again later", status=429, code="queue_full")
         if len(known) >= self.files.max_files:
-            self.files.forget(next(batch for batch in known.values() if not batch.is_open))
+            self._forget_one()
         batch = StoredBatch(
             id=f"batch_{secrets.token_hex(12)}",
             owner=owner,
@@ -285,10 +293,21 @@ class Batches:
             completion_window=window,
             metadata=metadata,
         )
+        try:
+            self.files.save(batch)
+        except OSError as error:
+            raise RequestError(f"the batch cannot be stored: {error.strerror or error}", status=500) from None
         known[batch.id] = batch
-        self.files.save(batch)
         self._wake()
         return batch
+
+    def _forget_one(self) -> None:
+        """Forget the oldest ended batch of the owner who has most of them. Raises RequestError where none has ended."""
+        ended = [batch for batch in self.files.batches.values() if not batch.is_open]
+        if not ended:
+            raise RequestError("all batches wait or run: try again later", status=429, code="queue_full")
+        ((most, _),) = Counter(batch.owner for batch in ended).most_common(1)
+        self.files.forget(next(batch for batch in ended if batch.owner == most))
 
     def cancel(self, batch: StoredBatch) -> None:
         """End a batch; the answers that it has are kept. Raises RequestError if it has ended."""
@@ -391,6 +410,8 @@ class Batches:
         batch.step("failed")
         with contextlib.suppress(OSError):
             self.files.save(batch)
+        with contextlib.suppress(OSError):
+            self.files.part(batch).unlink(missing_ok=True)
 
 
 def _parted(answers: bytes) -> tuple[bytes, bytes]:

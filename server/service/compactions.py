@@ -79,10 +79,10 @@ class Compactions:
             yield known.chat(texts[known.place])
         _keep(self._answers, key, [*self._answers.get(key, ()), Summary(asked[-1].said, texts)][-FEW:])
 
-    def forget(self, scope: str) -> None:
-        """Forget the sessions of a scope."""
+    def forget(self, scope: str, session: str | None = None) -> None:
+        """Forget the sessions of a scope, or one of them."""
         for known in (self._answers, self._shortened):
-            for key in [key for key in known if key[0] == scope]:
+            for key in [key for key in known if key[0] == scope and session in (None, key[1])]:
                 del known[key]
 
     def _find(self, key: Key, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:

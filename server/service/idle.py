@@ -455,6 +455,10 @@ class IdlePrefill:
         self.stop()
         self._engine.drop_background(KEY)
 
+    def forget_session(self, scope: str, session: str) -> None:
+        """Forget how a session shortens its history."""
+        self._compactions.forget(scope, session)
+
     def forget(self, scope: str) -> None:
         """Abort, and drop the scope's part of the backlog."""
         self.abort()

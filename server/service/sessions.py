@@ -10,6 +10,7 @@ import numpy as np
 from ...slots.radix import common_prefix
 from ...slots.scope import Scope
 
+MOST_SESSIONS = 4096
 MOST_BRANCHES = 16  # of a session: its own thread, and those of its sub-agents
 MOST_TOKENS = 8 << 20  # of all sessions; those used last stay
 OPENING = 32  # tokens at the end of a prompt that open the answer: in the next turn they may read another way
@@ -34,16 +35,25 @@ class Sessions:
 
     def __init__(self) -> None:
         self._branches: OrderedDict[tuple[str, str], list[Branch]] = OrderedDict()
+        self._num_tokens = 0  # of all
 
     def note(self, name: tuple[str, str], branch: Branch) -> None:
         """Remember an answered prompt, in place of the one that it goes on from."""
-        kept = [one for one in self._branches.pop(name, ()) if not one.is_continued_by(branch)]
+        kept = [one for one in self.end(name) if not one.is_continued_by(branch)]
         self._branches[name] = [*kept, branch][-MOST_BRANCHES:]
-        num_tokens = sum(len(branch.tokens) for branches in self._branches.values() for branch in branches)
-        while num_tokens > MOST_TOKENS and len(self._branches) > 1:
-            _, left = self._branches.popitem(last=False)
-            num_tokens -= sum(len(branch.tokens) for branch in left)
+        self._num_tokens += _num_tokens(self._branches[name])
+        while self._num_tokens > MOST_TOKENS or len(self._branches) > MOST_SESSIONS:
+            oldest = next(iter(self._branches))
+            if oldest == name:
+                break
+            self.end(oldest)
 
     def end(self, name: tuple[str, str]) -> list[Branch]:
         """Forget a session; return its prompts, none if it is not known."""
-        return self._branches.pop(name, [])
+        branches = self._branches.pop(name, [])
+        self._num_tokens -= _num_tokens(branches)
+        return branches
+
+
+def _num_tokens(branches: list[Branch]) -> int:
+    return sum(len(branch.tokens) for branch in branches)

@@ -149,6 +149,55 @@ def test_idle_time_writes_what_only_the_device_has():
     assert lab.remote.index.continuing(S, np.array([4, 3, 2, 1, 0, 4, 3, 2], np.int32), 0)
 
 
+def idle(lab):
+    """Do all idle work. Return how many plans that took."""
+    for count in range(50):
+        if (work := lab.scheduler.plan_idle_work()) is None:
+            check(lab.scheduler)
+            return count
+        lab.memory.run(work)
+        lab.behind.write()
+    raise AssertionError("idle work does not end")
+
+
+@pytest.mark.parametrize(("host", "most", "first"), [(20, 10_000, [4, 3, 2, 1, 0] * 5), (12, 14, [4, 3, 2, 1, 0, 4, 3, 2])])
+def test_idle_work_ends_where_a_tier_is_too_small(host, most, first):
+    """A run that host memory cannot hold, and a lower tier in which one of two runs has room."""
+    lab = Lab(host=host, ends=(), idle=100)
+    lab.remote.max_bytes = most
+    for number, tokens in enumerate((first, [3] * 8)):
+        lab.submit(tokens, number)
+        lab.finish()
+    assert idle(lab) > 0
+
+
+def test_host_memory_keeps_its_budget_beside_copies_that_no_tier_takes():
+    lab, other = Lab(host=100, ends=(), cells=60), Scope.shared("u", "@x")
+    for number in range(40):
+        tokens = [number, number]
+        assert lab.tree.host.put(replace(record(tokens, 0), scope=other))
+    lab.behind.write()
+    for number in range(8):
+        lab.remote.put(record(prompt := [100 + number, *PROMPT[:29]], 0))
+        lab.submit(prompt, number)
+        while lab.reads:
+            lab.arrive()
+        lab.finish()
+        assert lab.tree.host.num_bytes <= 100 and lab.tree.host.overdraft == 0
+
+
+def test_a_copy_stays_until_its_record_is_written():
+    """Not only taken: the write may fail."""
+    lab = Lab(host=12, ends=())
+    for tokens, left in (([3] * 12, 0), ([4] * 12, 12)):
+        assert lab.tree.host.put(record(tokens, 0))
+        lab.behind.write()
+        if left:
+            lab.remote.index.remove(list(lab.remote.index.entries.values())[-1])  # as while it waits to be written
+        lab.tree.host.free_written(12)
+        assert lab.tree.host.num_tokens == left
+
+
 def test_copies_that_are_there_too_leave_for_it_and_others_stay():
     lab = Lab(host=45)
     kept = record([4] * 5, 0)

@@ -5,7 +5,7 @@ import pytest
 from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
-from slotcache.slots.request import BATCH, Request
+from slotcache.slots.request import BATCH, LEAST, Request
 from slotcache.slots.scheduler import check, check_tree
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
@@ -497,12 +497,22 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     assert world.scheduler.cells.forecast(Fixed(range(200, 400)), COMMON) == (200, False)  # no KV leaves for it
 
 
+def test_what_is_computed_ahead_takes_no_cells_from_a_batch():
+    """It has the lower priority: the batch's request came back at once, for ever."""
+    world = World(cells=40, slots=2)
+    batch = world.submit(range(25), limit=3, priority=BATCH)
+    world.step()
+    ahead = world.submit(range(100, 124), limit=1, background=True, priority=LEAST)
+    assert computed(world.step(), batch) == 1 and ahead.sequence is None
+    assert world.scheduler.counters.preemptions == 0
+
+
 def test_beside_clients_all_of_the_background_has_one_chunk_of_a_step():
     world = World(batch=512, budget=512, cells=3000)
     client = world.submit(range(3000, 3100), limit=8)
     world.step()
     chunk = world.scheduler.tree.costs.chunk
-    jobs = [world.submit(range(start, start + 400), limit=1, background=True, priority=-102) for start in (0, 500)]
+    jobs = [world.submit(range(start, start + 400), limit=1, background=True, priority=LEAST) for start in (0, 500)]
     for _ in range(6):
         plan = world.step()
         assert computed(plan, client) == 1 and sum(computed(plan, job) for job in jobs) == chunk

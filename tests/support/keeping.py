@@ -87,6 +87,10 @@ class Keeping(Life):
         SEEN["record"] += 1
         return self.tier.put(record)
 
+    @property
+    def index(self):
+        return self.tier.index
+
     def has_room(self, num_bytes):
         return self.tier.has_room(num_bytes)
 

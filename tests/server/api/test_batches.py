@@ -204,6 +204,33 @@ def test_files_and_batches_belong_to_a_key(keyed):
         client_of(keyed, "three").files.list()
 
 
+def test_many_batches_of_one_key_forget_none_of_another(tiny):
+    with running(tiny, api_key="one,two", files=6) as server:
+        one, two = client_of(server, "one"), client_of(server, "two")
+        done = ended(one, begin(one, line("a")))
+        file = upload(two, "nonsense")
+        for _ in range(9):
+            ended(two, two.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h"))
+        assert one.batches.retrieve(done.id).output_file_id == done.output_file_id
+        assert len(list(two.batches.list())) == 5
+
+
+def test_more_batches_than_files_wait_for_room(tiny):
+    story = {"prompt": "Tell me a story.", "n_predict": 4000, "ignore_eos": True, "stream": True}
+    with running(tiny, files=2) as server, server.http.stream("POST", "/completion", json=story) as answer:
+        told = answer.iter_lines()  # httpx closes the stream with its iterator
+        next(told)  # batches wait meanwhile
+        fields: dict[str, Any] = {
+            "input_file_id": upload(server.openai, line("a")).id,
+            "endpoint": CHAT,
+            "completion_window": "24h",
+        }
+        for _ in range(2):
+            server.openai.batches.create(**fields)
+        with pytest.raises(openai.RateLimitError, match="try again later"):
+            server.openai.batches.create(**fields)
+
+
 def test_files_are_bounded_in_number_and_bytes(keyed):
     client = client_of(keyed, "two")
     with pytest.raises(openai.APIStatusError) as refused:

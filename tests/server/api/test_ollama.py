@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import jsonschema
 import pytest
-from slotcache.server.api.ollama import seconds_of
+from slotcache.server.api.ollama import CalledFunction, OllamaCall, OllamaMessage, messages_of, seconds_of
 from slotcache.server.http.api_errors import RequestError
 from support.encoders import bert
 
@@ -196,6 +196,27 @@ def test_a_history_with_calls_is_the_prompt_of_openai_s(server):
     for fields in ({}, {"tool_name": "get_weather"}, {"tool_call_id": "call00100"}):
         messages = [HELLO, CALLED, {"role": "tool", "content": "Rain."} | fields]
         assert whole(server, messages=messages, tools=[TOOL])["prompt_eval_count"] == wanted
+
+
+def test_results_belong_to_calls_by_name_and_order():
+    calls = [OllamaCall(CalledFunction(name)) for name in ("look", "find", "look", "find")]
+    results = [
+        OllamaMessage("tool", "1", tool_name="find"),
+        OllamaMessage("tool", "2"),
+        OllamaMessage("tool", "3", tool_name="look"),
+        OllamaMessage("tool", "4", tool_name="none"),
+        OllamaMessage("tool", "5"),
+        OllamaMessage("tool", "6"),
+    ]
+    _, *shown = messages_of([OllamaMessage("assistant", tool_calls=calls), *results])
+    assert [one.get("tool_call_id") for one in shown] == ["call00001", "call00000", "call00002", None, "call00003", None]
+
+
+def test_many_results_that_no_call_waits_for():
+    """Each was looked for among all calls."""
+    calls = [OllamaCall(CalledFunction("a"))] * 50_000
+    said = [OllamaMessage("assistant", tool_calls=calls), *[OllamaMessage("tool", "", tool_name="b")] * 50_000]
+    assert len(messages_of(said)) == 50_001
 
 
 def test_an_answer_that_has_begun_goes_on(server):

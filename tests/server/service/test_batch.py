@@ -5,7 +5,19 @@ import json
 
 import pytest
 from msgspec import Raw
-from slotcache.server.service.batch import BatchLine, LineAnswer, NoLines, NotAnswers, Results, in_order, read_lines, run
+from slotcache.server.service import batch
+from slotcache.server.service.batch import (
+    MOST_LINES,
+    MOST_ORDERED,
+    BatchLine,
+    LineAnswer,
+    NoLines,
+    NotAnswers,
+    Results,
+    in_order,
+    read_lines,
+    run,
+)
 
 CHAT = "/v1/chat/completions"
 
@@ -99,6 +111,39 @@ def test_beginnings_group_lines_and_then_documents_do():
 def test_a_body_that_is_not_as_expected_has_its_place_too(body):
     found = in_order(lines_of(line("odd", **body), chat("a", "1")))
     assert sorted(each.custom_id or "" for each in found) == ["a", "odd"]
+
+
+def test_a_line_of_many_documents_is_placed_by_the_first_of_them(monkeypatch):
+    """The time to plan grows with the square of the documents that count."""
+    seen = []
+    monkeypatch.setattr(batch, "depth_first", lambda sets: seen.extend(sets) or range(len(sets)))
+    in_order(lines_of(*(chat(f"q{at}", *map(str, range(300))) for at in range(3))))
+    assert [len(one) for one in seen] == [MOST_ORDERED] * 3
+
+
+def test_a_clients_file_has_a_bounded_number_of_lines():
+    with pytest.raises(NoLines, match="more lines than 50,000"):
+        read_lines(b"x\n" * (MOST_LINES + 1), CHAT)
+
+
+def test_others_go_on_between_bad_lines(tmp_path):
+    async def beside():
+        """How often another task had its turn."""
+        results, turns = Results(tmp_path / "out"), 0
+
+        async def other():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(other())
+        await run(lines_of(*["not JSON"] * 500, line()), results, Asked(), num_slots=1)
+        task.cancel()
+        results.close()
+        return turns
+
+    assert asyncio.run(beside()) > 5
 
 
 def test_what_is_answered_is_not_asked_again(tmp_path):
