@@ -171,14 +171,14 @@ class CachedRun:
     sequences: tuple[int, ...]
 
     @classmethod
-    def of(cls, node: Node, adapters: str) -> CachedRun:
+    def of(cls, node: Node, adapters: str, disk: bool) -> CachedRun:
         return cls(
             adapters=adapters,
             start=node.start,
             tokens=len(node.tokens),
             device_tokens=node.ready,
             host=node.copy is not None,
-            disk=bool(node.record),
+            disk=disk,
             document=next((key for _, key in node.document_of), None),
             frequency=node.frequency,
             in_use=node.in_use > 0,
@@ -217,8 +217,9 @@ class CacheContents:
         host = sum(len(node.tokens) for node in nodes if node.copy is not None)
         states = [WholeState(node.end, snapshots.host.size_of(node.end)) for one in scopes for node in snapshots.of(one)]
         places = {node: place for place, node in enumerate(nodes)}
+        runs = [CachedRun.of(node, adapters, disk=scheduler.index.host.is_below(node)) for node, adapters in found]
         texts = [(node.tokens, places.get(node.parent) if node.parent else None) for node in nodes]
-        return cls({"device": device, "host": host}, [CachedRun.of(*one) for one in found], states, texts)
+        return cls({"device": device, "host": host}, runs, states, texts)
 
     def identified(self) -> CacheContents:
         """Return the same with the ids of the runs. It reads all tokens, so it is no work for the engine's thread."""
