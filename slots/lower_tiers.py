@@ -117,9 +117,10 @@ class WriteBehind:
 
 
 # ---- Fetches ------------------------------------------------------------------------------------------------------------
-# A request waits for a tier no longer than computing would take, and a tenth more: at each moment it may have waited for as
-# long as what has arrived would have taken to compute, and that tenth. So wherever it gives up and computes the rest, it
-# has lost no more. The clock runs only while it could have been admitted.
+# A request waits for a tier no longer than computing would take, and a tenth more: at each moment it may have waited for
+# as long as what has arrived would have taken to compute, and `PATIENCE` of it all, which leaves a part of the tenth for
+# errors of the estimate. So wherever it gives up and computes the rest, it has lost no more. The clock runs only while it
+# could have been admitted.
 
 logger = logging.getLogger("slotcache.tiers")
 GUESS = 200e6  # bytes a second of a tier of which nothing was read yet
