@@ -8,8 +8,8 @@ from itertools import chain, count
 from pathlib import Path
 
 from ..server.config.flags import from_environment, variable_of
-from ..server.config.lock import lock
 from ..server.config.settings import SETTINGS, Setting, Settings, SettingsError, Value, row, table_of, written
+from ..slots.tier import lock
 
 ROUTER = "slotcache.front.ray_router:CacheRouter"
 OF_RAY = ("host", "port")  # Ray's proxy has the port: `http_options` of Serve's YAML

@@ -31,7 +31,7 @@ from .record import SUFFIX, CorruptFile, HexDigest, Large, encode, file_name, op
 from .reuse import Source
 from .scope import name_in
 from .stored_kv import Progress, StoredRecord, provenance_in, records
-from .tier import FORMAT, Provenance, Record, own_folder
+from .tier import FORMAT, Provenance, Record, own_folder, written_aside
 
 MANIFEST = "slotcache-kv.json"
 NAME = re.compile(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}")
@@ -263,17 +263,9 @@ def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record
 
 def _keep(record: Record, made_by: Provenance, folder: Path) -> bool:
     """Write a record aside and rename it, unless it is there. Raises OSError."""
-    path, now = folder / file_name(record), time.time_ns()
+    path = folder / file_name(record)
     if path.exists():
         return False
-    aside = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.writelines(encode(record, made_by))
-            file.flush()
-            os.fsync(file.fileno())
-        os.utime(aside, ns=(now, now))
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with written_aside(path, syncs=True, used=time.time_ns()) as file:
+        file.writelines(encode(record, made_by))
     return True

@@ -22,8 +22,7 @@ from ...models.model_files import cache_folder
 from ...retrieval.files import Folder, changes
 from ...retrieval.index import Index
 from ...retrieval.ranking import FUSED, LEXICAL, RERANKED, Search
-from ...slots.tier import own_folder
-from ..config.lock import MOST_SERVERS, lock
+from ...slots.tier import MOST_SERVERS, lock, own_folder
 from ..config.settings import Settings, SettingsError
 from ..http.api_errors import RequestError
 from .vectors import Embedding, Reranking, Vectors, can_search

@@ -147,10 +147,7 @@ def test_two_servers_on_one_folder_mix_no_histories(tiny, tmp_path, caplog):
 
 def test_a_killed_server_leaves_no_lock(tmp_path):
     ConversationFiles(tmp_path / "shelf").close()
-    script = (
-        f"from slotcache.server.config.lock import lock; lock({str(tmp_path / 'shelf' / 'lock')!r})\n"
-        "print(flush=True); input()"
-    )
+    script = f"from slotcache.slots.tier import lock; lock({str(tmp_path / 'shelf' / 'lock')!r})\nprint(flush=True); input()"
     command, pipe = [sys.executable, "-c", script], subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None and other.stdout.readline()
