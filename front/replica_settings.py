@@ -108,9 +108,3 @@ def _locks(file: Path) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def as_markdown() -> str:
-    """Return the table of the settings that only a deployment has."""
-    rows = [f"| `{one.name}` | `{one.variable}` | {written(one.default)} | {one.help} |" for one in OWN]
-    return "\n".join(["| argument | environment | default | what it does |", "|---|---|---|---|", *rows])
