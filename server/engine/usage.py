@@ -153,15 +153,6 @@ class Report:
         }
         return fields | {name: value for name, value in optional.items() if value is not None}
 
-    def usage(self) -> Fields:
-        """Return OpenAI's `usage`."""
-        return {
-            "prompt_tokens": self.num_prompt,
-            "completion_tokens": self.num_generated,
-            "total_tokens": self.num_prompt + self.num_generated,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached},
-        }
-
 
 Reused = Sequence[tuple[int, int]]
 """Positions [start, stop) of a prompt that were not computed, in order."""
