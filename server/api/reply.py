@@ -34,10 +34,9 @@ from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
 from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
 from ..search.vectors import Vectors
-from ..service.repeats import Repeats
+from ..service.repeats import Refusals, Repeats, is_lasting, key_of
 from ..service.service import Service
 from ..service.submitter import Prepared
-from .refusals import Refusals, is_lasting, key_of
 
 # ---- The tokens of an answer with their probabilities, as OpenAI and llama-server write them. ---------------------------
 
