@@ -277,8 +277,8 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
     """Leave out expressions that look around; yield what was left out. Raises GrammarError: the schema is strict."""
     for keyword in ("pattern", "patternProperties"):
         value = schema.get(keyword)
-        looking = [one for one in ([value] if isinstance(value, str) else value if isinstance(value, dict) else [])]
-        for pattern in filter(LOOKING.search, looking):
+        patterns = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
+        for pattern in filter(LOOKING.search, patterns):
             if is_strict:
                 raise GrammarError(f"{path}: the pattern {pattern[:80]!r} looks around, which is not supported")
             yield f"the pattern {pattern[:80]!r}"
