@@ -111,8 +111,7 @@ def locked_folder(folder: Path) -> tuple[Path, int]:
 
 def places(folder: Path) -> Iterator[Path]:
     """Yield a folder, then those beside it that other servers take which find it locked."""
-    yield folder
-    yield from (folder.with_name(f"{folder.name}-{number}") for number in range(1, MOST_SERVERS))
+    return (folder.with_name(f"{folder.name}-{number}") if number else folder for number in range(MOST_SERVERS))
 
 
 @contextmanager
