@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from time import thread_time
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -94,14 +95,9 @@ class Metrics:
         took = report.prompt_time + report.generation_time
         self._mean_seconds += SMOOTHING * (took - self._mean_seconds)
 
-    def count_failed(self) -> None:
-        self._requests.labels("error").inc()
-
-    def count_cancelled(self) -> None:
-        self._requests.labels("cancelled").inc()
-
-    def count_refused(self) -> None:
-        self._requests.labels("refused").inc()
+    def count_unanswered(self, end: Literal["error", "cancelled", "refused"]) -> None:
+        """Count a request that ended without an answer."""
+        self._requests.labels(end).inc()
 
     def seconds_until_room(self, slots: int) -> int:
         """Return about how long until one of the slots has finished a request, for Retry-After."""
