@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import tarfile
 import time
@@ -84,20 +83,15 @@ def export(folder: Path, archive: Path, progress: Progress) -> tuple[Manifest, i
     chosen.sort(key=lambda file: file.head.start if file.head else 0)
     if not chosen:
         raise ArchiveError(f"{folder}: the common scope has no KV in it")
-    aside = archive.with_name(f".{secrets.token_hex(8)}.part")
-    try:
+    with written_aside(archive, syncs=True) as file:
         while True:
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                written, manifest = _write_all(file, chosen, origin, made_by, progress)
-                file.flush()
-                os.fsync(file.fileno())
+            written, manifest = _write_all(file, chosen, origin, made_by, progress)
             there = [one for one in written if one.path.exists()]
             if len(there) == len(written):
                 break
             chosen = there
-        aside.replace(archive)
-    finally:
-        aside.unlink(missing_ok=True)
+            file.seek(0)
+            file.truncate()
     return manifest, len(chosen) - len(written)
 
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from io import BufferedWriter
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -115,7 +115,7 @@ def places(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -> Iterator[BinaryIO]:
+def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -> Iterator[BufferedWriter]:
     """Open a new file that takes the place of `path` at the end, whole or not at all. Raises OSError.
 
     syncs: not before it is on the disk. used: the time that it gets, ns.
