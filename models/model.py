@@ -411,10 +411,14 @@ class Model:
 
     def is_end(self, token: int) -> bool:
         """Whether a token ends the generation (any of the model's end-of-generation tokens)."""
-        return token in self.ends
+        return token in self._ends
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return self._ends
 
     @cached_property
-    def ends(self) -> frozenset[int]:
+    def _ends(self) -> frozenset[int]:
         return frozenset(t for t in range(self.num_vocab) if llama.llama_vocab_is_eog(self.vocab, t))
 
     @property

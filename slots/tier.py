@@ -8,7 +8,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from io import BufferedWriter
@@ -115,7 +115,7 @@ def places(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -> Iterator[BufferedWriter]:
+def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -> Generator[BufferedWriter]:
     """Open a new file that takes the place of `path` at the end, whole or not at all. Raises OSError.
 
     syncs: not before it is on the disk. used: the time that it gets, ns.
