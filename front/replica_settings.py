@@ -8,8 +8,8 @@ from itertools import chain, count
 from pathlib import Path
 
 from ..server.config.flags import from_environment, variable_of
-from ..server.config.lock import lock
 from ..server.config.settings import SETTINGS, Setting, Settings, SettingsError, Value, row, table_of, written
+from ..slots.tier import lock
 
 ROUTER = "slotcache.front.ray_router:CacheRouter"
 OF_RAY = ("host", "port")  # Ray's proxy has the port: `http_options` of Serve's YAML
@@ -108,9 +108,3 @@ def _locks(file: Path) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def as_markdown() -> str:
-    """Return the table of the settings that only a deployment has."""
-    rows = [f"| `{one.name}` | `{one.variable}` | {written(one.default)} | {one.help} |" for one in OWN]
-    return "\n".join(["| argument | environment | default | what it does |", "|---|---|---|---|", *rows])

@@ -104,7 +104,7 @@ Schema = dict[str, object]
 
 def check_schema(schema: object) -> None:
     """Raise GrammarError for what llguidance would misread, and for a schema whose every answer would have no end."""
-    found = dict(_schemas(schema, "#"))
+    found = dict(_schemas(schema))
     for path, inner in found.items():
         _check_range(path, inner)
         for pattern in _patterns(inner):
@@ -150,7 +150,7 @@ def add_types(schema: object) -> None:
 
     JSON Schema would allow values of all other types, too.
     """
-    for _, inner in list(_schemas(schema, "#")):
+    for _, inner in list(_schemas(schema)):
         if inner.keys().isdisjoint(OPEN) and (implied := next((IMPLIED[key] for key in inner if key in IMPLIED), None)):
             inner["type"] = implied
 
@@ -174,7 +174,7 @@ def soften(schema: object) -> list[str]:
         raise GrammarError("a schema is an object, true or false")
     is_strict = isinstance(schema, dict) and schema.get("strict") is True
     left_out: list[str] = []
-    for path, inner in list(_schemas(schema, "#")):
+    for path, inner in list(_schemas(schema)):
         for rewrite in (_with_property_names, _without_negation, _with_unique_items, _with_null):
             rewrite(inner)
         for keyword in [keyword for keyword in inner if not _is_known(keyword)]:
@@ -277,8 +277,8 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
     """Leave out expressions that look around; yield what was left out. Raises GrammarError: the schema is strict."""
     for keyword in ("pattern", "patternProperties"):
         value = schema.get(keyword)
-        looking = [one for one in ([value] if isinstance(value, str) else value if isinstance(value, dict) else [])]
-        for pattern in filter(LOOKING.search, looking):
+        patterns = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
+        for pattern in filter(LOOKING.search, patterns):
             if is_strict:
                 raise GrammarError(f"{path}: the pattern {pattern[:80]!r} looks around, which is not supported")
             yield f"the pattern {pattern[:80]!r}"
@@ -293,7 +293,7 @@ def close_objects(schema: object) -> None:
 
     As in llama-server: small models invent fields. An object whose schema is one of several that hold at once stays open.
     """
-    found = dict(_schemas(schema, "#"))
+    found = dict(_schemas(schema))
     shared = _shared(found)
     for path, inner in found.items():
         named, required = inner.get("properties"), inner.get("required", [])
@@ -333,9 +333,9 @@ def _listed(path: str, schema: Schema, keyword: str) -> Iterator[str]:
     return (f"{path}/{keyword}/{at}" for at in range(len(inner) if isinstance(inner, list) else 0))
 
 
-def _schemas(schema: object, path: str) -> Iterator[tuple[str, Schema]]:
+def _schemas(schema: object) -> Iterator[tuple[str, Schema]]:
     """Yield each schema in a schema with its path, the inner ones first."""
-    pending: list[tuple[object, str]] = [(schema, path)]
+    pending: list[tuple[object, str]] = [(schema, "#")]
     order: list[tuple[str, Schema]] = []
     while pending:
         value, path = pending.pop()

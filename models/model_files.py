@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import re
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -23,6 +22,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from zipfile import BadZipFile, ZipFile
 
+from ..slots.tier import written_aside
 from .errors import ModelError
 
 logger = logging.getLogger("slotcache")
@@ -124,13 +124,8 @@ def _read_kept(path: Path) -> str | None:
 def keep(path: Path, found: str) -> None:
     """Write a file of the cache directory; of those in its folder, the oldest leave. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f".{secrets.token_hex(8)}")
-    try:
-        aside.write_text(found)
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    with written_aside(path) as file:
+        file.write(found.encode())
     for old in sorted(path.parent.iterdir(), key=lambda one: one.stat().st_mtime_ns)[:-MOST_KEPT]:
         old.unlink(missing_ok=True)
 

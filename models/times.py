@@ -136,21 +136,11 @@ CPU = Costs(
     chunk=64,
     background_step=64,
     background_ns=0.0,  # a new request aborts the step
-    recompute_last=1,
     min_shared=32,  # half a chunk: chosen, not timed
     restore_share=0.01,  # 0.4 ms against 170 ms for 200 tokens
-    apart_from_cells=NEVER,
     swap_from_tokens=50,  # a token passes over an unseen cell in 45 to 100 ns; moving it away and back takes 2.4 us
     cells_per_run=50,
     spill_ns=0.0,  # little beside the tokens that pass over the cell: idle KV always leaves
-    idle_token_ns=0.0,
-    idle_step_ns=0.0,
-    tile=1,
-    token_ns=0.0,
-    cell_ns=0.0,
-    tile_cell_ns=0.0,
-    pass_ns=0.0,
-    row_ns=0.0,
 )
 """A CPU with flash attention, before the model is known: tiles are added by `cpu_costs`."""
 

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .api.ollama import asks_whether_it_runs, greet
-from .api.refusals import Refusals
 from .api.routes import ROUTES, ApiRoute
 from .config.settings import Settings
 from .http.api_errors import RequestError, handlers
@@ -26,7 +25,7 @@ from .search.folder import FolderIndex
 from .search.vectors import Vectors
 from .service.batch_files import Batches
 from .service.metrics import exposition_of_vectors
-from .service.repeats import Repeats
+from .service.repeats import Refusals, Repeats
 from .service.service import Service
 
 # ---- Page ---------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code. 2: the command cannot be done; one line on stderr says why."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] and arguments[0] in WITH_OWN_FLAGS:  # they must not need a server's
-        module = _module_of("bench", WITH_OWN_FLAGS[arguments[0]])
+        module = _bench_module(WITH_OWN_FLAGS[arguments[0]])
         return module.main(arguments[1:]) if module else 2
     # What follows -- is the agent's own.
     cut = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
@@ -131,14 +131,14 @@ def _doctor(chosen: argparse.Namespace) -> int:
     return doctor(settings_of(chosen), chosen.time)
 
 
-def _module_of(extra: str, name: str) -> ModuleType | None:
-    """Import a module that needs an extra's packages; None, and a line on stderr, where one is missing."""
+def _bench_module(name: str) -> ModuleType | None:
+    """Import a module that needs the extra `bench`; None, and a line on stderr, where one is missing."""
     try:
         return _module(name)
     except LibraryError as error:
         print(f"slotcache: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
-        print(f"slotcache: {error.name} is missing: pip install 'slotcache[{extra}]'", file=sys.stderr)
+        print(f"slotcache: {error.name} is missing: pip install 'slotcache[bench]'", file=sys.stderr)
     return None
 
 

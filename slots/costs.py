@@ -17,7 +17,7 @@ NEVER = math.inf  # a threshold that is never reached: its rule is off
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The costs of one model on one device. Thresholds may be NEVER.
+    """The costs of one model on one device. Thresholds may be NEVER. By default every rule is off.
 
     chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
     background_step: prompt tokens of a background step: the work that is lost when a new request aborts it.
@@ -36,24 +36,24 @@ class Costs:
     pass_ns, row_ns: a batch of its own, which reads all weights; a token more in it with its row of logits. 0: unknown.
     """
 
-    chunk: int
-    background_step: int
-    background_ns: float
-    recompute_last: int
-    min_shared: int
-    restore_share: float
-    apart_from_cells: float
-    swap_from_tokens: float
-    cells_per_run: int
-    spill_ns: float
-    idle_token_ns: float
-    idle_step_ns: float
-    tile: int
-    token_ns: float
-    cell_ns: float
-    tile_cell_ns: float
-    pass_ns: float
-    row_ns: float
+    chunk: int = 1
+    background_step: int = 1
+    background_ns: float = 0.0
+    recompute_last: int = 1
+    min_shared: int = 1
+    restore_share: float = 0.0
+    apart_from_cells: float = NEVER
+    swap_from_tokens: float = NEVER
+    cells_per_run: int = 0
+    spill_ns: float = 0.0
+    idle_token_ns: float = 0.0
+    idle_step_ns: float = 0.0
+    tile: int = 1
+    token_ns: float = 0.0
+    cell_ns: float = 0.0
+    tile_cell_ns: float = 0.0
+    pass_ns: float = 0.0
+    row_ns: float = 0.0
 
     def step_ns(self, rows: int, depth: int) -> float:
         """Return the time of a step of `rows` rows with logits that see `depth` cells each."""
@@ -83,27 +83,8 @@ class Costs:
         return self.idle_token_ns * num_tokens + self.idle_step_ns * num_steps >= self.spill_ns
 
 
-UNMEASURED = Costs(
-    chunk=1,
-    background_step=1,
-    background_ns=0.0,
-    recompute_last=1,
-    min_shared=1,
-    restore_share=0.0,
-    apart_from_cells=NEVER,
-    swap_from_tokens=NEVER,
-    cells_per_run=0,
-    spill_ns=0.0,
-    idle_token_ns=0.0,
-    idle_step_ns=0.0,
-    tile=1,
-    token_ns=0.0,
-    cell_ns=0.0,
-    tile_cell_ns=0.0,
-    pass_ns=0.0,
-    row_ns=0.0,
-)
-"""No device: every rule is off. For a tree whose plans are not computed."""
+UNMEASURED = Costs()
+"""Of no device: for a tree whose plans are not computed."""
 
 
 # ---- The time to compute prompt tokens here, learnt from the steps that were run. ---------------------------------------

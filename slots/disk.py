@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import re
-import secrets
 import threading
 import time
 from collections import deque
@@ -29,7 +28,7 @@ from .record import SUFFIX, CorruptFile, encode, file_name, open_file, read, rea
 from .record_index import RecordEntry, RecordIndex
 from .reuse import Source
 from .scope import Scope, name_in
-from .tier import FORMAT, Provenance, Record, own_folder, remove_stale
+from .tier import FORMAT, Provenance, Record, own_folder, remove_stale, written_aside
 
 # ---- Neighbours ---------------------------------------------------------------------------------------------------------
 # Folders of other models and settings beside ours in --cache-dir: under the same bound, and their files leave first.
@@ -355,18 +354,11 @@ class DiskTier:
 
     def _write_file(self, path: Path, parts: list[bytes | memoryview], now: int) -> bool:
         """Write a file aside and rename it."""
-        aside = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # two servers may write the same run
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)  # another server may have removed it when it was empty
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with written_aside(path, syncs=True, used=now) as file:
                 file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
-            os.utime(aside, ns=(now, now))
-            os.replace(aside, path)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
             if not self._failing:
                 logger.warning("cannot write to %s: %s; the cache goes on without", self.folder, error.strerror or error)
             self._failing = True

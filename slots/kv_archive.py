@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import tarfile
 import time
@@ -31,7 +30,7 @@ from .record import SUFFIX, CorruptFile, HexDigest, Large, encode, file_name, op
 from .reuse import Source
 from .scope import name_in
 from .stored_kv import Progress, StoredRecord, provenance_in, records
-from .tier import FORMAT, Provenance, Record, own_folder
+from .tier import FORMAT, Provenance, Record, own_folder, written_aside
 
 MANIFEST = "slotcache-kv.json"
 NAME = re.compile(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}")
@@ -84,20 +83,15 @@ def export(folder: Path, archive: Path, progress: Progress) -> tuple[Manifest, i
     chosen.sort(key=lambda file: file.head.start if file.head else 0)
     if not chosen:
         raise ArchiveError(f"{folder}: the common scope has no KV in it")
-    aside = archive.with_name(f".{secrets.token_hex(8)}.part")
-    try:
+    with written_aside(archive, syncs=True) as file:
         while True:
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                written, manifest = _write_all(file, chosen, origin, made_by, progress)
-                file.flush()
-                os.fsync(file.fileno())
+            written, manifest = _write_all(file, chosen, origin, made_by, progress)
             there = [one for one in written if one.path.exists()]
             if len(there) == len(written):
                 break
             chosen = there
-        aside.replace(archive)
-    finally:
-        aside.unlink(missing_ok=True)
+            file.seek(0)
+            file.truncate()
     return manifest, len(chosen) - len(written)
 
 
@@ -263,17 +257,9 @@ def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record
 
 def _keep(record: Record, made_by: Provenance, folder: Path) -> bool:
     """Write a record aside and rename it, unless it is there. Raises OSError."""
-    path, now = folder / file_name(record), time.time_ns()
+    path = folder / file_name(record)
     if path.exists():
         return False
-    aside = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.writelines(encode(record, made_by))
-            file.flush()
-            os.fsync(file.fileno())
-        os.utime(aside, ns=(now, now))
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with written_aside(path, syncs=True, used=time.time_ns()) as file:
+        file.writelines(encode(record, made_by))
     return True

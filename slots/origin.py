@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .record import HexDigest, open_file
-from .tier import Provenance
+from .tier import Provenance, written_aside
 
 ORIGIN = "origin.json"
 MOST_BYTES = 1 << 16
@@ -44,16 +42,9 @@ def of_any_machine(model: str, shape: str) -> Provenance:
 
 def write_origin(folder: Path, origin: Origin) -> None:
     """Keep the origin of a folder. Where it cannot be written, only exports need it."""
-    aside = folder / f"origin.{secrets.token_hex(8)}.tmp"
-    if read_origin(folder) == origin:
-        return
-    with contextlib.suppress(OSError):
-        try:
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(origin))
-            aside.replace(folder / ORIGIN)
-        finally:
-            aside.unlink(missing_ok=True)
+    if read_origin(folder) != origin:
+        with contextlib.suppress(OSError), written_aside(folder / ORIGIN) as file:
+            file.write(msgspec.json.encode(origin))
 
 
 def read_origin(folder: Path) -> Origin | None:

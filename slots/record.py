@@ -8,11 +8,9 @@ them.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import secrets
 import stat
 import struct
 from collections.abc import Generator, Iterator, Sequence
@@ -27,7 +25,7 @@ import xxhash
 from msgspec import Meta, Struct
 
 from .scope import MAX_TEXT, Scope
-from .tier import FORMAT, Provenance, Record
+from .tier import FORMAT, Provenance, Record, written_aside
 
 MAGIC = b"slotcache KV %d\n" % FORMAT
 SUFFIX = ".kv"
@@ -191,22 +189,12 @@ SIZE = struct.Struct("<Q")  # of a record, in front of it
 
 def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
     """Write a file, whole or not at all, and return its size. Of two writers at once one wins. Raises OSError."""
-    aside = path.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            for record in records:
-                parts = encode(record, made_by)
-                file.write(SIZE.pack(sum(map(len, parts))))
-                file.writelines(parts)
-            written = file.tell()
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-    return written
+    with written_aside(path, syncs=True) as file:
+        for record in records:
+            parts = encode(record, made_by)
+            file.write(SIZE.pack(sum(map(len, parts))))
+            file.writelines(parts)
+        return file.tell()
 
 
 def check(path: Path, made_by: Provenance) -> None:

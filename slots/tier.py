@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from io import BufferedWriter
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +50,7 @@ class Record:
 # Folders with KV or documents. Write access to one is the power to change answers, so only the owner may have it.
 
 STALE = 3600  # seconds; an unfinished file that is older has no writer any more
+MOST_SERVERS = 16  # that share a folder: each has a place of its own in it
 
 
 class FolderError(Exception):
@@ -71,6 +76,64 @@ def own_folder(path: Path, flag: str) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
         raise FolderError(f"{flag} {path}: Permission denied: expected a folder to write to")
     return path
+
+
+def lock(file: Path) -> int:
+    """Lock a file, which is made if it is missing, until its descriptor is closed or this process ends.
+
+    Return the descriptor. Raises BlockingIOError if it is locked already, and OSError, also where there are no such locks.
+    """
+    descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        os.close(descriptor)
+        raise OSError(errno.ENOTSUP, "this platform has no flock", str(file)) from None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def locked_folder(folder: Path) -> tuple[Path, int]:
+    """Return a folder of --cache-dir, as `own_folder`, and its lock. Raises FolderError; BlockingIOError: another has it."""
+    own_folder(folder, "--cache-dir")
+    try:
+        return folder, lock(folder / "lock")
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        problem = f"{error.strerror}: expected a folder on a file system with locks"
+        raise FolderError(f"--cache-dir {folder}: it cannot be locked: {problem}") from None
+
+
+def places(folder: Path) -> Iterator[Path]:
+    """Yield a folder, then those beside it that other servers take which find it locked."""
+    return (folder.with_name(f"{folder.name}-{number}") if number else folder for number in range(MOST_SERVERS))
+
+
+@contextmanager
+def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -> Generator[BufferedWriter]:
+    """Open a new file that takes the place of `path` at the end, whole or not at all. Raises OSError.
+
+    syncs: not before it is on the disk. used: the time that it gets, ns.
+    """
+    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")  # of its own: two servers may write the same file
+    try:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            yield file
+            if syncs:
+                file.flush()
+                os.fsync(file.fileno())
+        if used is not None:
+            os.utime(aside, ns=(used, used))
+        aside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
 
 
 def remove_stale(folder: Path) -> None:

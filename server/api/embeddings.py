@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...models.embedding import normalised
 from ..chat.decode import check_number
 from ..chat.sampling_fields import JsonValue
 from ..engine.usage import Fields
@@ -129,7 +130,7 @@ async def _compute(
     norm = asked.embd_normalize
     if norm is None:
         norm = -1 if worker.embedder.pooling == "none" else vectors.settings.embd_normalize
-    kept = [worker.normalised(vector[..., : asked.dimensions], norm) for vector in computed]
+    kept = [normalised(vector[..., : asked.dimensions], norm) for vector in computed]
     return kept, sum(map(len, texts))
 
 

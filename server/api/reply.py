@@ -34,10 +34,9 @@ from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
 from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
 from ..search.vectors import Vectors
-from ..service.repeats import Repeats
+from ..service.repeats import Refusals, Repeats, is_lasting, key_of
 from ..service.service import Service
 from ..service.submitter import Prepared
-from .refusals import Refusals, is_lasting, key_of
 
 # ---- The tokens of an answer with their probabilities, as OpenAI and llama-server write them. ---------------------------
 
@@ -414,16 +413,14 @@ async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
     return {"input_tokens": len((await predict(request, asked)).layout.tokens)}
 
 
-async def prefetch_documents(
-    service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool
-) -> bool:
-    """Compute the prompt of a chat ahead. False: no slot is idle. Raises RequestError.
+async def prefetch_documents(service: Service, key: Hashable, asked: ChatRequest, num_bytes: int) -> bool:
+    """Compute the prompt of a chat ahead, as far as its documents. False: no slot is idle. Raises RequestError.
 
-    key, num_bytes, open_turn: as in `Service.submit_background` and `Service.accept_chat`.
+    key, num_bytes: as in `Service.submit_background` and `Service.accept_chat`.
     """
     if service.is_full:
         return False
-    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn)
+    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn=True)
     return await start_ahead(service, key, prepared)
 
 
@@ -447,7 +444,7 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
 
     async def prefill(hits: Sequence[Hit]) -> None:
-        await prefetch_documents(service, key, with_documents(asked, hits), num_bytes, open_turn=True)
+        await prefetch_documents(service, key, with_documents(asked, hits), num_bytes)
 
     query, index = query_of(asked, folder_index), index_state(folder_index)
     if query is None:

@@ -50,12 +50,7 @@ from .response_tools import CalledTool, FreeText, ResponseTools, free_text, func
 # Reasoning, an answer and its calls are items of their own there, and one message here: the one that the model wrote.
 
 ROLES = ("user", "assistant", "system", "developer")
-TEXTS = {
-    "input_text": "text",
-    "output_text": "text",
-    "text": "text",
-    "refusal": "refusal",
-}  # kinds of parts: their field
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # kinds of parts: their field
 
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 HOSTED_ITEMS = re.compile(
@@ -383,50 +378,39 @@ async def count(request: Request, asked: ResponseCountRequest) -> Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of item. prefix: of its ids. text: the name of the events with its text. field: where the item has the text.
+    """A kind of item. text: the name of the events with its text. field: where the item has the text.
 
-    part, parts: the type of the part that holds the text, and the name of its events; empty where there is no part. index:
-    the field with the number of the part.
+    part, parts: the type of the part that holds the text, and the name of its events; empty where there is no part.
     """
 
     name: str
-    prefix: str
     text: str
     field: str
     part: str = ""
-    parts: str = ""
-    index: str = ""
+    parts: str = "response.content_part"
+
+    @property
+    def prefix(self) -> str:
+        """What its ids begin with."""
+        return PREFIXES[self.name]
+
+    @property
+    def index(self) -> str:
+        """The field of its events with the number of the part."""
+        return f"{self.field}_index"
 
 
-MESSAGE = Kind(
-    name="message",
-    prefix="msg",
-    text="response.output_text",
-    field="content",
-    part="output_text",
-    parts="response.content_part",
-    index="content_index",
-)
-THOUGHT = Kind(
-    name="reasoning",
-    prefix="rs",
-    text="response.reasoning_text",
-    field="content",
-    part="reasoning_text",
-    parts="response.content_part",
-    index="content_index",
-)
+MESSAGE = Kind(name="message", text="response.output_text", field="content", part="output_text")
+THOUGHT = Kind(name="reasoning", text="response.reasoning_text", field="content", part="reasoning_text")
 SUMMARY = Kind(
     name="reasoning",
-    prefix="rs",
     text="response.reasoning_summary_text",
     field="summary",
     part="summary_text",
     parts="response.reasoning_summary_part",
-    index="summary_index",
 )
-CALL = Kind(name="function_call", prefix="fc", text="response.function_call_arguments", field="arguments")
-CUSTOM = Kind(name="custom_tool_call", prefix="ctc", text="response.custom_tool_call_input", field=INPUT)
+CALL = Kind(name="function_call", text="response.function_call_arguments", field="arguments")
+CUSTOM = Kind(name="custom_tool_call", text="response.custom_tool_call_input", field=INPUT)
 
 
 @dataclass(slots=True)
@@ -474,7 +458,7 @@ class _Item:
 
     def _event(self, name: str) -> Fields:
         event: Fields = {"type": name, "item_id": self.id}
-        return event | {self.kind.index: 0} if self.kind.index else event
+        return event | {self.kind.index: 0} if self.kind.part else event
 
     def _logprobs(self) -> Fields:
         return {"logprobs": []} if self.kind is MESSAGE else {}

@@ -104,6 +104,7 @@ def _limit(most: int) -> Fields:
     return {"type": "integer", "minimum": 1, "maximum": most}
 
 
+ACTION = {"action": {"type": "string", "enum": llama_server.ACTIONS}}
 PAGE = {"limit": _limit(MOST_ITEMS), "order": {"type": "string", "enum": ORDERS}, "after": AFTER}
 ROUTES = (
     ApiRoute("GET", "/health /v1/health", llama_server.health),
@@ -112,14 +113,7 @@ ROUTES = (
     ApiRoute("GET", "/props", llama_server.props),
     ApiRoute("POST", "/props", llama_server.change_props),
     ApiRoute("GET", "/slots", llama_server.slots),
-    ApiRoute(
-        "POST",
-        "/slots/{id}",
-        llama_server.act,
-        FileName,
-        {"action": {"type": "string", "enum": llama_server.ACTIONS}},
-        decodes=False,
-    ),
+    ApiRoute("POST", "/slots/{id}", llama_server.act, FileName, ACTION, decodes=False),
     ApiRoute("GET", "/metrics", llama_server.metrics),
     ApiRoute("GET", "/lora-adapters", llama_server.adapters),
     ApiRoute("POST", "/lora-adapters", llama_server.set_adapters, AdapterScales, decodes=False),
@@ -131,12 +125,7 @@ ROUTES = (
     ApiRoute("GET", "/v1/responses/{id}", responses.show, query=SCOPE),
     ApiRoute("DELETE", "/v1/responses/{id}", responses.forget, query=SCOPE),
     ApiRoute("POST", "/v1/responses/{id}/cancel", responses.cancel),
-    ApiRoute(
-        "GET",
-        "/v1/responses/{id}/input_items",
-        responses.input_items,
-        query=SCOPE | PAGE,
-    ),
+    ApiRoute("GET", "/v1/responses/{id}/input_items", responses.input_items, query=SCOPE | PAGE),
     ApiRoute("POST", "/v1/messages", messages.create, MessagesRequest),
     ApiRoute("POST", "/v1/messages/count_tokens", messages.count, MessagesCountRequest),
     ApiRoute("GET", "/api/version", ollama.version),

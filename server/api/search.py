@@ -103,7 +103,7 @@ def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
     turn = _turn_to_come(service, asked, name)
 
     async def prefill(hits: Sequence[Hit]) -> None:
-        await prefetch_documents(service, ("speculation", name), with_documents(turn, hits), num_bytes, open_turn=True)
+        await prefetch_documents(service, ("speculation", name), with_documents(turn, hits), num_bytes)
 
     return StagePrefetch(prefill)
 

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 import stat
 import threading
 import time
@@ -29,8 +28,7 @@ from msgspec import Meta, Struct
 
 from ...ordering.document import Document
 from ...slots.scope import MAX_NAME
-from ...slots.tier import FolderError, own_folder, remove_stale
-from ..config.lock import MOST_SERVERS, lock
+from ...slots.tier import MOST_SERVERS, FolderError, locked_folder, places, remove_stale, written_aside
 from ..config.settings import ORDERS
 from .chat_prompt import DocumentSet
 from .history import HistoryMessage
@@ -281,14 +279,7 @@ class ConversationFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = own_folder(folder, "--cache-dir")
-        try:
-            self._lock = lock(folder / "lock")
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            problem = f"{error.strerror}: expected a folder on a file system with locks"
-            raise FolderError(f"--cache-dir {folder}: it cannot be locked: {problem}") from None
+        self.folder, self._lock = locked_folder(folder)
         self._waiting: dict[str, StoredAnswer | None] = {}  # by the file's name; None: delete it
         self._changed = threading.Condition()  # guards what waits; never held during file access
         self._busy = self._closing = self._failing = False
@@ -395,22 +386,16 @@ class ConversationFiles:
         if stored is None:
             path.unlink(missing_ok=True)
             return
-        aside = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
-        try:
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.writelines(encode(stored))
-            os.replace(aside, path)
-        except OSError:
-            aside.unlink(missing_ok=True)
-            raise
+        with written_aside(path) as file:
+            file.writelines(encode(stored))
 
 
 def free_conversation_files(folder: Path) -> ConversationFiles:
     """Return the files of a folder, or of the first one beside it that no other server has. Raises FolderError."""
-    for number in range(MOST_SERVERS):
+    for place in places(folder):
         with contextlib.suppress(BlockingIOError):
-            files = ConversationFiles(folder.with_name(f"{folder.name}-{number}") if number else folder)
-            if number:
+            files = ConversationFiles(place)
+            if place != folder:
                 logger.warning("another server has the conversations in %s: ours are in %s", folder, files.folder)
             return files
     raise FolderError(f"{folder}: {MOST_SERVERS} servers have conversations here: expected another --cache-dir")

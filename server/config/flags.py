@@ -215,17 +215,6 @@ def _foreign() -> Iterator[LlamaFlag]:
 FOREIGN = tuple(_foreign())
 
 
-def as_markdown() -> str:
-    """Return the tables for the documentation."""
-    lines = ["| llama-server's flag | here |", "|---|---|"]
-    for effect, groups in (("no effect: ", WITHOUT_EFFECT), ("refused: ", REFUSED)):
-        for says, rows in groups.items():
-            flags = ", ".join(f"`{name}`" for names, _, _ in rows for name in names.split())
-            lines.append(f"| {flags} | {effect}{says} |")
-    accepted = ", ".join(f"`{name}`" for names, _, _ in SO_HERE for name in names.split())
-    return "\n".join([*lines, f"| {accepted} | accepted: it is so here, or nothing depends on it |"])
-
-
 PREFIX = "LLAMA_ARG_"  # of llama-server's variables
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
@@ -185,19 +185,6 @@ def _about_number(name: str) -> dict[str, Any]:
         "separator": "",
         "llama": f"LLAMA_ARG_{name.upper()}" if name in OF_LLAMA else "",
     }
-
-
-def as_markdown(settings: Sequence[Setting]) -> str:
-    """Return a table of settings for the documentation."""
-    rows = [
-        f"| {_code(setting.flags)} | {_code(setting.variables)} | {written(setting.default) or '-'} | {setting.help} |"
-        for setting in settings
-    ]
-    return "\n".join(["| flag | environment | default | what it does |", "|---|---|---|---|", *rows])
-
-
-def _code(names: Sequence[str]) -> str:
-    return f"`{'`, `'.join(names)}`"
 
 
 def written(value: Value) -> str:

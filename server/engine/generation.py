@@ -245,10 +245,6 @@ OnEnd = Callable[["Generation", Final], Final]
 """Accounts for a generation's end; returns the final event for its client."""
 
 
-def _pass_on(generation: Generation, event: Final) -> Final:
-    return event
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Generation:
     """The engine's view of a request beside the scheduler's. limit 0: compute the prompt, generate nothing.
@@ -272,7 +268,7 @@ class Generation:
     no_cache_reason: str | None = None
     spells: Callable[[np.ndarray, str], bool] | None = None
     detokenize: Callable[[np.ndarray], str] = lambda tokens: ""
-    on_end: OnEnd = _pass_on
+    on_end: OnEnd = lambda generation, event: event
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
     job: Job = field(init=False)  # from its submission on

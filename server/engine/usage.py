@@ -17,7 +17,7 @@ ID_BYTES = 8
 
 
 def empty_prefix(adapters: str) -> blake2b:
-    """Return the hash of no tokens, of KV that these LoRA adapters compute. `followed_by` goes on, and `id_of` names it."""
+    """Return the hash of no tokens, of KV that these LoRA adapters compute. `followed_by` goes on."""
     return blake2b(adapters.encode(), digest_size=ID_BYTES)
 
 
@@ -28,16 +28,12 @@ def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
     return hash
 
 
-def id_of(hash: blake2b) -> str:
-    return hash.hexdigest()
-
-
 def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list[str]:
     """Return the ids of a prompt's prefixes that end at ascending positions. adapters: as in `Scope`."""
     hash, start, ids = empty_prefix(adapters), 0, []
     for stop in stops:
         hash, start = followed_by(hash, tokens[start:stop]), stop
-        ids.append(id_of(hash))
+        ids.append(hash.hexdigest())
     return ids
 
 
@@ -152,15 +148,6 @@ class Report:
             **(self.retrieval or {}),
         }
         return fields | {name: value for name, value in optional.items() if value is not None}
-
-    def usage(self) -> Fields:
-        """Return OpenAI's `usage`."""
-        return {
-            "prompt_tokens": self.num_prompt,
-            "completion_tokens": self.num_generated,
-            "total_tokens": self.num_prompt + self.num_generated,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached},
-        }
 
 
 Reused = Sequence[tuple[int, int]]

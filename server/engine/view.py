@@ -26,7 +26,7 @@ from ...slots.tier import Provenance
 from .engine import Engine
 from .generation import Generation
 from .slot_files import SlotStore
-from .usage import empty_prefix, followed_by, id_of
+from .usage import empty_prefix, followed_by
 
 # ---- The engine's counters and gauges, for Prometheus. Read in the engine's thread, between two steps. ------------------
 
@@ -228,7 +228,7 @@ class CacheContents:
         for run, (tokens, place) in zip(self.runs, self.texts, strict=True):
             above = empty_prefix(run.adapters) if place is None else hashes[place]
             hashes.append(followed_by(above, tokens))
-            runs.append(replace(run, id=id_of(hashes[-1]), parent=None if place is None else runs[place].id))
+            runs.append(replace(run, id=hashes[-1].hexdigest(), parent=None if place is None else runs[place].id))
         return replace(self, runs=runs)
 
 

@@ -654,11 +654,7 @@ OBJECTS = (
         (JsonCalls(("functools",)),),
         written=CallNotation('{"name": "$name", "arguments": $arguments}', between=", ", begin=" functools[", end="]"),
     ),
-    Family(
-        "hermes",
-        ("<tool_call>",),
-        (HERMES,),
-    ),
+    Family("hermes", ("<tool_call>",), (HERMES,)),
     Family(
         "tool-calls",
         ("<tool_calls>",),

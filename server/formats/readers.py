@@ -84,13 +84,8 @@ class Body(Protocol):
 class JsonBody:
     """A JSON object."""
 
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return ("{",)
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return ()
+    begins: tuple[str, ...] = ("{",)
+    tags: tuple[str, ...] = ()
 
     def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
         span = JsonSpan()

@@ -22,8 +22,7 @@ from ...models.model_files import cache_folder
 from ...retrieval.files import Folder, changes
 from ...retrieval.index import Index
 from ...retrieval.ranking import FUSED, LEXICAL, RERANKED, Search
-from ...slots.tier import own_folder
-from ..config.lock import MOST_SERVERS, lock
+from ...slots.tier import MOST_SERVERS, lock, own_folder, places
 from ..config.settings import Settings, SettingsError
 from ..http.api_errors import RequestError
 from .vectors import Embedding, Reranking, Vectors, can_search
@@ -299,8 +298,7 @@ def _name(paths: list[str], embedder: str) -> str:
 def _free_file(folder: Path, name: str) -> tuple[Path, int]:
     """Return a file for an index that no running server has, and the descriptor of its lock. Raises OSError, FolderError."""
     own_folder(folder, "--docs-db")
-    for number in range(MOST_SERVERS):
-        file = folder / f"{name}{f'-{number}' if number else ''}.db"
+    for place in places(folder / name):
         with suppress(BlockingIOError):
-            return file, lock(file.with_suffix(".lock"))
+            return place.with_suffix(".db"), lock(place.with_suffix(".lock"))
     raise OSError(f"{MOST_SERVERS} servers have an index of these folders in {folder}")

@@ -18,7 +18,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from ...models.embedding import EmbedderSettings, EmbeddingModel, Pairing, normalised
+from ...models.embedding import EmbedderSettings, EmbeddingModel, Pairing
 from ...models.errors import ModelError
 from ...models.hardware import fast_cores
 from ...models.model import Model
@@ -268,11 +268,6 @@ class EmbeddingWorker:
     @property
     def computed(self) -> Computed:
         return self._queue.computed
-
-    @staticmethod
-    def normalised(vector: np.ndarray, norm: int) -> np.ndarray:
-        """Return vectors (..., width) at a length: see `models.embedding.normalised`."""
-        return normalised(vector, norm)
 
     # ---- in a thread -----------------------------------------------------------------------------------------------
 

@@ -25,8 +25,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from ...slots.tier import FolderError, own_folder, remove_stale
-from ..config.lock import MOST_SERVERS, lock
+from ...slots.tier import MOST_SERVERS, FolderError, locked_folder, places, remove_stale, written_aside
 from ..config.settings import Settings
 from ..http.api_errors import RequestError
 from .batch import Ask, LineError, NoLines, NotAnswers, Result, Results, encode, read_lines, run
@@ -178,7 +177,8 @@ class BatchFiles:
 
     def save(self, stored: ClientFile | StoredBatch) -> None:
         """Write what is known of a file or a batch."""
-        _replace(self.folder / f"{stored.id}.json", encode(stored))
+        with written_aside(self.folder / f"{stored.id}.json") as file:
+            file.write(encode(stored))
 
     def delete(self, file: ClientFile) -> None:
         """Forget a file."""
@@ -205,7 +205,8 @@ class BatchFiles:
     def _write_file(self, file: ClientFile, content: bytes) -> None:
         if self._is_temporary:
             self.folder.mkdir(mode=0o700, exist_ok=True)
-        _replace(self.path(file), content)
+        with written_aside(self.path(file)) as written:
+            written.write(content)
         self.save(file)
 
     def _load(self, kind: type[Stored], pattern: str) -> dict[str, Stored]:
@@ -236,29 +237,11 @@ def _owned(known: dict[str, Stored], owner: str, id: str, kind: str, *, code: st
     return found
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file aside and rename it. Raises OSError."""
-    aside = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-        os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-
-
 def _free(folder: Path) -> tuple[Path, int]:
     """Return a folder, or the first one beside it that no other server has, and its lock. Raises FolderError."""
-    for number in range(MOST_SERVERS):
-        mine = own_folder(folder.with_name(f"{folder.name}-{number}") if number else folder, "--cache-dir")
-        try:
-            return mine, lock(mine / "lock")
-        except BlockingIOError:
-            continue
-        except OSError as error:
-            problem = f"{error.strerror}: expected a folder on a file system with locks"
-            raise FolderError(f"--cache-dir {mine}: it cannot be locked: {problem}") from None
+    for place in places(folder):
+        with contextlib.suppress(BlockingIOError):
+            return locked_folder(place)
     raise FolderError(f"{folder}: {MOST_SERVERS} servers have files here: expected another --cache-dir")
 
 

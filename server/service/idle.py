@@ -18,15 +18,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import sqlite3
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from sys import getsizeof
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -48,7 +49,6 @@ from ..engine.generation import End, Failure, Generation
 from ..engine.view import View
 from ..http.api_errors import RequestError
 from ..http.threads import LARGE
-from .compactions import Compactions
 from .submitter import Submitter
 
 # ---- Work that waits for idle time: bounded in number and in bytes, since idle time may never come. ---------------------
@@ -56,29 +56,39 @@ from .submitter import Submitter
 T = TypeVar("T")
 
 
-class Backlog(Generic[T]):
+class Scoped(Protocol):
+    """Work of a scope."""
+
+    @property
+    def scope(self) -> Scope: ...
+
+
+W = TypeVar("W", bound=Scoped)
+
+
+class Backlog(Generic[W]):
     """Items in order of arrival. Beyond its bounds the oldest leave."""
 
     def __init__(self, max_number: int, max_bytes: int) -> None:
         self.num_bytes = 0
         self._max_number, self._max_bytes = max_number, max_bytes
-        self._items: dict[T, int] = {}  # with the bytes of each
+        self._items: dict[W, int] = {}  # with the bytes of each
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[W]:
         return iter(self._items)
 
     @property
-    def oldest(self) -> T:
+    def oldest(self) -> W:
         return next(iter(self._items))
 
     @property
-    def newest(self) -> T:
+    def newest(self) -> W:
         return next(reversed(self._items))
 
-    def add(self, item: T, num_bytes: int) -> None:
+    def add(self, item: W, num_bytes: int) -> None:
         """Add an item that keeps `num_bytes` in memory, unless it alone exceeds the bound."""
         self.remove(item)
         if num_bytes > self._max_bytes:
@@ -88,13 +98,125 @@ class Backlog(Generic[T]):
         while len(self) > self._max_number or self.num_bytes > self._max_bytes:
             self.remove(self.oldest)
 
-    def remove(self, item: T) -> None:
+    def remove(self, item: W) -> None:
         """Remove an item, if it is still here."""
         self.num_bytes -= self._items.pop(item, 0)
+
+    def forget(self, scope: str) -> None:
+        """Remove the items of a scope."""
+        for item in [item for item in self if item.scope.name == scope]:
+            self.remove(item)
 
     def clear(self) -> None:
         self._items.clear()
         self.num_bytes = 0
+
+
+# ---- Compactions --------------------------------------------------------------------------------------------------------
+# Clients that shorten their history: the request that follows is known once one has done it before, and is computed ahead.
+#
+# Such a client asks for a summary of all that was said, and goes on with a new history, which begins with that summary
+# between words of its own. The words are learnt from the first time that an answer comes back so; when the same question is
+# answered again, the beginning of the new history is known before the client sends it.
+
+SHORTEST_SUMMARY = 200  # characters of a summary: shorter answers are quoted by chance
+FEW_ANSWERS = 4  # answers that are remembered of a session
+MOST_SESSIONS = 64  # sessions
+LONGEST_SUMMARY = 64 << 10  # bytes of an answer, and of a beginning, that are remembered
+INNER = re.compile("<summary>(.*)</summary>", re.DOTALL)  # the part that some clients go on with
+
+SessionKey = tuple[str, str]
+"""A scope, and the session's name in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """An answer that may come back. question: that it answers, as JSON. texts: all of it, and the part in its tag."""
+
+    question: bytes
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """A history that began with an answer. question: to which it was one. options: of the request, as JSON.
+
+    first: its messages in front of the one with the answer; before, after: that one, around the answer. All are JSON.
+    place: of the text that came back, among those of the answer.
+    """
+
+    question: bytes
+    options: bytes
+    first: tuple[bytes, ...]
+    before: bytes
+    after: bytes
+    place: int
+
+    def chat(self, text: str) -> ChatRequest:
+        """Return the request that begins with another answer."""
+        messages = map(msgspec.json.decode, (*self.first, self.before + _escaped(text) + self.after))
+        return msgspec.structs.replace(decode(self.options, ChatRequest), messages=list(messages))
+
+
+class Compactions:
+    """What sessions have shortened, and how. It belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[SessionKey, list[Summary]] = OrderedDict()
+        self._shortened: OrderedDict[SessionKey, Shortened] = OrderedDict()
+
+    def note(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> Iterator[ChatRequest]:
+        """Take an answered chat; yield what the client is likely to ask next, if it has shortened its history like this."""
+        *asked, answer = entries
+        if found := self._find(key, options, asked):
+            _keep(self._shortened, key, found)
+        texts = _texts(answer)
+        if not texts or not asked:
+            return
+        known = self._shortened.get(key)
+        if known is not None and known.question == asked[-1].said and len(texts) > known.place:
+            yield known.chat(texts[known.place])
+        _keep(self._answers, key, [*self._answers.get(key, ()), Summary(asked[-1].said, texts)][-FEW_ANSWERS:])
+
+    def forget(self, scope: str, session: str | None = None) -> None:
+        """Forget the sessions of a scope, or one of them."""
+        for known in (self._answers, self._shortened):
+            for key in [key for key in known if key[0] == scope and session in (None, key[1])]:
+                del known[key]
+
+    def _find(self, key: SessionKey, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:
+        """Return how a chat begins, if the first message behind its instructions has an earlier answer in it."""
+        at = next((at for at, entry in enumerate(asked) if entry.role not in INSTRUCTIONS), None)
+        if at is None or asked[at].role != "user" or sum(len(entry.said) for entry in asked[: at + 1]) > 4 * LONGEST_SUMMARY:
+            return None
+        for summary in reversed(self._answers.get(key, ())):
+            for place, text in enumerate(summary.texts):
+                before, found, after = asked[at].said.partition(_escaped(text))
+                if found:
+                    first = tuple(entry.said for entry in asked[:at])
+                    return Shortened(summary.question, options, first, before, after, place)
+        return None
+
+
+def _texts(answer: HistoryMessage) -> tuple[str, ...]:
+    """Return the texts by which an answer may come back; none of a short or a very long one."""
+    if len(answer.said) > LONGEST_SUMMARY or not isinstance(text := answer.message.get("content"), str):
+        return ()
+    inner = INNER.search(text)
+    texts = (text.strip(), inner[1].strip()) if inner else (text.strip(),)
+    return texts if min(map(len, texts)) >= SHORTEST_SUMMARY else ()
+
+
+def _escaped(text: str) -> bytes:
+    """Return a text as it stands within a string of JSON."""
+    return msgspec.json.encode(text)[1:-1]
+
+
+def _keep(known: OrderedDict[SessionKey, T], key: SessionKey, value: T) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > MOST_SESSIONS:
+        known.popitem(last=False)
 
 
 # ---- Likely prefixes ----------------------------------------------------------------------------------------------------
@@ -382,6 +504,7 @@ class IdlePrefill:
         self._compactions = Compactions()
         self._shortened: Backlog[ShortenedChat] = Backlog(MAX_WAITING, MAX_BYTES)
         self._sets: Backlog[LikelyPrompts] = Backlog(MAX_WAITING, MAX_BYTES)
+        self._backlogs = (self._abandoned, self._shortened, self._answers, self._sets)
         self.prefixes: LikelyPrefixes | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -392,13 +515,12 @@ class IdlePrefill:
 
     @property
     def _has_work(self) -> bool:
-        waits = self._abandoned or self._shortened or self._answers or self._sets
-        return bool(waits or (self.prefixes and self.prefixes.has_more))
+        return any(self._backlogs) or (self.prefixes is not None and self.prefixes.has_more)
 
     @property
     def num_bytes(self) -> int:
         """Memory that the backlog takes, about."""
-        return sum(backlog.num_bytes for backlog in (self._abandoned, self._shortened, self._answers, self._sets))
+        return sum(backlog.num_bytes for backlog in self._backlogs)
 
     def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
         """Queue what may follow an answer. prompt: the one that was answered."""
@@ -462,15 +584,9 @@ class IdlePrefill:
     def forget(self, scope: str) -> None:
         """Abort, and drop the scope's part of the backlog."""
         self.abort()
-        for abandoned in [abandoned for abandoned in self._abandoned if abandoned.scope.name == scope]:
-            self._abandoned.remove(abandoned)
         self._compactions.forget(scope)
-        for shortened in [shortened for shortened in self._shortened if shortened.scope.name == scope]:
-            self._shortened.remove(shortened)
-        for answered in [answered for answered in self._answers if answered.scope.name == scope]:
-            self._answers.remove(answered)
-        for sets in [sets for sets in self._sets if sets.scope.name == scope]:
-            self._sets.remove(sets)
+        for backlog in self._backlogs:
+            backlog.forget(scope)
         if self.prefixes is not None:
             self.prefixes.forget(scope)
 
@@ -519,7 +635,11 @@ class IdlePrefill:
         """Prefill the prefix of the turn after an answer. False: stop for now."""
         # The backlog bounds the bytes that wait, so here an answer counts as the smallest large request, and leaves the room
         # to the prompts of clients.
-        size, make = min(answered.num_bytes, LARGE), partial(self._next_prompt, answered)
+        size = min(answered.num_bytes, LARGE)
+
+        def make() -> ChatPrompt | None:
+            return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
+
         return await self._prefill_made(answered.scope, size, make, follows=answered.request)
 
     async def _prefill_made(
@@ -546,9 +666,6 @@ class IdlePrefill:
         await self._view.make_room(prompt, scope)  # saves it: no later one may come
         return True
 
-    def _next_prompt(self, answered: AnsweredChat) -> ChatPrompt | None:
-        return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
-
     def _prompt_of(self, chat: ChatRequest) -> ChatPrompt | None:
         """Make the prompt of a chat that nobody has sent; None if it would be refused."""
         try:
@@ -574,7 +691,7 @@ class IdlePrefill:
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
         if isinstance(event, Failure):
-            for backlog in (self._abandoned, self._shortened, self._answers, self._sets):
+            for backlog in self._backlogs:
                 backlog.clear()
             return False
         logger.debug("%d tokens of %d computed ahead", missing.tokens, event.report.num_prompt)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from time import thread_time
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -67,9 +68,10 @@ class Metrics:
     def __init__(self, conversations: Conversations, open: Collection[Generation], idle: IdlePrefill) -> None:
         self._conversations, self._open, self._idle = conversations, open, idle
         self._stats: EngineStats | None = None
+        self._computed = Computed()
+        self._folder_index: FolderIndex | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._vectors, self._folder_metrics = VectorMetrics(self._registry), FolderMetrics(self._registry)
         self._requests = Counter("slotcache_requests", "Requests by how they ended", ["end"], registry=self._registry)
         self._ttft = self._histogram("slotcache_ttft_seconds", "From arrival to the first token")
         self._queue = self._histogram("slotcache_queue_seconds", "From arrival to admission")
@@ -93,14 +95,9 @@ class Metrics:
         took = report.prompt_time + report.generation_time
         self._mean_seconds += SMOOTHING * (took - self._mean_seconds)
 
-    def count_failed(self) -> None:
-        self._requests.labels("error").inc()
-
-    def count_cancelled(self) -> None:
-        self._requests.labels("cancelled").inc()
-
-    def count_refused(self) -> None:
-        self._requests.labels("refused").inc()
+    def count_unanswered(self, end: Literal["error", "cancelled", "refused"]) -> None:
+        """Count a request that ended without an answer."""
+        self._requests.labels(end).inc()
 
     def seconds_until_room(self, slots: int) -> int:
         """Return about how long until one of the slots has finished a request, for Retry-After."""
@@ -108,7 +105,7 @@ class Metrics:
 
     def exposition(self, stats: EngineStats, computed: Computed, folder_index: FolderIndex | None) -> bytes:
         """Return all metrics in Prometheus' text format. computed: texts that became vectors or scores."""
-        self._stats, self._vectors.computed, self._folder_metrics.folder_index = stats, computed, folder_index
+        self._stats, self._computed, self._folder_index = stats, computed, folder_index
         return generate_latest(self._registry) + _written(self._as_llama_server(stats, computed))
 
     def _as_llama_server(self, stats: EngineStats, computed: Computed) -> dict[str, float]:
@@ -139,19 +136,16 @@ class Metrics:
             return
         for name, (help, value) in self._stats.gauges.items():
             yield GaugeMetricFamily(f"slotcache_{name}", help, value)
-        held = self._conversations
-        yield GaugeMetricFamily("slotcache_conversations", "Conversations that are stored", len(held))
-        yield GaugeMetricFamily(
-            "slotcache_conversation_bytes", "Bytes of memory that stored conversations take", held.num_bytes
-        )
-        yield GaugeMetricFamily(
-            "slotcache_requests_open", "Accepted requests that the engine has not ended yet", len(self._open)
-        )
-        yield CounterMetricFamily(
-            "slotcache_loop_seconds", "Seconds of processor time of the event loop's thread", thread_time()
-        )
-        yield GaugeMetricFamily("slotcache_idle_bytes", "Bytes of memory kept for idle work to come", self._idle.num_bytes)
-        for name, (help, value) in self._stats.counters.items():
+        held, counters = self._conversations, self._stats.counters
+        for name, help, value in (
+            ("conversations", "Conversations that are stored", len(held)),
+            ("conversation_bytes", "Bytes of memory that stored conversations take", held.num_bytes),
+            ("requests_open", "Accepted requests that the engine has not ended yet", len(self._open)),
+            ("idle_bytes", "Bytes of memory kept for idle work to come", self._idle.num_bytes),
+        ):
+            yield GaugeMetricFamily(f"slotcache_{name}", help, value)
+        loop = ("Seconds of processor time of the event loop's thread", thread_time())
+        for name, (help, value) in {"loop_seconds": loop, **counters}.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
         tokens = dict.fromkeys(Source, 0) | self._stats.cached_tokens  # and of every tier that has a name of its own
@@ -159,52 +153,50 @@ class Metrics:
         for source, number in tokens.items():
             cached.add_metric([source], number)
         yield cached
+        yield from _of_vectors(self._computed)
+        yield from _of_folder(self._folder_index)
 
 
-class VectorMetrics:
-    """The metrics of texts that became vectors or scores."""
+def _of_vectors(computed: Computed) -> Iterator[Metric]:
+    """Yield the metrics of texts that became vectors or scores."""
+    for name, help, number in (
+        ("texts", "Texts that became vectors or scores", computed.texts),
+        ("tokens", "Tokens of the texts that became vectors or scores", computed.tokens),
+        ("steps", "Steps that computed texts for vectors or scores", computed.steps),
+    ):
+        yield CounterMetricFamily(f"slotcache_vector_{name}", help, number)
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.computed = Computed()
-        registry.register(self)
+
+def _of_folder(index: FolderIndex | None) -> Iterator[Metric]:
+    """Yield the metrics of the server's documents; all are 0 without --docs."""
+    now, ahead = index.index.progress if index else Progress(), index.prefixes if index else None
+    for name, help, number in (
+        ("files", "Files of --docs that can be read", now.files),
+        ("files_left", "Files of --docs that wait to be read", now.files_left),
+        ("documents", "Documents in the index of --docs", now.chunks),
+        ("vectors", "Vectors in the index of --docs", now.vectors),
+        ("read_ahead", "Documents read ahead of all questions", ahead.num_documents if ahead else 0),
+        ("read_ahead_tokens", "Tokens of the documents read ahead of all questions", ahead.num_tokens if ahead else 0),
+    ):
+        yield GaugeMetricFamily(f"slotcache_docs_{name}", help, number)
+    searches = index.num_searches if index else 0
+    yield CounterMetricFamily("slotcache_docs_searches", "Searches in the documents of --docs", searches)
+
+
+class _VectorMetrics:
+    """The metrics of a server that generates no text. prometheus_client asks an object for them."""
+
+    def __init__(self, computed: Computed) -> None:
+        self._computed = computed
 
     def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily("slotcache_vector_texts", "Texts that became vectors or scores", self.computed.texts)
-        yield CounterMetricFamily(
-            "slotcache_vector_tokens", "Tokens of the texts that became vectors or scores", self.computed.tokens
-        )
-        yield CounterMetricFamily(
-            "slotcache_vector_steps", "Steps that computed texts for vectors or scores", self.computed.steps
-        )
-
-
-class FolderMetrics:
-    """The metrics of the server's documents; all are 0 without --docs."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.folder_index: FolderIndex | None = None
-        registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        now = self.folder_index.index.progress if self.folder_index else Progress()
-        yield GaugeMetricFamily("slotcache_docs_files", "Files of --docs that can be read", now.files)
-        yield GaugeMetricFamily("slotcache_docs_files_left", "Files of --docs that wait to be read", now.files_left)
-        yield GaugeMetricFamily("slotcache_docs_documents", "Documents in the index of --docs", now.chunks)
-        yield GaugeMetricFamily("slotcache_docs_vectors", "Vectors in the index of --docs", now.vectors)
-        searches = self.folder_index.num_searches if self.folder_index else 0
-        yield CounterMetricFamily("slotcache_docs_searches", "Searches in the documents of --docs", searches)
-        ahead = self.folder_index.prefixes if self.folder_index else None
-        documents, tokens = (ahead.num_documents, ahead.num_tokens) if ahead else (0, 0)
-        yield GaugeMetricFamily("slotcache_docs_read_ahead", "Documents read ahead of all questions", documents)
-        yield GaugeMetricFamily(
-            "slotcache_docs_read_ahead_tokens", "Tokens of the documents read ahead of all questions", tokens
-        )
+        return _of_vectors(self._computed)
 
 
 def exposition_of_vectors(computed: Computed) -> bytes:
     """Return all metrics of a server that generates no text, as `Metrics.exposition` does."""
     registry = CollectorRegistry()
-    VectorMetrics(registry).computed = computed
+    registry.register(_VectorMetrics(computed))
     values = {"prompt_tokens_total": computed.tokens, "n_decode_total": computed.steps}
     return generate_latest(registry) + _written(values)
 

@@ -175,7 +175,7 @@ class Service:
         """
         if generation not in self.open or generation.abandoned:
             return
-        self.metrics.count_cancelled()
+        self.metrics.count_unanswered("cancelled")
         generation.abandoned, self.open[generation] = True, None
         ended = asyncio.wrap_future(self.engine.cancel(generation))
         ended.add_done_callback(lambda ended: self._close_abandoned(generation, ended))
@@ -196,7 +196,7 @@ class Service:
             if generation.abandoned:
                 return event
             if isinstance(event, Failure):
-                self.metrics.count_failed()
+                self.metrics.count_unanswered("error")
                 return event
             self.metrics.count_finished(event.report, event.reason)
             if session and generation.request.index_scope.is_shared:
@@ -263,7 +263,7 @@ class Service:
             raise RequestError(f"{num_new} answers at once: expected at most {self.max_open}", param="n")
         num_open = sum(not generation.request.is_batch for generation in self.open)
         if num_open + num_new > self.max_open:
-            self.metrics.count_refused()
+            self.metrics.count_unanswered("refused")
             raise RequestError(
                 f"{num_open} answers are running or waiting, of at most {self.max_open}: try again later",
                 status=429,

@@ -20,17 +20,60 @@ FOREIGN = re.compile(r"^\| llama-server's flag \|.*?(?=^$|\Z)", re.M | re.S)
 def generated() -> dict[Path, str]:
     """Each file with generated parts, as it should be."""
     from slotcache.bench.chart import svg
-    from slotcache.front import replica_settings as replicas
     from slotcache.front.settings import HOSTING, OWN
-    from slotcache.server.config import flags as llama
     from slotcache.server.config.settings import SETTINGS as ALL
-    from slotcache.server.config.settings import as_markdown
 
-    settings = TABLE.sub(lambda _: as_markdown(ALL) + "\n", SETTINGS.read_text("utf-8"), count=1)
-    settings = FOREIGN.sub(lambda _: llama.as_markdown() + "\n", settings, count=1)
-    scale = TABLE.sub(lambda _: as_markdown((*OWN, *HOSTING)) + "\n", SCALE.read_text("utf-8"), count=1)
-    scale = ARGUMENTS.sub(lambda _: replicas.as_markdown() + "\n", scale, count=1)
+    settings = _with(flags_table(ALL), TABLE, SETTINGS.read_text("utf-8"))
+    settings = _with(llama_table(), FOREIGN, settings)
+    scale = _with(flags_table((*OWN, *HOSTING)), TABLE, SCALE.read_text("utf-8"))
+    scale = _with(arguments_table(), ARGUMENTS, scale)
     return {CHART: svg(json.loads(RESULTS.read_text("utf-8"))), SETTINGS: settings, SCALE: scale, MODULES: modules()}
+
+
+def _with(table: str, place: re.Pattern[str], page: str) -> str:
+    """A page with a table in its place, which it must have."""
+    text, number = place.subn(lambda _: table, page, count=1)
+    assert number == 1, f"a page has no place for the table of {place.pattern}"
+    return text
+
+
+def flags_table(settings) -> str:
+    """A table of settings that flags and variables give."""
+    from slotcache.server.config.settings import written
+
+    def code(names) -> str:
+        return f"`{'`, `'.join(names)}`"
+
+    rows = [
+        f"| {code(one.flags)} | {code(one.variables)} | {written(one.default) or '-'} | {one.help} |" for one in settings
+    ]
+    return _lines("| flag | environment | default | what it does |", "|---|---|---|---|", *rows)
+
+
+def arguments_table() -> str:
+    """The table of the settings that only a deployment on Ray Serve has."""
+    from slotcache.front.replica_settings import OWN
+    from slotcache.server.config.settings import written
+
+    rows = [f"| `{one.name}` | `{one.variable}` | {written(one.default)} | {one.help} |" for one in OWN]
+    return _lines("| argument | environment | default | what it does |", "|---|---|---|---|", *rows)
+
+
+def llama_table() -> str:
+    """The table of llama-server's flags that no setting stands for."""
+    from slotcache.server.config.flags import REFUSED, SO_HERE, WITHOUT_EFFECT
+
+    def code(rows) -> str:
+        return ", ".join(f"`{name}`" for names, _, _ in rows for name in names.split())
+
+    effects = (("no effect: ", WITHOUT_EFFECT), ("refused: ", REFUSED))
+    told = [f"| {code(rows)} | {effect}{says} |" for effect, groups in effects for says, rows in groups.items()]
+    accepted = f"| {code(SO_HERE)} | accepted: it is so here, or nothing depends on it |"
+    return _lines("| llama-server's flag | here |", "|---|---|", *told, accepted)
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines) + "\n"
 
 
 def modules() -> str:

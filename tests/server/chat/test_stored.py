@@ -17,7 +17,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from slotcache.ordering.document import Document
-from slotcache.server.chat import conversation_files as files_module
 from slotcache.server.chat.body import ChatRequest
 from slotcache.server.chat.chat_prompt import DocumentSet
 from slotcache.server.chat.conversation_files import (
@@ -34,6 +33,7 @@ from slotcache.server.chat.conversation_files import (
 )
 from slotcache.server.chat.conversations import Conversations
 from slotcache.server.chat.history import HistoryMessage
+from slotcache.slots import tier
 from slotcache.slots.tier import FolderError
 
 from server.chat.test_conversations import ask, documents, rendered, shown, text, told, used, user
@@ -147,10 +147,7 @@ def test_two_servers_on_one_folder_mix_no_histories(tiny, tmp_path, caplog):
 
 def test_a_killed_server_leaves_no_lock(tmp_path):
     ConversationFiles(tmp_path / "shelf").close()
-    script = (
-        f"from slotcache.server.config.lock import lock; lock({str(tmp_path / 'shelf' / 'lock')!r})\n"
-        "print(flush=True); input()"
-    )
+    script = f"from slotcache.slots.tier import lock; lock({str(tmp_path / 'shelf' / 'lock')!r})\nprint(flush=True); input()"
     command, pipe = [sys.executable, "-c", script], subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None and other.stdout.readline()
@@ -171,7 +168,7 @@ def test_a_folder_without_locks_is_refused_with_what_is_right(tmp_path, monkeypa
     def no_locks(file):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(files_module, "lock", no_locks)
+    monkeypatch.setattr(tier, "lock", no_locks)
     with pytest.raises(FolderError, match=r"cannot be locked: No locks available: expected a folder"):
         free_conversation_files(tmp_path / "shelf")
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from slotcache.models.errors import RunnerError
 from slotcache.models.runner import Runner, States
-from slotcache.server.engine import watchdog
+from slotcache.server.engine import engine as engines
 from slotcache.slots.radix import descendants, path
 from support.architectures import hybrid, recurrent
 
@@ -249,7 +249,7 @@ def test_a_request_whose_client_leaves_does_not_run_again(tiny, monkeypatch):
 
 
 def test_a_step_that_hangs_is_told_and_its_end_as_well(tiny, monkeypatch, caplog):
-    monkeypatch.setattr(watchdog, "TOKEN", 0)
+    monkeypatch.setattr(engines, "TOKEN_SECONDS", 0)
     with running(tiny) as server:
         engine, gate = server.service.engine, threading.Event()
         decode = engine.runner._decode
@@ -273,7 +273,7 @@ def test_a_step_that_hangs_is_told_and_its_end_as_well(tiny, monkeypatch, caplog
 
 
 def test_the_log_says_where_a_step_hangs(caplog):
-    dog, ended = watchdog.Watchdog(0.01), threading.Event()
+    dog, ended = engines.Watchdog(0.01), threading.Event()
     with caplog.at_level(logging.WARNING, "slotcache.engine"):
         dog.watch(threading.get_ident())
         with dog.step(0):
@@ -287,8 +287,8 @@ def test_the_log_says_where_a_step_hangs(caplog):
 @pytest.mark.parametrize("seconds", [0, 300])
 def test_a_long_prompt_is_no_hang(seconds, monkeypatch):
     """A step of many tokens may take a second for each, as on a machine that is slow."""
-    dog, now = watchdog.Watchdog(seconds), [1000.0]
-    monkeypatch.setattr(watchdog, "perf_counter", lambda: now[0])
+    dog, now = engines.Watchdog(seconds), [1000.0]
+    monkeypatch.setattr(engines, "perf_counter", lambda: now[0])
     with dog.step(512):
         now[0] += 300 + 511
         assert not dog.hanging
