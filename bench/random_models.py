@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from hashlib import sha256
 from heapq import heapify, heappop, heappush
 from importlib.util import find_spec
@@ -314,7 +315,7 @@ def train(size: int, merges: int) -> Vocabulary:
     """
     if size < 256 + merges + len(SPECIAL):
         raise ValueError(f"{size} tokens are too few for 256 bytes, {merges} merges and {len(SPECIAL)} special tokens")
-    pairs = learn_merges(count_words(corpus()), merges)
+    pairs = _merges_of_corpus(merges)
     # Two merges can spell the same token ("a"+"bc", "ab"+"c"): it stands once.
     words = dict.fromkeys([*byte_alphabet(), *("".join(pair) for pair in pairs)])
     used = [*words, *SPECIAL]
@@ -327,6 +328,12 @@ def train(size: int, merges: int) -> Vocabulary:
         bos=used.index(END_OF_TEXT),
         eos=used.index(IM_END),
     )
+
+
+@cache
+def _merges_of_corpus(limit: int) -> list[Pair]:
+    """Return the most useful merges of the corpus, which take most of the time that a small model takes to make."""
+    return learn_merges(count_words(corpus()), limit)
 
 
 def byte_alphabet() -> list[str]:
@@ -538,7 +545,7 @@ def _write(writer: GGUFWriter, shape: ModelShape, words: Vocabulary, *, seed: in
         else:
             tensor = _random(rng, columns, kind, scale)
         if name == EMBEDDING and isinstance(shape, ChainShape):
-            embedding = tensor
+            embedding = tensor.reshape(rows, -1)
         writer.write_tensor_data(tensor)
         done += tensor.nbytes
         progress(done, total)

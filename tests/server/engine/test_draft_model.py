@@ -2,18 +2,21 @@
 
 import os
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models.errors import ModelError
+from slotcache.models.model import Model
 from slotcache.server.config.settings import Settings, SettingsError
+from slotcache.server.engine.fit import beside
 from slotcache.server.load import load
 from support.architectures import hybrid
 
 from ..conftest import running, until
-from .test_drafts import ASKED, GREEDY, WARM, always_draft, complete
+from .test_drafts import ASKED, GREEDY, WARM, always_draft, complete, letters
 from .test_sleep import doze, dozing
 
 LONG = {"prompt": "the river and the mill " * 12, "n_predict": 60, "cache_prompt": True, **GREEDY}
@@ -29,8 +32,20 @@ def other(tmp_path_factory):
 @pytest.fixture(scope="module", params=["itself", "other"])
 def drafting(tiny, other, request):
     with running(tiny, draft_model=str(tiny if request.param == "itself" else other)) as up:
-        always_draft(up)
+        always_ask(up)
         yield up
+
+
+def always_ask(up):
+    """Whatever the draft model costs, which is as large as the served one, and however wrong it is."""
+    always_draft(up)
+    drafts = up.service.engine.scheduler.drafts
+    drafts._times.pass_steps = lambda *step: 0.001
+    drafts._times.token_seconds = lambda step: 1e-9
+    drafts._model_odds.mean = lambda own: 0.9
+    drafts._model_odds.chances = lambda own, confidences: [0.9] * len(confidences)
+    drafts._look_up = lambda job, most: None
+    drafts._earn = lambda steps: None  # the credit stays as it began
 
 
 def trial(up, **fields):
@@ -46,7 +61,7 @@ def trial(up, **fields):
         WARM,
         GREEDY | {"repeat_penalty": 1.3, "repeat_last_n": 32},
         WARM | {"mirostat": 2},
-        WARM | {"grammar": "root ::= ([ab] | [cd] [ad])+"},
+        WARM | {"grammar": "root ::= [a-h ]+"},
         WARM | {"n_probs": 3},
         GREEDY | {"stop": ["e"]},
     ],
@@ -57,6 +72,7 @@ def test_an_answer_is_that_of_the_requests_own_sampling(drafting, fields):
     same = ("content", "tokens_predicted", "stop_type", "stopping_word", "completion_probabilities")
     assert {name: drafted.get(name) for name in same} == {name: plain.get(name) for name in same}
     assert "draft_n" not in plain["timings"]
+    assert drafted["timings"].get("draft_n", 0) > 0 or drafted["tokens_predicted"] < 10
 
 
 def test_choices_beside_each_other_and_a_next_turn(drafting):
@@ -69,31 +85,26 @@ def test_choices_beside_each_other_and_a_next_turn(drafting):
 
 
 def test_sampled_tokens_have_the_distribution_that_they_have_without(tiny, other):
-    """Of two letters, over 400 answers of two drafted tokens each: counts that chance alone would make."""
-    bias = {"prompt": "ab", "n_predict": 6, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    with running(tiny, draft_model=str(other)) as up:
-        always_draft(up)
-        letters = [[up.http.post("/tokenize", json={"content": one}).json()["tokens"][0], 100.0] for one in "abcd"]
-        counts = {}
-        for draft in ("off", "model"):
-            texts = [
-                trial(up, **bias, logit_bias=letters, seed=1000 * (draft == "off") + seed, draft=draft)["content"]
-                for seed in range(400)
-            ]
-            counts[draft] = Counter(letter for text in texts for letter in text[2:6])
-    total = sum(counts["off"].values())
-    assert total == sum(counts["model"].values()) == 1600
-    square = sum(
-        (counts["off"][one] - counts["model"][one]) ** 2 / max(counts["off"][one] + counts["model"][one], 1)
-        for one in "abcd"
-    )
-    assert square < 16.3, counts  # chi squared of three degrees of freedom: one run of a thousand; the seeds are fixed
+    """Letters of 480 short answers, drafted and not: counts as far apart as chance makes them."""
+    asked = {"prompt": "ab", "n_predict": 6, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_cmpl": 12}
+    counts = {}
+    with running(tiny, draft_model=str(other), parallel=4) as up:
+        always_ask(up)
+        bias = letters(up)
+        for first, draft in ((0, "off"), (1000, "model")):
+            answers = [trial(up, **asked, logit_bias=bias, seed=first + seed, draft=draft) for seed in range(40)]
+            counts[draft] = Counter(letter for answer in answers for one in answer for letter in one["content"][1:])
+        assert up.metric("slotcache_accepted_tokens_total") > 100
+    off, model = counts["off"], counts["model"]
+    assert off.total() == model.total() == 40 * 12 * 5
+    square = sum((off[one] - model[one]) ** 2 / (off[one] + model[one]) for one in off | model)
+    assert square < 16.3, counts  # chi squared of three degrees of freedom: one in a thousand; the seeds are fixed
 
 
 def test_drafts_are_told(tiny):
     names = ("slotcache_drafted_tokens_total", "slotcache_accepted_tokens_total", "slotcache_draft_model_tokens_total")
     with running(tiny, draft_model=str(tiny)) as up:
-        always_draft(up)
+        always_ask(up)
         steps = up.metric("slotcache_steps_total")
         answer = trial(up, **GREEDY | {"n_predict": 200})
         timings = answer["timings"]
@@ -107,22 +118,19 @@ def test_drafts_are_told(tiny):
         assert shown == {"mode": "model", "model": tiny.name, "is_off": False}
         assert {slot["speculative"] for slot in up.http.get("/slots").json()} == {True}
         assert "draft_n" not in trial(up, **GREEDY, draft="off")["timings"]
-        looked_up = trial(up, **GREEDY | {"prompt": "abc " * 20}, draft="lookup")
-        assert looked_up["content"] == trial(up, **GREEDY | {"prompt": "abc " * 20}, draft="off")["content"]
 
 
 def test_a_next_turn_finds_its_prompt_read(tiny):
     """In idle time the draft model reads what a slot holds; a scope that is dropped is dropped there, too."""
     with running(tiny, draft_model=str(tiny)) as up:
-        always_draft(up)
+        always_ask(up)
         drafter = up.service.engine.draft_model
         first = trial(up, **LONG)
-        text = LONG["prompt"] + first["content"]
         until(lambda: max(held.length for held in drafter._held) >= first["tokens_evaluated"] + 58)
         read = drafter.num_tokens
-        trial(up, **LONG | {"prompt": text + " and the", "n_predict": 2})
-        trial(up, **LONG | {"prompt": text + " and the", "n_predict": 30})
-        assert drafter.num_tokens - read < 100, "the prompt was read anew"
+        second = trial(up, **LONG | {"prompt": LONG["prompt"] + " and so on", "n_predict": 12})
+        assert second["timings"]["draft_n"] > 0
+        assert drafter.num_tokens - read < second["tokens_evaluated"], "the prompt was read anew"
         assert up.http.delete("/v1/cache").status_code == 200
         assert not any(held.length for held in drafter._held)
         private = trial(up, **LONG | {"cache_prompt": False})
@@ -132,7 +140,7 @@ def test_a_next_turn_finds_its_prompt_read(tiny):
 
 def test_a_server_that_slept_drafts_again(tiny):
     with dozing(tiny, draft_model=str(tiny)) as up:
-        always_draft(up)
+        always_ask(up)
         before = trial(up, **LONG)
         doze(up)
         assert not up.service.engine.draft_model.context.handle
@@ -142,7 +150,7 @@ def test_a_server_that_slept_drafts_again(tiny):
 
 def test_a_draft_model_that_fails_costs_no_answer(tiny, monkeypatch):
     with running(tiny, draft_model=str(tiny)) as up:
-        always_draft(up)
+        always_ask(up)
         plain = trial(up, **LONG, draft="off")
         drafter = up.service.engine.draft_model
 
@@ -168,6 +176,16 @@ def test_what_cannot_draft_is_refused_in_a_line(tiny, tmp_path):
         load(replace(settings, draft="model"), tiny)
 
 
+def test_its_memory_is_set_aside(tiny):
+    of_one = 1000 * load_bytes(tiny)
+    assert beside(Settings(draft_model=str(tiny), ctx_size=1000)) == tiny.stat().st_size + of_one
+
+
+def load_bytes(path):
+    with closing(Model(path)) as model:
+        return model.kv_bytes("f16", "f16")
+
+
 def test_a_model_that_cannot_be_cut_has_no_draft_model(tiny, tmp_path, caplog):
     with running(hybrid(tmp_path / "hybrid.gguf"), draft_model=str(tiny)) as up:
         shown = up.http.get("/props").json()["draft"]
@@ -186,7 +204,7 @@ def test_a_server_without_one_refuses_to_ask_it(server):
 def test_real_weights_that_draft_for_themselves_change_no_text():
     asked = {"prompt": "Rivers begin in the mountains. Once upon a time there was", "n_predict": 40, **GREEDY}
     with running(SMOLLM2, draft_model=str(SMOLLM2), ctx_size=1024, threads=2, parallel=1) as up:
-        always_draft(up)
+        always_ask(up)
         plain, drafted = trial(up, **asked, draft="off"), trial(up, **asked)
         assert drafted["content"] == plain["content"]
         assert drafted["timings"]["draft_n_accepted"] > 20
