@@ -35,6 +35,11 @@ def drive(world, until=lambda: False):
     return seconds
 
 
+def source(job):
+    assert job.request.draft is not None
+    return job.request.draft
+
+
 def answer_of(prompt, limit):
     tokens = list(prompt)
     for _ in range(limit):
@@ -51,7 +56,7 @@ def test_no_token_is_another_one(right):
     assert [job.tokens.tolist() for job in jobs] == [answer_of(PROMPT[:size], 60) for size in (20, 12, 7)]
     assert toy.calls, "it was never asked"
     for job in jobs:
-        assert job.request.draft.num_accepted <= job.request.draft.num_drafted
+        assert source(job).num_accepted <= source(job).num_drafted
 
 
 def test_right_drafts_save_as_much_as_they_should():
@@ -60,7 +65,7 @@ def test_right_drafts_save_as_much_as_they_should():
     world = World(rows=64, drafter=toy)
     job = world.submit(PROMPT, limit=400, drafts="model")
     seconds = drive(world) + toy.now
-    draft = job.request.draft
+    draft = source(job)
     assert draft.num_accepted > 250
     best = max(
         sum(0.9**place for place in range(length + 1)) / (1 + (ROW + PASS) / STEP * length) for length in range(1, 16)
@@ -75,12 +80,14 @@ def simulate(toy, steps, right=(), answers=1):
     """
     world, told, taken = World(cells=100_000), dict(right), []
     drafts = Drafts(UNMEASURED, max_rows=64, drafter=toy, clock=toy.clock)
+    each = steps // answers
     for number in range(steps):
-        if number % (steps // answers) == 0:
-            job = world.submit(PROMPT, limit=20 * steps // answers, drafts="model")
+        if number % each == 0:
+            job = world.submit(PROMPT, limit=20 * each, drafts="model")
             job.lay_out(job.request.prompt.arrange(world.scheduler.index, job.request.scope))
             job.append(1)
             job.computed = job.num_prompt
+        job = world.jobs[-1]
         toy.right, began = told.get(number, toy.right), toy.now
         proposed = drafts.propose([job], [job], world.scheduler.cells)
         draft = proposed[0] if len(proposed) else NO_DRAFT
@@ -119,7 +126,7 @@ def test_a_long_prompt_is_read_in_pieces_behind_the_first_token():
     drive(world)
     reads = [size for kind, size in toy.calls if kind == "read"]
     assert reads[:4] == [64] * 4 and sum(reads) <= 305 and toy.calls[-1][0] == "draft"
-    assert job.request.draft.num_accepted > 100
+    assert source(job).num_accepted > 100
 
 
 def test_an_answer_too_short_is_not_read_for():
@@ -130,7 +137,7 @@ def test_an_answer_too_short_is_not_read_for():
     toy.calls.clear()
     world.submit(range(100, 900), limit=8, drafts="model")
     drive(world)
-    assert usual.request.draft.num_accepted and not toy.calls
+    assert source(usual).num_accepted and not toy.calls
 
 
 def test_a_prompt_that_costs_more_than_the_credit_is_not_read():
@@ -152,7 +159,7 @@ def test_requests_that_do_not_ask_have_none_and_hold_none_back():
     first, second = world.submit(PROMPT, limit=60, drafts="model"), world.submit(PROMPT[3:], limit=20)
     drive(world)
     assert not any(plan.has_drafts and len(plan.spans) == 2 for plan in world.plans)
-    assert first.request.draft.num_accepted > 10 and second.request.draft is None
+    assert source(first).num_accepted > 10 and second.request.draft is None
 
 
 def test_a_lookup_is_taken_where_it_gains_more():
@@ -163,7 +170,7 @@ def test_a_lookup_is_taken_where_it_gains_more():
     drive(world)
     asked = [number for number, (kind, _) in enumerate(toy.calls) if kind == "draft"]
     drafts = sum(plan.has_drafts for plan in world.plans)
-    assert len(asked) < drafts / 2 and job.request.draft.num_accepted > 300
+    assert len(asked) < drafts / 2 and source(job).num_accepted > 300
 
 
 def test_idle_slots_are_read_for_the_next_turn_and_what_is_not_cached_is_forgotten():

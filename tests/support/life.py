@@ -120,7 +120,7 @@ class Life(RuleBasedStateMachine):
         drafts = Drafts(self.costs, max_rows=self.shape["batch_size"], drafter=self.drafter)
         if self.drafter:  # whatever its tokens cost
             drafts._pace.seconds = lambda streams: 1.0
-            drafts._may_cost = lambda *step: True
+            drafts._may_cost = lambda steps, streams: True
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, drafts=drafts, **self.shape)
         self.scheduler.pins = Pins(self.scheduler.index, lambda: self.now)
 

@@ -59,8 +59,8 @@ class World:
         self.jobs = []
         self.plans = []
 
-    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, slot=-1, drafts=False, **asked):
-        """tokens: or a whole prompt. asked: more fields of the request."""
+    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, slot=-1, drafts: bool | str = False, **asked):
+        """tokens: or a whole prompt. drafts: "model": of a draft model, too. asked: more fields of the request."""
         prompt = Fixed(list(tokens), stops) if isinstance(tokens, Iterable) else tokens
         draft = Lookup(asks_model=drafts == "model") if drafts else None
         asked = {"priority": priority, "wanted_slot": slot, "draft": draft, **asked}
