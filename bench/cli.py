@@ -62,6 +62,9 @@ _ALL = (
     Scenario("residency", ".offline.residency", "cost of idle and moved KV, without a server"),
     Scenario("masks", ".offline.masks", "time of a grammar at each token, without a server"),
     Scenario("drafts", ".offline.lookup_drafts", "drafts from the prompt: gain, loss and equal texts, without a server"),
+    Scenario(
+        "draft-model", ".offline.draft_pairs", "a draft model that is right by construction: gain, and what costs predict"
+    ),
     Scenario("retrieval", ".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario("replacement", ".offline.replacement", "eviction policies for idle KV, simulated"),
     Scenario("queue", ".offline.queueing", "many requests that wait for little memory, simulated"),

@@ -33,10 +33,14 @@ class Interrupt:
     byte that is zero until it is set: a Python function would wait for the interpreter's lock a thousand times a batch.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, flag: ctypes.Array[ctypes.c_char] | None = None) -> None:
         self._context = context
-        self._flag = ctypes.create_string_buffer(2)
+        self._flag = ctypes.create_string_buffer(2) if flag is None else flag
         self._callback = ctypes.cast(ctypes.CDLL(None).strlen, llama.ggml_abort_callback)
+
+    def on(self, context: Context) -> Interrupt:
+        """Return one that aborts the batches of another context, by the same calls of `set`."""
+        return Interrupt(context, self._flag)
 
     def set(self) -> None:
         """Abort the current batch, if the interrupt is armed. From any thread."""

@@ -7,13 +7,14 @@ import logging
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import convert
 
 from ..models import gate, llama
 from ..models.context import Context
+from ..models.draft_model import DraftModel, open_draft_model
 from ..models.errors import ModelError
 from ..models.grammar import Grammars
 from ..models.hardware import devices, free_memory
@@ -57,7 +58,7 @@ from .service.idle import IdlePrefill, LikelyPrefixes, SharedPrefix
 from .service.metrics import Metrics
 from .service.service import Service
 from .service.sessions import Sessions
-from .service.submitter import Submitter
+from .service.submitter import CANNOT_DRAFT, Submitter
 
 SAMPLE = 1 << 16  # bytes
 
@@ -220,6 +221,8 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     of_runs, of_states = (host, none) if model.can_trim else (none, host)
     tree = PrefixTree(context.num_cells, context.scratch, of_runs, EvictionPolicy(policy), costs=context.costs)
     max_stall = settings.max_stall / 1000 or math.inf
+    draft_model = _draft_model(settings, context, runner)
+    rows = min(context.max_rows, context.batch)
     scheduler = Scheduler(
         tree,
         num_slots=settings.parallel,
@@ -229,7 +232,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         idle_cells=settings.idle_cells,
         window=settings.window,
         snapshots=Snapshots(tree, of_states),
-        drafts=Drafts(context.costs, max_rows=min(context.max_rows, context.batch), max_stall=max_stall, ends=model.ends),
+        drafts=Drafts(context.costs, max_rows=rows, max_stall=max_stall, ends=model.ends, drafter=draft_model),
         max_rows=context.max_rows,
     )
     answers = AnswerMemory()
@@ -243,6 +246,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         lower=tiers,
         sleep_after=settings.sleep_after,
         hang_after=settings.hang_after,
+        draft_model=draft_model,
     )
     view = View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
@@ -286,6 +290,24 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     )
     engine.background.max_generations = service.max_open
     return service
+
+
+def _draft_model(settings: Settings, served: Context, runner: Runner) -> DraftModel | None:
+    """Load the draft model, if there is one and the served model can have drafts. Raises ModelError and SettingsError."""
+    if not settings.draft_model:
+        if settings.draft == "model":
+            raise SettingsError("--draft model needs --draft-model FILE")
+        return None
+    if not served.model.can_trim:
+        logger.warning("--draft-model has no effect: %s", CANNOT_DRAFT)
+        return None
+    path = Path(settings.draft_model).expanduser()
+    model = Model(path, settings.gpu_layers, repack=settings.repack == "on", may_unload=settings.sleep_after > 0)
+    shape = replace(context_settings(settings, served.model), num_cells=served.num_cells)
+    draft = open_draft_model(model, shape, served.model, num_slots=settings.parallel, beside=runner.interrupt)
+    bytes_of_token = model.kv_bytes("f16", "f16")
+    logger.info("draft model %s: %s, KV %s bytes a token", path.name, model.description, f"{bytes_of_token:,}")
+    return draft
 
 
 def describe(model: Model, context: Context, settings: Settings) -> str:

@@ -11,16 +11,23 @@ and goes on to the next one as long as its choice is the drafted token: the answ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from time import perf_counter
 
 import numpy as np
 
-from .cells import Cells
+from .cells import USUAL_ANSWER, Cells
 from .costs import AIM, Costs
 from .device import DeviceCells
-from .lookup import Draft, Lookup
+from .drafter import Drafter, DraftTimes, ModelDraft, ModelOdds
+from .lookup import Draft, Lookup, Score
 from .plan import Plan, Span, Trim
 from .request import Job
+from .scope import Scope
+from .slot import Slot
 
 # ---- The chance that a drafted token is the next one, learnt from the drafts that were checked. -------------------------
 
@@ -39,30 +46,44 @@ class Odds:
         self._tried = [FIRST_WEIGHT] * len(FIRST)
         self._right = [FIRST_WEIGHT * chance for chance in FIRST]
 
-    def chance(self, lookup: Lookup, matched: int) -> float:
-        """Return the chance of a token if all in front of it in the draft are right."""
+    def chance(self, own: Score, matched: int) -> float:
+        """Return the chance of a token if all in front of it in the draft are right. own: of the request."""
         place = _place(matched)
         general = self._right[place] / self._tried[place]
-        return (OWN_WEIGHT * general + lookup.right) / (OWN_WEIGHT + lookup.tried)
+        return (OWN_WEIGHT * general + own.right) / (OWN_WEIGHT + own.tried)
 
-    def learn(self, lookup: Lookup, matched: int, right: int, drafted: int) -> None:
+    def learn(self, own: Score, matched: int, right: int, drafted: int) -> None:
         """Learn from a checked draft: nothing is known of its tokens behind the first wrong one."""
         place, tried = _place(matched), right + (right < drafted)
         self._tried[place] = FADING * self._tried[place] + tried
         self._right[place] = FADING * self._right[place] + right
-        lookup.tried = OWN_FADING * lookup.tried + tried
-        lookup.right = OWN_FADING * lookup.right + right
+        own.fade(OWN_FADING)
+        own.add(tried, right)
 
     @staticmethod
-    def forget(lookup: Lookup) -> None:
+    def forget(own: Score) -> None:
         """Note a step without a draft."""
-        lookup.tried *= FORGETTING
-        lookup.right *= FORGETTING
+        own.fade(FORGETTING)
 
 
 def expected(chance: float, length: int) -> float:
     """Return how many of `length` drafted tokens are right on average, up to the first wrong one."""
     return length * chance if chance > 0.999 else chance * (1 - chance**length) / (1 - chance)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guess:
+    """A draft with the chance of each of its tokens, if all in front of it are right."""
+
+    draft: Draft | ModelDraft
+    chances: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.chances)
+
+    def expected(self, length: int) -> float:
+        """Return how many of its first tokens are right on average, up to the first wrong one."""
+        return sum(accumulate(self.chances[:length], mul))
 
 
 def _place(matched: int) -> int:
@@ -74,11 +95,12 @@ def _place(matched: int) -> int:
 SMOOTHING = 0.2  # weight of a new step
 UNKNOWN = 0.02  # of a step: a row more where no cost is known, until one has run
 OUTLIER = 3.0  # times the mean: more is not the step's, but the machine's
+FEW_ROWS = 8
 
 
 class Pace:
-    """Multiples are learnt from the steps that run, by their size up to a power of two. For a size that has not run, the
-    costs tell it, corrected by as much as they were wrong about those that have.
+    """Multiples are learnt from the steps that run, by their size, that of large ones up to a power of two. For a size that
+    has not run, the costs tell it, corrected by as much as they were wrong about those that have.
 
     A multiple stays true where another process slows the machine, and nearly so where the context grows.
     """
@@ -86,7 +108,7 @@ class Pace:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._plain: dict[int, float] = {}  # seconds of a step, by streams
-        self._multiples: dict[tuple[int, int], float] = {}  # by streams, and bits of the number of rows
+        self._multiples: dict[tuple[int, int], float] = {}  # by streams, and the class of the number of rows
         self._correction: float | None = None  # of the time that the costs tell for drafted rows
 
     def multiple(self, streams: int, rows: int, depth: int) -> float:
@@ -123,7 +145,8 @@ class Pace:
 
 
 def _size(rows: int) -> int:
-    return (rows - 1).bit_length()
+    """Return the class of a size: each of the small ones is its own, where one row more may be a draft model's choice."""
+    return rows if rows <= FEW_ROWS else FEW_ROWS + (rows - 1).bit_length()
 
 
 def _smoothed(mean: float, new: float) -> float:
@@ -131,9 +154,12 @@ def _smoothed(mean: float, new: float) -> float:
 
 
 ROWS = (4, 8, 16, 32, 64)  # of a stream, its last token among them
+MODEL_ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # likewise, where a draft model has to compute each of them but the last
 MARGIN = 1.05  # the gain from which a draft is worth it: estimates are only so good
 FIRST_CREDIT, MOST_CREDIT = 8.0, 32.0  # steps without drafts
+FIRST_MODEL_CREDIT, MOST_MODEL_CREDIT = 16.0, 128.0  # likewise: a draft model has to read the prompt before it drafts
 EARNED = 0.005  # credit of a step without drafts: the share of time that drafts may lose in the long run
+READ_ALONG = 16  # tokens that a draft model reads in its first pass, and not in a step before
 NONE: Sequence[np.ndarray] = ()
 
 
@@ -143,16 +169,33 @@ class Drafts:
     Each stream must gain by the step in expectation, or none drafts. The time that drafts lose is paid from a credit, which
     their gains fill and every step without them a little: where nothing is ever accepted, they cost a half percent.
 
+    All drafts of a step are looked up, or all are a draft model's: whatever gains more. The model's own time counts, that
+    to read what it lacks of the prompts as well, which it does in pieces between steps, behind the first token.
+
     max_rows: most rows of logits that a step can have; 0: no drafts. max_stall: most seconds that the drafts of a step with
     several streams may take; it aims at less, as prefill does. ends: tokens that end an answer, which are never drafted.
+    drafter: the draft model, if there is one.
     """
 
-    def __init__(self, costs: Costs, *, max_rows: int = 0, max_stall: float = math.inf, ends: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        costs: Costs,
+        *,
+        max_rows: int = 0,
+        max_stall: float = math.inf,
+        ends: Iterable[int] = (),
+        drafter: Drafter | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.drafter = drafter
+        self.model_seconds = 0.0  # of the draft model, in the last plan
         self._max_rows, self._max_stall = max_rows, max_stall
-        self._ends = frozenset(ends)
-        self._odds, self._pace = Odds(), Pace(costs)
-        self._credit = FIRST_CREDIT
-        self._matched: dict[int, int] = {}  # of the drafts of the last step, by request
+        self._ends, self._clock = frozenset(ends), clock
+        self._odds, self._model_odds, self._pace = Odds(), ModelOdds(), Pace(costs)
+        self._times = DraftTimes(costs, drafter.costs) if drafter else None
+        self._credit = FIRST_MODEL_CREDIT if drafter else FIRST_CREDIT
+        self._most_credit = MOST_MODEL_CREDIT if drafter else MOST_CREDIT
+        self._guesses: dict[int, Guess] = {}  # of the last step, by request
         self._multiple = 1.0  # of the last step's time
         self._is_used = False  # the step only decodes, and a request of it may have drafts
 
@@ -166,13 +209,20 @@ class Drafts:
             return NONE
         most = min(min(self._max_rows, cells.num_free) // len(jobs), ROWS[-1]) - 1
         found = [self._look_up(job, most) for job in jobs] if most > 0 else []
-        length = self._length(jobs, found) if any(found) else 0
+        length, gain = self._length(jobs, found) if any(found) else (0, MARGIN)
+        if self.drafter is not None and most > 0:
+            asked = self._ask_model(jobs, lookups, most, gain)
+            by_model, _ = self._length(jobs, asked, MODEL_ROWS) if any(asked) else (0, MARGIN)
+            if by_model:
+                found, length = asked, by_model
+            else:
+                self._model_odds.forget()
         if not length:
             for lookup in lookups:
-                self._odds.forget(lookup)
+                self._odds.forget(lookup.score)
             return NONE
-        self._matched = {job.request.id: draft.matched for job, draft in zip(jobs, found, strict=True) if draft}
-        return [draft.tokens[:length] if draft else NO_DRAFT for draft in found]
+        self._guesses = {job.request.id: guess for job, guess in zip(jobs, found, strict=True) if guess}
+        return [guess.draft.tokens[:length] if guess else NO_DRAFT for guess in found]
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a step took."""
@@ -180,14 +230,14 @@ class Drafts:
             depth = max(span.start for span in plan.spans)
             self._multiple = self._pace.observe(len(plan.spans), plan.num_tokens, depth=depth, seconds=seconds)
             if not plan.has_drafts:
-                self._credit = min(self._credit + EARNED, MOST_CREDIT)
+                self._earn(EARNED)
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran.
 
         It begins a new step, which may do without `propose`.
         """
-        self._is_used = False
+        self._is_used, self.model_seconds = False, 0.0
         if not checked:
             return
         least = math.inf
@@ -197,44 +247,163 @@ class Drafts:
             if job.computed < span.stop:
                 device.perform(Trim(span.sequence, job.computed, span.stop))
             if job.request.draft is not None:
-                self._odds.learn(job.request.draft, self._matched[job.request.id], accepted, span.drafted)
-        self._credit = min(self._credit + 1 + least - self._multiple, MOST_CREDIT)
+                self._learn(job.request.draft, self._guesses[job.request.id].draft, accepted, span.drafted)
+        self._earn(1 + least - self._multiple)
         checked.clear()
 
-    def _look_up(self, job: Job, most: int) -> Draft | None:
+    def forget(self, scope: Scope) -> None:
+        """Free what a draft model holds of a scope."""
+        if self.drafter is not None:
+            self.drafter.forget(scope)
+
+    def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
+        """Let the draft model read what it lacks of an idle slot's history, in a piece. False: nothing is left that pays.
+
+        slots: each with the tokens of its history that are cached.
+        """
+        drafter, step = self.drafter, self._pace.seconds(1)
+        if drafter is None or self._times is None or drafter.is_off or not step:
+            return False
+        _, gain = self._model_length(1, [self._model_odds.mean(Score())], ROWS[-1], 0, MARGIN)
+        if gain <= MARGIN:
+            return False
+        most = self._piece(self._times.token_seconds(step))
+        return any(drafter.read_ahead(slot, cached, most) for slot, cached in slots)
+
+    def _earn(self, steps: float) -> None:
+        """Add to the credit. However long the machine was paused in a step, some steps without drafts make up for it."""
+        self._credit = max(min(self._credit + steps, self._most_credit), -FIRST_CREDIT)
+
+    def _learn(self, lookup: Lookup, draft: Draft | ModelDraft, accepted: int, drafted: int) -> None:
+        if isinstance(draft, Draft):
+            self._odds.learn(lookup.score, draft.matched, accepted, drafted)
+        else:
+            self._model_odds.learn(lookup.model_score, draft.confidences[:drafted], accepted)
+
+    def _look_up(self, job: Job, most: int) -> Guess | None:
         if job.request.draft is None:
             return None
-        room = len(job.tokens) - job.num_tokens - 1  # the last token of an answer is sampled behind a draft
-        draft = job.request.draft.draft(job.tokens[: job.num_tokens], job.num_prompt, min(most, room))
+        draft = job.request.draft.draft(job.tokens[: job.num_tokens], job.num_prompt, min(most, _room(job)))
         if draft is None:
             return None
         end = next((place for place, token in enumerate(draft.tokens.tolist()) if token in self._ends), len(draft.tokens))
-        return Draft(draft.tokens[:end], draft.matched) if end else None
+        if not end:
+            return None
+        chance = self._odds.chance(job.request.draft.score, draft.matched)
+        return Guess(Draft(draft.tokens[:end], draft.matched), (chance,) * end)
 
-    def _length(self, jobs: Sequence[Job], found: Sequence[Draft | None]) -> int:
-        """Return the most tokens of a draft in this step: of the lengths that pay, the one that gains most; 0: none pays."""
+    def _length(
+        self, jobs: Sequence[Job], found: Sequence[Guess | None], candidates: Sequence[int] = ROWS
+    ) -> tuple[int, float]:
+        """Return the most tokens of a draft in this step, and the gain: of the lengths that pay, the one that gains most.
+
+        0: none pays. candidates: rows of a stream.
+        """
         streams = len(jobs)
         depth = max(job.num_tokens for job in jobs)
-        sizes = [len(draft.tokens) if draft else 0 for draft in found]
+        sizes = [len(guess) if guess else 0 for guess in found]
         best, best_gain = 0, MARGIN
-        for length in (rows - 1 for rows in ROWS):
+        for length in (rows - 1 for rows in candidates):
             cut = [min(size, length) for size in sizes]
             multiple = self._pace.multiple(streams, streams + sum(cut), depth)
-            gain = (1 + min(map(self._expected, jobs, found, cut))) / multiple
+            gain = (1 + min(guess.expected(length) if guess else 0.0 for guess in found)) / multiple
             if gain > best_gain and self._may_cost(multiple - 1, streams):
                 best, best_gain = length, gain
             if length >= max(sizes):
                 break
-        return best
-
-    def _expected(self, job: Job, draft: Draft | None, length: int) -> float:
-        """Return how many of the first tokens of a draft are right on average."""
-        return expected(self._odds.chance(job.request.draft, draft.matched), length) if draft and job.request.draft else 0.0
+        return best, best_gain
 
     def _may_cost(self, steps: float, streams: int) -> bool:
         """Return whether the time of so many steps may be lost, and other streams can wait for so long."""
         most = math.inf if streams == 1 else AIM * self._max_stall
         return steps <= self._credit and steps * self._pace.seconds(streams) <= most
+
+    # ---- by a draft model ------------------------------------------------------------------------------------------
+
+    def _ask_model(self, jobs: Sequence[Job], lookups: Sequence[Lookup], most: int, least: float) -> Sequence[Guess | None]:
+        """Return a draft of the model for each request, if that is expected to gain more than `least`; else let it read.
+
+        Its time is paid at once.
+        """
+        drafter, times, streams = self.drafter, self._times, len(jobs)
+        step = self._pace.seconds(streams)
+        asks = len(lookups) == streams and all(lookup.asks_model for lookup in lookups)
+        if drafter is None or times is None or drafter.is_off or not asks or not step:
+            return ()
+        depth = max(job.num_tokens for job in jobs)
+        most = min(most, max(map(_room, jobs)))
+        length, gain = self._model_length(
+            streams, [self._model_odds.mean(lookup.model_score) for lookup in lookups], most, depth, least
+        )
+        lacking = [drafter.lacking(job) for job in jobs] if length else [-1]
+        if min(lacking) < 0:
+            return ()
+        if sum(lacking) > min(READ_ALONG * streams, drafter.batch - streams):
+            self._read(jobs, lacking, gain, step)
+            return ()
+
+        def goes_on(place: int, confidences: Sequence[float]) -> bool:
+            """Whether a token more is likely to be worth its time, at the gain of the whole step."""
+            chances = self._model_odds.chances(lookups[place].model_score, confidences)
+            reached = math.prod(chances) * self._model_odds.mean(lookups[place].model_score)
+            return reached > gain * cost_of_one
+
+        rows = streams * (1 + length)
+        cost_of_one = times.pass_steps(streams, depth, step) + (self._pace.multiple(streams, rows, depth) - 1) / length
+        cost_of_one /= streams
+        began = self._clock()
+        drafts = drafter.draft(jobs, [min(length, _room(job)) for job in jobs], goes_on)
+        seconds = self._clock() - began
+        self.model_seconds += seconds
+        if passes := max(len(draft.tokens) for draft in drafts):
+            times.learn_passes(streams, passes, seconds)
+            self._earn(-passes * times.pass_steps(streams, depth, step))
+        return [
+            Guess(draft, self._model_odds.chances(lookup.model_score, draft.confidences)) if len(draft.tokens) else None
+            for draft, lookup in zip(drafts, lookups, strict=True)
+        ]
+
+    def _model_length(
+        self, streams: int, chances: Sequence[float], most: int, depth: int, least: float
+    ) -> tuple[int, float]:
+        """Return how many tokens to draft for each request, and the gain; 0: no more than `least` is expected."""
+        assert self._times is not None
+        each = self._times.pass_steps(streams, depth, self._pace.seconds(streams))
+        best, best_gain = 0, max(least, MARGIN)
+        for length in (rows - 1 for rows in MODEL_ROWS if rows <= most + 1):
+            cost = self._pace.multiple(streams, streams * (1 + length), depth) + length * each
+            gain = (1 + min(expected(chance, length) for chance in chances)) / cost
+            if gain > best_gain and self._may_cost(cost - 1, streams):
+                best, best_gain = length, gain
+        return best, best_gain
+
+    def _read(self, jobs: Sequence[Job], lacking: Sequence[int], gain: float, step: float) -> None:
+        """Let the draft model read a piece of what it lacks, if the rest of the answers is likely to be worth it."""
+        assert self.drafter is not None and self._times is not None
+        each = self._times.token_seconds(step)
+        cost, left = sum(lacking) * each / step, min(min(_room(job), USUAL_ANSWER) for job in jobs)
+        if cost > self._credit or cost > left / gain * (gain - 1):
+            return
+        job = max(zip(jobs, lacking, strict=True), key=lambda pair: pair[1])[0]
+        began, read = self._clock(), self.drafter.num_tokens
+        if self.drafter.read(job, self._piece(each)):
+            seconds, read = self._clock() - began, self.drafter.num_tokens - read
+            self.model_seconds += seconds
+            self._times.learn_tokens(read, seconds)
+            self._earn(-read * self._times.token_seconds(step) / step)
+
+    def _piece(self, each: float) -> int:
+        """Return the most tokens that the draft model reads at once: streams wait for them, or a new request."""
+        assert self.drafter is not None
+        costs = self.drafter.costs
+        most = min(AIM * self._max_stall, costs.background_ns / 1e9 or math.inf)
+        whole = int(min(most / each, self.drafter.batch)) // costs.chunk * costs.chunk
+        return min(max(whole, costs.chunk), self.drafter.batch)
+
+
+def _room(job: Job) -> int:
+    """Return the most tokens of a draft: the last one of an answer is sampled behind it."""
+    return len(job.tokens) - job.num_tokens - 1
 
 
 NO_DRAFT = np.empty(0, np.int32)

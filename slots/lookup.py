@@ -22,18 +22,38 @@ class Draft:
     matched: int
 
 
+@dataclass(slots=True)
+class Score:
+    """Drafted tokens that were checked, and those that were right: the last ones, with fading weight."""
+
+    tried: float = 0.0
+    right: float = 0.0
+
+    def fade(self, by: float) -> None:
+        self.tried *= by
+        self.right *= by
+
+    def add(self, tried: float, right: float) -> None:
+        self.tried += tried
+        self.right += right
+
+
 class Lookup:
     """The source of one request's drafts: its prompt and its answer so far. It lives as long as the request does.
 
-    num_drafted, num_accepted: tokens of its drafts, ever. tried, right: of its last drafts, with fading weight, the tokens
-    that were checked and those that were right.
+    asks_model: a draft model may draft for it, too. num_drafted, num_accepted: tokens of its drafts, ever. score,
+    model_score: of its drafts by lookup, of those by the model.
     """
 
-    __slots__ = ("_end", "_newest", "_place", "_prompt", "num_accepted", "num_drafted", "right", "tried")
+    __slots__ = (
+        *("_end", "_newest", "_place", "_prompt"),
+        *("asks_model", "model_score", "num_accepted", "num_drafted", "score"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, *, asks_model: bool = False) -> None:
+        self.asks_model = asks_model
         self.num_drafted = self.num_accepted = 0
-        self.tried = self.right = 0.0
+        self.score, self.model_score = Score(), Score()
         self._prompt: Places | None = None
         self._newest: dict[int, int] = {}  # by suffix: behind which place of the answer it stood last
         self._end = 0  # of the text that is known here

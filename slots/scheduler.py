@@ -229,6 +229,8 @@ class Scheduler:
             if seconds:
                 self.pins.pin(job.request.index_scope, job.tokens[: min(stop, job.computed)], seconds)
         forget_uncached(self.tree, job, itertools.chain(self.running, self.waiting))
+        if not job.request.keeps and all(other.request.scope != job.request.scope for other in self.running):
+            self.drafts.forget(job.request.scope)
         self.waiting.unblock()
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:
@@ -263,6 +265,11 @@ class Scheduler:
         self.tree.copies.save_ahead()
         operations = self.tree.device.take_operations()
         return Plan(operations) if operations else None
+
+    def read_ahead(self) -> bool:
+        """Let a draft model read a piece of what an idle slot's next turn begins with. False: nothing is left to read."""
+        idle = (slot for slot in self.slots if slot.job is None and slot.scope is not None)
+        return self.drafts.use_idle_time((slot, self.tree.num_cached(slot.scope, slot.history)) for slot in idle)
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Job, int]]:
         """Take over the results of a plan. sampled: one token for each span that asked for logits, in order.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +14,8 @@ from ...models.context import Context
 from ...models.runner import Runner
 from ...models.sampling import Sampler
 from ...models.sampling_params import GREEDY
-from ...slots.drafts import Drafts
+from ...slots.drafter import Drafter
+from ...slots.drafts import ROWS, Drafts, Guess
 from ...slots.host import HostMemory, PromptTree
 from ...slots.lookup import Draft, Lookup
 from ...slots.prefix_tree import PrefixTree
@@ -78,8 +80,10 @@ class Fixed(Drafts):
 
     length = 7
 
-    def _length(self, jobs: Sequence[Job], found: Sequence[Draft | None]) -> int:
-        return self.length
+    def _length(
+        self, jobs: Sequence[Job], found: Sequence[Guess | None], candidates: Sequence[int] = ROWS
+    ) -> tuple[int, float]:
+        return self.length, inf
 
 
 @dataclass(slots=True)
@@ -106,10 +110,20 @@ class Answer:
 class Streams:
     """A pool with a scheduler. fixed: each step of a request with a source has drafts of the same length."""
 
-    def __init__(self, context: Context, runner: Runner, *, fixed: bool = False, max_stall: float = 0.2) -> None:
+    def __init__(
+        self,
+        context: Context,
+        runner: Runner,
+        *,
+        fixed: bool = False,
+        max_stall: float = 0.2,
+        drafter: Drafter | None = None,
+    ) -> None:
         tree = PrefixTree(context.num_cells, context.scratch, HostMemory(), costs=context.costs)
         rows, ends = min(context.max_rows, context.batch), context.model.ends
-        drafts = (Fixed if fixed else Drafts)(context.costs, max_rows=rows, max_stall=max_stall, ends=() if fixed else ends)
+        ends = () if fixed else ends
+        kind = Fixed if fixed else Drafts
+        drafts = kind(context.costs, max_rows=rows, max_stall=max_stall, ends=ends, drafter=drafter)
         self.scheduler = Scheduler(tree, num_slots=SLOTS, batch_size=context.batch, max_stall=max_stall, drafts=drafts)
         self._runner, self._is_end, self._number = runner, context.model.is_end, 0
         runner.clear()

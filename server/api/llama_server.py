@@ -101,8 +101,10 @@ def _device(service: Service) -> Fields:
 
 def _drafts(service: Service) -> Fields:
     """Return the mode of requests that leave `draft` out, and why it is off although --draft asks for more."""
-    why = service.submitter.why_no_drafts
-    return {"mode": "off", "why": why} if why and service.settings.draft != "off" else {"mode": service.settings.draft}
+    why, wanted = service.submitter.why_no_drafts, service.settings.draft_mode
+    model = service.engine.draft_model
+    of_model = {"model": model.context.model.path.name, "is_off": model.is_off} if model else {}
+    return {"mode": "off", "why": why} if why and wanted != "off" else {"mode": wanted} | of_model
 
 
 async def change_props(request: Request) -> Response:
@@ -266,7 +268,7 @@ def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) 
     fields: Fields = {
         "id": slot.id,
         "n_ctx": service.submitter.limit,
-        "speculative": service.submitter.defaults.drafts and not service.submitter.why_no_drafts,
+        "speculative": service.submitter.draft != "off",
         "is_processing": task is not None,
     }
     if task is None:

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta, defstruct
 
 from ...models.sampling_params import ALIASES, FLOAT, NUMBERS, SAMPLERS, UNSET, Sampling
-from ..config.settings import Settings, SettingsError
+from ..config.settings import Draft, Settings, SettingsError
 from ..http.api_errors import RequestError
 
 JsonValue = Any  # a decoded value whose type is not checked here: msgspec knows no `object`
@@ -172,10 +172,10 @@ def _wrong_bias(why: str) -> RequestError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """caches: of `cache_prompt`. drafts: of `draft`. limit: of `max_tokens`; -1: no limit. sampling: of all its fields."""
+    """caches: of `cache_prompt`. draft: of `draft`. limit: of `max_tokens`; -1: no limit. sampling: of all its fields."""
 
     caches: bool
-    drafts: bool
+    draft: Draft
     limit: int
     sampling: Sampling
 
@@ -198,8 +198,8 @@ class Defaults:
             sampling = asked.sampling(vocabulary, numbers)
         except RequestError as error:
             raise SettingsError(f"the settings of sampling: {error}") from None
-        drafts = settings.draft != "off"
-        return cls(caches=settings.cache_prompt, drafts=drafts, limit=settings.predict, sampling=sampling)
+        draft = settings.draft_mode
+        return cls(caches=settings.cache_prompt, draft=draft, limit=settings.predict, sampling=sampling)
 
 
 def _breakers(text: str) -> list[str] | None:

@@ -94,9 +94,8 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
         ("-ctxcp --ctx-checkpoints --swa-checkpoints", 1, "CTX_CHECKPOINTS"),
         ("-cms --checkpoint-min-step", 1, "CHECKPOINT_MIN_SPACING_NT"),
     ),
-    "no draft model runs here, and answers are the same without one; --draft lookup drafts from the prompt": (
+    "the server finds out by itself how many drafted tokens pay, and answers are the same; --draft-model drafts": (
         ("--spec-type", 1, "SPEC_TYPE"),
-        ("-md --model-draft --spec-draft-model", 1, ""),
         ("-hfd -hfrd --hf-repo-draft --spec-draft-hf", 1, "SPEC_DRAFT_HF_REPO"),
         ("-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", 1, "N_GPU_LAYERS_DRAFT"),
         ("-devd --device-draft --spec-draft-device", 1, ""),

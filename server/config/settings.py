@@ -197,7 +197,7 @@ KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0",
 FlashAttention = Literal["on", "off", "auto"]
 Dedup = Literal["auto", "off"]
 Attention = Literal["joint", "separate"]
-Draft = Literal["off", "lookup"]
+Draft = Literal["off", "lookup", "model"]
 Switch = Literal["on", "off", "auto"]
 Volatile = Literal["off", "move"]
 LogFormat = Literal["text", "json"]
@@ -232,7 +232,8 @@ class Settings(Numbers):
     prefill_budget: int = row(512, ("--prefill-budget",), "most prompt tokens a step computes while other requests generate", least=1)
     max_stall: int = row(200, ("--max-stall",), "ms that the prompt tokens of such a step may take: running streams wait so long, or for one chunk of 64 tokens where that takes longer; 0: no limit", least=0)
     hang_after: int = row(300, ("--hang-after",), "seconds that a step may take, and one more for each of its tokens, until `/health` answers 503 and the log tells of a hang; 0: never", least=0)
-    draft: Draft = row("off", ("--draft",), "default of a request's `draft`; lookup: where the last tokens of an answer stand in its prompt or further up in the answer, those that follow there are checked in the same step, if that is likely to save time")
+    draft: Draft = row("off", ("--draft",), "default of a request's `draft`; lookup: where the last tokens of an answer stand in its prompt or further up in the answer, those that follow there are checked in the same step, if that is likely to save time; model: likewise tokens of --draft-model, whose default this is")
+    draft_model: str = row("", ("-md", "--draft-model", "--model-draft", "--spec-draft-model"), "a GGUF file beside -m with the same vocabulary and far fewer weights, whose tokens are checked as those of --draft lookup are, where that is likely to save time; no answer depends on it")
     cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out", words={"-1": 1 << 31}, llama="LLAMA_ARG_CACHE_RAM")
     cache_dir: str = row("", ("--cache-dir",), "folder where idle KV and stored conversations are kept for the next start of the server; it reveals prompts and can change answers, so only its owner may read it, and the server refuses a folder that other users may write to")
     cache_disk: int = row(8192, ("--cache-disk",), "size limit of the KV in --cache-dir, MiB, all models and settings together; the runs of the least worth leave first", least=0)
@@ -329,6 +330,11 @@ class Settings(Numbers):
     def sleep_after(self) -> int:
         """Seconds without a request until sleep; 0: never."""
         return max(self.sleep_idle_seconds, 0)
+
+    @property
+    def draft_mode(self) -> Draft:
+        """The default of a request's `draft`: the draft model, if there is one and --draft does not say otherwise."""
+        return "model" if self.draft_model and not self.is_given("draft") else self.draft
 
     def is_given(self, name: str) -> bool:
         """Whether a setting is given, or differs from its default."""

@@ -19,6 +19,7 @@ from threading import Event, Lock, Thread, get_ident
 from time import perf_counter
 from typing import TypeVar
 
+from ...models.draft_model import DraftModel
 from ...models.errors import Interrupted, NoRoom
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Logprobs, Sampler
@@ -330,12 +331,19 @@ class Sleep:
     it failed. is_awake: whether steps can be computed. last_use: when one ended, or the model was asked for.
     """
 
-    def __init__(self, seconds: float, runner: Runner, inbox: Inbox, on_wake: Callable[[Exception | None], None]) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        runner: Runner,
+        inbox: Inbox,
+        on_wake: Callable[[Exception | None], None],
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self.is_awake, self._is_wanted = True, False
         self.last_use = perf_counter()
         self.num_wakes = 0
         self._usual = self._seconds = seconds or inf
-        self._runner, self._inbox, self._on_wake = runner, inbox, on_wake
+        self._runner, self._inbox, self._on_wake, self._draft_model = runner, inbox, on_wake, draft_model
         self._load: Thread | None = None  # until its end is noted
 
     # ---- from any thread -------------------------------------------------------------------------------------------
@@ -378,6 +386,8 @@ class Sleep:
         """Free the memory of the device, where nothing is left to save."""
         self._is_wanted = False
         self._runner.unload()
+        if self._draft_model is not None:
+            self._draft_model.unload()
         self.is_awake = False  # last: who sees a server asleep finds its memory free
         sleep_logger.info("asleep after %g s without a request", self._seconds)
 
@@ -400,6 +410,8 @@ class Sleep:
         error: Exception | None = None
         try:
             self._runner.context.open()
+            if self._draft_model is not None:
+                self._draft_model.open()
         except Exception as failed:
             error = failed
         self._inbox.put(lambda: self._end_load(error, perf_counter() - began))
@@ -486,7 +498,7 @@ class Engine:
     look use a `View`.
 
     is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. sleep_after: as in `Sleep`.
-    hang_after: as in `Watchdog`. failure: why the thread has ended for good.
+    hang_after: as in `Watchdog`. draft_model: the scheduler's, if it has one. failure: why the thread has ended for good.
     """
 
     def __init__(
@@ -499,12 +511,14 @@ class Engine:
         lower: Sequence[LowerTier] = (),
         sleep_after: float = 0,
         hang_after: float = 0,
+        draft_model: DraftModel | None = None,
     ) -> None:
+        self.draft_model = draft_model
         self.scheduler, self.runner = scheduler, runner
         self.inbox, self.outbox = Inbox(), Outbox()
         self.generations = Generations(scheduler, self.outbox, is_end)
         self.background = Background(scheduler, self.generations.end)
-        self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep)
+        self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep, draft_model)
         self.watchdog = Watchdog(hang_after)
         self.failure: str | None = None
         self.step_seconds = 0.0  # of the last step
@@ -630,7 +644,8 @@ class Engine:
 
     def _step(self) -> None:
         began = perf_counter()
-        plan = self.scheduler.plan()
+        with self.watchdog.step(0):  # a draft model computes here
+            plan = self.scheduler.plan()
         self.generations.fail_rejected()
         self.generations.admit(plan.admitted)
         planned = perf_counter()
@@ -652,17 +667,22 @@ class Engine:
         self._failed_idle = False
         self.sleep.last_use = perf_counter()
         self.step_seconds = self.sleep.last_use - began
-        self.host_seconds = self.step_seconds - (ran - planned)
+        self.host_seconds = self.step_seconds - (ran - planned) - self.scheduler.drafts.model_seconds
 
     def _use_idle_time(self, until: float = inf) -> None:
-        """Copy idle KV to host memory, and from host memory to disk, until an act arrives."""
+        """Copy idle KV to host memory, and from host memory to disk, until an act arrives; then let a draft model read."""
         while self.inbox.empty and perf_counter() < until:
             work = self.scheduler.plan_idle_work() if self.sleep.is_awake else None
             if work is not None:
                 self._run(work)
             self._behind.write()  # what an act has brought from a file, too
-            if work is None:
+            if work is None and not (self.sleep.is_awake and until == inf and self._read_ahead()):
                 return
+
+    def _read_ahead(self) -> bool:
+        """Let a draft model read a piece of what idle slots hold. False: nothing is left."""
+        with self.watchdog.step(0):
+            return self.scheduler.read_ahead()
 
     def _warm_up(self) -> None:
         # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
@@ -684,6 +704,8 @@ class Engine:
             self.runner.clear()  # or its cells would stay in use, unknown to the tree
         if not can_move:
             runs.max_bytes = 0
+        if self.draft_model is not None:
+            self.draft_model.warm_up()
 
     def _fall_asleep(self) -> None:
         """Move the KV on the device to host memory, as far as that has room, and free the device."""

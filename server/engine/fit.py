@@ -161,11 +161,19 @@ def limits(settings: Settings) -> dict[str, Limit]:
 
 
 def beside(settings: Settings) -> int:
-    """Return the bytes of the files that are loaded beside the served model: each of them needs about its size."""
-    files = [settings.embedding_model, settings.rerank_model, *settings.lora.split(",")]
+    """Return the bytes of the files that are loaded beside the served model: each of them needs about its size.
+
+    A draft model has KV as well, of as many tokens as the served one may have cells for.
+    """
+    files = [settings.embedding_model, settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
     paths = [Path(file).expanduser() for file in files if file]
-    return sum(path.stat().st_size for path in paths if path.is_file())
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    if settings.draft_model:
+        draft = Model(Path(settings.draft_model).expanduser(), settings.gpu_layers, is_simulated=True)
+        size += (settings.ctx_size or LONG_CONTEXT) * draft.kv_bytes("f16", "f16")
+        draft.close()
+    return size
 
 
 ASIDE = 2 << 30  # bytes of host memory that a long context leaves to the system

@@ -111,6 +111,14 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
         "wakeups": ("Times that the model came back into memory after a sleep", engine.sleep.num_wakes),
         "failed_steps": ("Steps that failed, behind which the device begins empty", engine.num_failed_steps),
         "hung_steps": ("Steps that took longer than --hang-after allows, and ended", engine.watchdog.num_hangs),
+        "draft_model_tokens": (
+            "Tokens that the draft model computed: of prompts, of answers, and drafted ones",
+            engine.draft_model.num_tokens if engine.draft_model else 0,
+        ),
+        "draft_model_failures": (
+            "Times that the draft model failed; behind the third it drafts no more",
+            engine.draft_model.num_failures if engine.draft_model else 0,
+        ),
         "evicted_tokens": ("Tokens whose KV was evicted from the device", tree.num_evicted),
         "lost_tokens": ("Tokens whose KV was evicted from the last tier that had it", scheduler.index.host.num_lost),
         "saved_tokens": ("Tokens whose KV was copied to host memory", tree.copies.num_saved),
@@ -346,6 +354,10 @@ class View:
         return self._scheduler.snapshots.host.max_bytes > 0
 
     @property
+    def has_draft_model(self) -> bool:
+        return self._engine.draft_model is not None
+
+    @property
     def state_tokens(self) -> int:
         """The tokens whose KV takes as many bytes as one recurrent state; 0 for a model without."""
         return self._scheduler.snapshots.host.sizes.state // max(self._token_bytes, 1)
@@ -426,4 +438,7 @@ class View:
         """Runs in the engine's thread. The background ends first, or it would fill the scope again."""
         self._engine.background.drop_scope(scope)
         tree, snapshots = self._scheduler.tree, self._scheduler.snapshots
-        return sum(tree.drop(one) + snapshots.drop(one) for one in scopes_of(self._scheduler, scope))
+        scopes = scopes_of(self._scheduler, scope)
+        for one in scopes:
+            self._scheduler.drafts.forget(one)
+        return sum(tree.drop(one) + snapshots.drop(one) for one in scopes)

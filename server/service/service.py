@@ -248,6 +248,8 @@ class Service:
         for tier in self.tiers:
             tier.close()
         self.conversations.close()
+        if self.engine.draft_model is not None:
+            self.engine.draft_model.close()
         self.context.close()
         self.model.close()
 

@@ -20,6 +20,7 @@ from ..chat.body import AdapterScale, Options
 from ..chat.chat_prompt import ChatPrompt
 from ..chat.conversations import PendingTurn
 from ..chat.sampling_fields import MAX_BIASES, MOST_LISTED, Defaults
+from ..config.settings import Draft
 from ..engine.generation import Generation
 from ..engine.view import View
 from ..formats.answer import GrammarSpec
@@ -27,6 +28,7 @@ from ..http.api_errors import RequestError, too_long
 from ..search.retrieve import AnswerSources
 
 T = TypeVar("T")
+CANNOT_DRAFT = "this model's state cannot be cut, so no wrong draft could leave it"
 TOLD = "the log-probabilities of the prompt were asked for, so all of it was computed"
 
 
@@ -161,7 +163,7 @@ class Submitter:
             background=background,
             wanted_slot=-1 if choice or background else self._slot(options),
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
-            draft=Lookup() if self._drafts(options) and not background else None,
+            draft=None if background else self._draft(options),
             tells_prompt=tells,
         )
         piece, keeps = self._pieces(prepared), request.keeps
@@ -186,14 +188,23 @@ class Submitter:
     @property
     def why_no_drafts(self) -> str:
         """Why no request can have drafts; empty where all can."""
-        return "" if self._model.can_trim else "this model's state cannot be cut, so no wrong draft could leave it"
+        return "" if self._model.can_trim else CANNOT_DRAFT
 
-    def _drafts(self, options: Options) -> bool:
-        """Return whether a request's next tokens are drafted. Raises RequestError."""
-        if options.draft == "lookup" and self.why_no_drafts:
-            raise RequestError(f"draft is lookup: {self.why_no_drafts}", param="draft")
-        wants = self.defaults.drafts if options.draft is None else options.draft != "off"
-        return wants and not self.why_no_drafts
+    @property
+    def draft(self) -> Draft:
+        """How tokens of requests are drafted that leave `draft` out."""
+        return "off" if self.why_no_drafts else self.defaults.draft
+
+    def _draft(self, options: Options) -> Lookup | None:
+        """Return the source of a request's drafts; None: nothing is drafted. Raises RequestError."""
+        wanted = self.draft if options.draft is None else options.draft
+        if wanted == "off":
+            return None
+        if self.why_no_drafts:
+            raise RequestError(f"draft is {wanted}: {self.why_no_drafts}", param="draft")
+        if wanted == "model" and not self._view.has_draft_model:
+            raise RequestError("draft is model: this server was started without --draft-model", param="draft")
+        return Lookup(asks_model=wanted == "model")
 
     def _slot(self, options: Options) -> int:
         """Return the slot that a request wants; -1: any. Raises RequestError."""

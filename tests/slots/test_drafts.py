@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.slots.costs import UNMEASURED
 from slotcache.slots.drafts import FIRST_CREDIT, ROWS, UNKNOWN, Drafts, Odds, Pace, expected
-from slotcache.slots.lookup import LONGEST, MOST_PLACES, SHORTEST, Lookup
+from slotcache.slots.lookup import LONGEST, MOST_PLACES, SHORTEST, Lookup, Score
 from slotcache.slots.plan import Plan, Span, Trim
 from support.world import END, World
 
@@ -148,15 +148,15 @@ def test_a_step_of_a_prompt_teaches_no_pace(monkeypatch):
 
 
 def test_odds_are_learnt_by_the_matched_length_and_by_request():
-    odds, lookup, other = Odds(), Lookup(), Lookup()
+    odds, own, other = Odds(), Score(), Score()
     before = odds.chance(other, 4), odds.chance(other, 20)
     for _ in range(20):
-        odds.learn(lookup, 4, right=0, drafted=7)
+        odds.learn(own, 4, right=0, drafted=7)
     assert odds.chance(other, 4) < before[0] and odds.chance(other, 20) == before[1]
-    assert odds.chance(lookup, 20) < before[1]
+    assert odds.chance(own, 20) < before[1]
     for _ in range(200):
-        odds.forget(lookup)
-    assert odds.chance(lookup, 20) == pytest.approx(before[1], abs=0.01)
+        odds.forget(own)
+    assert odds.chance(own, 20) == pytest.approx(before[1], abs=0.01)
 
 
 def test_expected_tokens():
@@ -170,6 +170,9 @@ def test_the_pace_is_that_of_the_steps_that_ran():
     for _ in range(10):
         pace.observe(1, 1, depth=100, seconds=0.01)
         pace.observe(1, 8, depth=100, seconds=0.03)
-    assert pace.multiple(1, 8, 100) == pytest.approx(3) and pace.multiple(1, 5, 100) == pytest.approx(3)
-    assert pace.multiple(1, 64, 100) == pytest.approx(1 + 63 * 2 / 7), "as wrong as about eight rows"
+    assert pace.multiple(1, 8, 100) == pytest.approx(3)
+    assert pace.multiple(1, 5, 100) == pytest.approx(1 + 4 * 2 / 7), "as wrong as about eight rows"
+    assert pace.multiple(1, 64, 100) == pytest.approx(1 + 63 * 2 / 7)
+    pace.observe(1, 20, depth=100, seconds=0.05)
+    assert pace.multiple(1, 32, 100) == pace.multiple(1, 20, 100) == pytest.approx(5)
     assert pace.seconds(1) == pytest.approx(0.01)

@@ -26,6 +26,7 @@ from slotcache.slots.snapshots import Snapshots
 from support.asks import ASKS, CONTEXT, SCOPES
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut, next_token, seen
+from support.toy_drafter import ToyDrafter
 
 OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories that all lives share
 SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and the ends of requests
@@ -62,6 +63,7 @@ class Life(RuleBasedStateMachine):
         states=st.sampled_from([None, None, None, 60, 1000]),
         recompute_last=st.sampled_from([1, 1, 2, 8]),
         offload=st.sampled_from([0, 0, 10]),
+        drafter=st.sampled_from([None, 0, 5, 10]),
     )
     def start(
         self,
@@ -79,8 +81,12 @@ class Life(RuleBasedStateMachine):
         states,
         recompute_last,
         offload,
+        drafter,
     ):
-        """states: of a hybrid, the bytes of its runs and states, one a token and three a state."""
+        """states: of a hybrid, the bytes of its runs and states, one a token and three a state. drafter: of ten tokens that
+        a draft model says, how many are right.
+        """
+        self.drafter = None if drafter is None else ToyDrafter(drafter)
         self.can_cut = states is None
         self.policy, self.num_ids = policy, 2 * slots + spare_ids
         self.shape = {
@@ -111,7 +117,10 @@ class Life(RuleBasedStateMachine):
         self.met_others: set[int] = set()  # requests that did not run alone all the time
         of_states = HostMemory(states or 0, EvictionPolicy(self.policy), sizes=CopySizes(run_token=1, state=3), cut=cut)
         self.snapshots = Snapshots(self.tree, of_states, spacing=8, unused=2)
-        drafts = Drafts(self.costs, max_rows=self.shape["batch_size"])
+        drafts = Drafts(self.costs, max_rows=self.shape["batch_size"], drafter=self.drafter)
+        if self.drafter:  # whatever its tokens cost
+            drafts._pace.seconds = lambda streams: 1.0
+            drafts._may_cost = lambda steps, streams: True
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, drafts=drafts, **self.shape)
         self.scheduler.pins = Pins(self.scheduler.index, lambda: self.now)
 
@@ -148,7 +157,7 @@ class Life(RuleBasedStateMachine):
             background=ask.background,
             is_prefetch=is_prefetch,
             snapshot_scope=kept,
-            draft=Lookup() if self.can_cut and number % 2 else None,
+            draft=Lookup(asks_model=number % 4 < 3) if self.can_cut and number % 2 else None,
             wanted_slot=-1 if ask.background else min(ask.slot, self.shape["num_slots"]) - 1,
         )
         self.limits[number], self.forced[number] = ask.limit, ask.forced

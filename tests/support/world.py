@@ -37,12 +37,14 @@ class World:
         recompute_last=1,
         stall=math.inf,
         rows=0,
+        drafter=None,
         **costs,
     ):
-        """costs: more fields of the device's costs."""
+        """costs: more fields of the device's costs. drafter: a toy, whose clock is the drafts'."""
         self.memory = Memory(cells)
         device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=recompute_last, **costs)
         tree = PrefixTree(cells, 2 * slots + 8, HostMemory(host, cut=cut), costs=device)
+        timed = {"clock": drafter.clock} if drafter else {}
         self.scheduler = Scheduler(
             tree,
             num_slots=slots,
@@ -51,16 +53,16 @@ class World:
             max_stall=stall,
             idle_cells=idle,
             window=window,
-            drafts=Drafts(device, max_rows=rows, max_stall=stall, ends=[END]),
+            drafts=Drafts(device, max_rows=rows, max_stall=stall, ends=[END], drafter=drafter, **timed),
             max_rows=rows,
         )
         self.jobs = []
         self.plans = []
 
-    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, slot=-1, drafts=False, **asked):
-        """tokens: or a whole prompt. asked: more fields of the request."""
+    def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, slot=-1, drafts: bool | str = False, **asked):
+        """tokens: or a whole prompt. drafts: "model": of a draft model, too. asked: more fields of the request."""
         prompt = Fixed(list(tokens), stops) if isinstance(tokens, Iterable) else tokens
-        draft = Lookup() if drafts else None
+        draft = Lookup(asks_model=drafts == "model") if drafts else None
         asked = {"priority": priority, "wanted_slot": slot, "draft": draft, **asked}
         job = self.scheduler.submit(Request(len(self.jobs), prompt, limit, scope, **asked))
         self.jobs.append(job)

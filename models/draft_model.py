@@ -1,0 +1,342 @@
+"""A draft model: a small model of the same vocabulary, which says what tokens the served model may choose next.
+
+    slot 0   tokens of its request ........ last | drafted, drafted
+    slot 1   tokens of its request .... last | drafted
+             KV of the draft model             KV that stays as far as the request took the tokens
+
+It has a context of its own with a sequence for each slot, since a prefix is cheap to read for a model so small. Whatever
+it drafts, the served model chooses: nothing here can change an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..slots.drafter import GoesOn, ModelDraft
+from ..slots.plan import Drop, Plan, Share, Span, Trim
+from ..slots.radix import NO_TOKENS, common_prefix
+from ..slots.request import Job
+from ..slots.reuse import ids_of
+from ..slots.scope import Scope
+from ..slots.slot import Slot
+from . import llama
+from .context import WARM_UP, Context, ContextSettings
+from .errors import Interrupted, ModelError, NoRoom, RunnerError
+from .model import Model
+from .runner import Interrupt, Runner
+from .sampling import Sampler
+from .sampling_params import GREEDY
+from .timing import learn_costs
+
+logger = logging.getLogger("slotcache")
+
+MOST_PADDING = 128  # tokens that one of two vocabularies may have more: models of one family are padded differently
+FIRST_COMPARED = 5  # as in llama.cpp: families differ in the names of the first control tokens
+TRIES = 3  # failures until a draft model is off for good
+
+
+def check_vocabulary(draft: Model, model: Model) -> None:
+    """Raise ModelError, which says what differs, unless two models have the same tokens."""
+    where = f"--draft-model {draft.path}"
+    if draft.vocabulary_type != model.vocabulary_type:
+        kinds = f"{draft.vocabulary_type} instead of {model.vocabulary_type}"
+        raise ModelError(f"{where}: its vocabulary is of another kind than that of {model.path.name}: {kinds}")
+    if abs(draft.num_vocab - model.num_vocab) > MOST_PADDING:
+        sizes = f"{draft.num_vocab:,} tokens instead of {model.num_vocab:,}"
+        raise ModelError(f"{where}: its vocabulary differs from that of {model.path.name}: {sizes}")
+    for token in range(FIRST_COMPARED, min(draft.num_vocab, model.num_vocab)):
+        mine, other = (llama.llama_vocab_get_text(one.vocab, token) for one in (draft, model))
+        if mine != other:
+            texts = " instead of ".join(repr(text.decode("utf-8", "replace")) for text in (mine, other))
+            raise ModelError(f"{where}: its vocabulary differs from that of {model.path.name}: token {token} is {texts}")
+
+
+class Best(Sampler):
+    """Chooses the best token, and keeps its probability. num_vocab: of the tokens that both models have."""
+
+    def __init__(self, model: Model, num_vocab: int) -> None:
+        super().__init__(model, GREEDY)
+        self.confidence = 0.0
+        self._num_vocab = num_vocab
+
+    def choose(self, logits: np.ndarray, context: Any, index: int) -> int:
+        row = logits[: self._num_vocab]
+        token = int(row.argmax())
+        self.confidence = 1.0 / float(np.exp(row - row[token]).sum())
+        return token
+
+
+@dataclass(slots=True, eq=False)
+class HeldTokens:
+    """The KV of a slot. tokens[:length] (int32) have some; `known` of them are the request's, those behind are drafted.
+
+    is_refused: the request has a token that only the served model knows, or finds no cells.
+    """
+
+    request: int = -1
+    scope: Scope | None = None
+    tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    length: int = 0
+    known: int = 0
+    used: int = 0  # when it was used last
+    is_refused: bool = False
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """Note tokens that were computed."""
+        stop = self.length + len(tokens)
+        if stop > len(self.tokens):
+            grown = np.empty(max(2 * len(self.tokens), stop, 1024), np.int32)
+            grown[: self.length] = self.tokens[: self.length]
+            self.tokens = grown
+        self.tokens[self.length : stop] = tokens
+        self.length = stop
+
+
+class DraftModel:
+    """A `Drafter` by llama.cpp. It belongs to the engine's thread, but for `open`.
+
+    is_end: whether a token ends an answer. beside: the interrupt of the served model's runner: what ends a background step
+    there ends a piece that is read here.
+    """
+
+    def __init__(self, context: Context, served: Model, *, num_slots: int, beside: Interrupt) -> None:
+        self.context = context
+        self.costs, self.batch = context.costs, context.batch
+        self.num_tokens = self.num_failures = 0
+        self.is_off = False
+        self._num_vocab = min(context.model.num_vocab, served.num_vocab)
+        self._is_end = served.is_end
+        self._runner = Runner(context)
+        self._runner.interrupt = beside.on(context)
+        self._held = [HeldTokens() for _ in range(num_slots)]
+        self._samplers = {slot: Best(context.model, self._num_vocab) for slot in range(num_slots)}
+        self._clock = 0
+
+    # ---- as a part of the served model's runner --------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Compute a few tokens in the engine's thread, so that the first draft need not allocate."""
+        try:
+            if self.context.handle:
+                self._runner.compute_zeros(0, WARM_UP)
+        except RunnerError:
+            self._fail(None)
+        self.clear()
+
+    def unload(self) -> None:
+        """Free the memory of the device until `open`."""
+        if self.context.handle:
+            self._runner.unload()
+        self._held = [HeldTokens() for _ in self._held]
+
+    def open(self) -> None:
+        """Load it again. Where that fails, it drafts no more."""
+        try:
+            self.context.open()
+        except ModelError as error:
+            self.is_off = True
+            logger.warning("the draft model drafts no more: %s", error)
+
+    def clear(self) -> None:
+        """Free every cell."""
+        self._runner.clear()
+        self._held = [HeldTokens() for _ in self._held]
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        for sampler in self._samplers.values():
+            sampler.close()
+        self.context.close()
+        self.context.model.close()
+
+    # ---- what the scheduler asks -----------------------------------------------------------------------------------
+
+    def lacking(self, job: Job) -> int:
+        """See `Drafter`."""
+        try:
+            held = self._of(job)
+        except RunnerError:
+            return self._fail(-1)
+        return -1 if held.is_refused else job.num_tokens - 1 - held.length
+
+    def read(self, job: Job, most: int) -> bool:
+        """See `Drafter`."""
+        held = self._of(job)
+        return self._read(job.slot, held, ids_of(job.tokens[held.length : job.num_tokens - 1][:most]))
+
+    def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
+        """See `Drafter`."""
+        held, tokens = self._held[slot.id], ids_of(slot.history[:cached])
+        if slot.scope is None:
+            return False
+        try:
+            if held.request != slot.last:
+                self._begin(slot.id, slot.last, slot.scope, tokens, len(tokens))
+            self._keep(slot.id, common_prefix(held.tokens[: held.length], tokens))
+        except RunnerError:
+            return self._fail(False)
+        lacks = held.length < len(tokens) and not held.is_refused
+        return lacks and self._read(slot.id, held, tokens[held.length :][:most])
+
+    def draft(self, jobs: Sequence[Job], lengths: Sequence[int], goes_on: GoesOn) -> list[ModelDraft]:
+        """See `Drafter`."""
+        held = [self._of(job) for job in jobs]
+        feeds = [ids_of(job.tokens[one.length : job.num_tokens]) for job, one in zip(jobs, held, strict=True)]
+        found: list[list[int]] = [[] for _ in jobs]
+        confidences: list[list[float]] = [[] for _ in jobs]
+        active = [place for place, length in enumerate(lengths) if length > 0]
+        try:
+            while active:
+                chosen = self._pass({jobs[place].slot: feeds[place] for place in active})
+                still: list[int] = []
+                for place in active:
+                    token, confidence = chosen[jobs[place].slot]
+                    if self._is_end(token):
+                        continue
+                    found[place].append(token)
+                    confidences[place].append(confidence)
+                    if len(found[place]) < lengths[place] and goes_on(place, confidences[place]):
+                        feeds[place] = np.array([token], np.int32)
+                        still.append(place)
+                active = still
+        except NoRoom:
+            pass  # what is drafted is drafted
+        except RunnerError:
+            self._fail(0)
+        for job, one in zip(jobs, held, strict=True):
+            one.known = min(one.length, job.num_tokens)
+        drafts = zip(found, confidences, strict=True)
+        return [ModelDraft(np.array(tokens, np.int32), tuple(certain)) for tokens, certain in drafts]
+
+    def forget(self, scope: Scope) -> None:
+        """See `Drafter`."""
+        for slot, held in enumerate(self._held):
+            if held.scope == scope:
+                self._keep(slot, 0)
+
+    # ---- the KV of slots -------------------------------------------------------------------------------------------
+
+    def _of(self, job: Job) -> HeldTokens:
+        """Return what a running job's slot holds, cut to what are its tokens, but for the last one."""
+        held, last = self._held[job.slot], job.num_tokens - 1
+        if held.request != job.request.id:
+            # No more than what the cache had of it, so that nothing tells of KV that was dropped there.
+            most = min(job.reuse.cached, last)
+            self._begin(job.slot, job.request.id, job.request.index_scope, ids_of(job.tokens[:last]), most)
+        else:
+            drafted = held.tokens[held.known : held.length]
+            same = common_prefix(drafted, ids_of(job.tokens[held.known : last]))
+            self._keep(job.slot, min(held.known, last) + same)
+        held.known = held.length
+        self._clock += 1
+        held.used = self._clock
+        return held
+
+    def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
+        """Give a slot to another request, with the longest beginning of its tokens that a slot holds of its scope."""
+        held, tokens = self._held[slot], tokens[:most]
+        same = [self._common(one, scope, tokens) for one in self._held]
+        source = max(range(len(same)), key=lambda one: (same[one], one == slot))
+        if source == slot:
+            self._keep(slot, same[slot])
+        else:
+            self._keep(slot, 0)
+            self._runner.apply(Share(source, slot, 0, same[source]))
+            held.extend(self._held[source].tokens[: same[source]])
+        held.request, held.scope, held.known, held.is_refused = request, scope, held.length, False
+
+    def _common(self, held: HeldTokens, scope: Scope, tokens: np.ndarray) -> int:
+        """Return how many tokens a slot's KV can be continued behind."""
+        same = common_prefix(held.tokens[: held.length], tokens) if held.scope == scope else 0
+        window = self.context.model.window
+        return same if not window or held.length - same < min(window, self.batch) else 0  # else cells may be gone
+
+    def _keep(self, slot: int, length: int) -> None:
+        """Free the KV of a slot behind its first tokens."""
+        held = self._held[slot]
+        if length < held.length:
+            self._runner.apply(Trim(slot, length, held.length) if length else Drop(slot))
+            held.length, held.known = length, min(held.known, length)
+
+    # ---- computing -------------------------------------------------------------------------------------------------
+
+    def _read(self, slot: int, held: HeldTokens, tokens: np.ndarray) -> bool:
+        """Compute tokens of a slot to no logits, unless a new request ends it."""
+        span = Span(slot, slot, held.length, tokens, logits=False)
+        try:
+            self._run((span,), background=True)
+        except (Interrupted, NoRoom):
+            return False
+        except RunnerError:
+            return self._fail(False)
+        held.known = held.length
+        return True
+
+    def _pass(self, feeds: dict[int, np.ndarray]) -> dict[int, tuple[int, float]]:
+        """Compute these tokens of slots; return the best next token of each, with its probability."""
+        spans = tuple(Span(slot, slot, self._held[slot].length, tokens, logits=True) for slot, tokens in feeds.items())
+        tokens = self._run(spans)
+        return {slot: (token, self._samplers[slot].confidence) for slot, token in zip(feeds, tokens, strict=True)}
+
+    def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
+        """Compute spans, and note their tokens. Raises NoRoom, Interrupted and RunnerError: they are not computed then."""
+        for span in spans:
+            if int(span.tokens.max()) >= self.context.model.num_vocab:
+                raise self._refuse(span.sequence)
+        num_tokens = sum(len(span.tokens) for span in spans)
+        while True:
+            spare = max(self.context.num_cells - sum(held.length for held in self._held) - num_tokens, 0)
+            try:
+                sampled = self._runner.run(Plan((), spans, num_spare=spare, background=background), self._samplers)
+                break
+            except NoRoom:
+                if not self._evict({span.sequence for span in spans}):
+                    raise self._refuse(max(spans, key=lambda span: span.start).sequence) from None
+        for span in spans:
+            self._held[span.sequence].extend(span.tokens)
+        self.num_tokens += num_tokens
+        return sampled
+
+    def _evict(self, needed: set[int]) -> bool:
+        """Free the KV of the slot that was used least recently and that this pass does not need."""
+        others = [slot for slot, held in enumerate(self._held) if held.length and slot not in needed]
+        if others:
+            self._keep(min(others, key=lambda slot: self._held[slot].used), 0)
+        return bool(others)
+
+    def _refuse(self, slot: int) -> NoRoom:
+        """Draft no more for the request of a slot; return the error."""
+        self._keep(slot, 0)
+        self._held[slot].is_refused = True
+        return NoRoom()
+
+    def _fail(self, value: Any) -> Any:
+        """Begin again with an empty device, or stop drafting after some failures. The answers go on without drafts."""
+        self.num_failures += 1
+        self.is_off = self.num_failures >= TRIES
+        end = "it drafts no more" if self.is_off else "it begins again"
+        logger.exception("the draft model failed: %s", end)
+        self.clear()
+        return value
+
+
+def open_draft_model(
+    model: Model, settings: ContextSettings, served: Model, *, num_slots: int, beside: Interrupt
+) -> DraftModel:
+    """Return the draft model of a served one; it owns `model`. settings: as the served model's context has them.
+
+    Raises ModelError, which says why it cannot draft for that model.
+    """
+    if not (model.can_chat and model.can_trim):
+        why = "its state cannot be cut, so no wrong token could leave it" if model.can_chat else "it generates no text"
+        raise ModelError(f"--draft-model {model.path}: {why}")
+    check_vocabulary(model, served)
+    num_sequences = (2 if model.window else 1) * num_slots + 1  # with twins, or without; and a scratch sequence
+    context = Context(model, replace(settings, num_sequences=num_sequences, cache_type_k="f16", cache_type_v="f16"))
+    learn_costs(context)
+    return DraftModel(context, served, num_slots=num_slots, beside=beside)

@@ -1,0 +1,213 @@
+"""`--draft-model`: the same answers in fewer steps, with a draft model that is right, often wrong, or gone."""
+
+import os
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from slotcache.bench.random_models import SHAPES, generate
+from slotcache.models.draft_model import Best
+from slotcache.models.errors import ModelError
+from slotcache.models.model import Model
+from slotcache.server.config.settings import Settings, SettingsError
+from slotcache.server.engine.fit import beside
+from slotcache.server.load import load
+from support.architectures import hybrid
+
+from ..conftest import running, until
+from .test_drafts import ASKED, GREEDY, WARM, always_draft, complete, letters
+from .test_sleep import doze, dozing
+
+LONG = {"prompt": "the river and the mill " * 12, "n_predict": 60, "cache_prompt": True, **GREEDY}
+SMOLLM2 = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """A model of the same vocabulary and other weights, that is hardly ever right."""
+    return generate(tmp_path_factory.mktemp("models") / "other.gguf", SHAPES["tiny"], seed=7)
+
+
+@pytest.fixture(scope="module", params=["itself", "other"])
+def drafting(tiny, other, request):
+    with running(tiny, draft_model=str(tiny if request.param == "itself" else other)) as up:
+        always_ask(up)
+        yield up
+
+
+def always_ask(up):
+    """Whatever the draft model costs, which is as large as the served one, and however wrong it is."""
+    always_draft(up)
+    drafts = up.service.engine.scheduler.drafts
+    drafts._times.pass_steps = lambda *step: 0.001
+    drafts._times.token_seconds = lambda step: 1e-9
+    drafts._model_odds.mean = lambda own: 0.9
+    drafts._model_odds.chances = lambda own, confidences: [0.9] * len(confidences)
+    drafts._look_up = lambda job, most: None
+    drafts._earn = lambda steps: None  # the credit stays as it began
+
+
+def trial(up, **fields):
+    answer = up.http.post("/completion", json=ASKED | fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        GREEDY,
+        WARM,
+        GREEDY | {"repeat_penalty": 1.3, "repeat_last_n": 32},
+        WARM | {"mirostat": 2},
+        WARM | {"grammar": "root ::= [a-h ]+"},
+        WARM | {"n_probs": 3},
+        GREEDY | {"stop": ["e"]},
+    ],
+    ids=lambda fields: ",".join(sorted(fields)),
+)
+def test_an_answer_is_that_of_the_requests_own_sampling(drafting, fields):
+    plain, drafted = trial(drafting, draft="off", **fields), trial(drafting, **fields)
+    same = ("content", "tokens_predicted", "stop_type", "stopping_word", "completion_probabilities")
+    assert {name: drafted.get(name) for name in same} == {name: plain.get(name) for name in same}
+    assert "draft_n" not in plain["timings"]
+    assert drafted["timings"].get("draft_n", 0) > 0 or drafted["tokens_predicted"] < 10
+
+
+def test_choices_beside_each_other_and_a_next_turn(drafting):
+    asked = {"n_predict": 60, "temperature": 0.6, "seed": 4, "n_cmpl": 3, "cache_prompt": True}
+    answers = [[one["content"] for one in complete(drafting, **asked, draft=draft)] for draft in ("off", "model")]
+    assert answers[0] == answers[1]
+    longer = {"prompt": ASKED["prompt"] + answers[0][0], **GREEDY}
+    fresh = trial(drafting, **longer, draft="off", cache_prompt=False)
+    assert trial(drafting, **longer, cache_prompt=True)["content"] == fresh["content"]
+
+
+def test_sampled_tokens_have_the_distribution_that_they_have_without(tiny, other, monkeypatch):
+    """Letters of 480 short answers, drafted and not: counts as far apart as chance makes them. Only letters are drafted."""
+    asked = {"prompt": "ab", "n_predict": 6, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_cmpl": 12}
+    counts = {}
+    with running(tiny, draft_model=str(other), parallel=4) as up:
+        always_ask(up)
+        bias = letters(up)
+        ids = [id for id, _ in bias]
+        monkeypatch.setattr(Best, "choose", lambda self, logits, context, index: ids[int(logits[ids].argmax())])
+        for first, draft in ((0, "off"), (1000, "model")):
+            answers = [trial(up, **asked, logit_bias=bias, seed=first + seed, draft=draft) for seed in range(40)]
+            counts[draft] = Counter(letter for answer in answers for one in answer for letter in one["content"][1:])
+        assert up.metric("slotcache_accepted_tokens_total") > 100
+    off, model = counts["off"], counts["model"]
+    assert off.total() == model.total() == 40 * 12 * 5
+    square = sum((off[one] - model[one]) ** 2 / (off[one] + model[one]) for one in off | model)
+    assert square < 16.3, counts  # chi squared of three degrees of freedom: one in a thousand; the seeds are fixed
+
+
+def test_drafts_are_told(tiny):
+    names = ("slotcache_drafted_tokens_total", "slotcache_accepted_tokens_total", "slotcache_draft_model_tokens_total")
+    with running(tiny, draft_model=str(tiny)) as up:
+        always_ask(up)
+        steps = up.metric("slotcache_steps_total")
+        answer = trial(up, **GREEDY | {"n_predict": 200})
+        timings = answer["timings"]
+        drafted, accepted = timings["draft_n"], timings["draft_n_accepted"]
+        assert answer["tokens_predicted"] == 200 and accepted > 0.9 * drafted > 90
+        assert up.metric("slotcache_steps_total") - steps < 110
+        found = [up.metric(name) for name in names]
+        assert found[:2] == [drafted, accepted] and found[2] >= drafted
+        assert up.metric("slotcache_draft_model_failures_total") == 0
+        shown = up.http.get("/props").json()["draft"]
+        assert shown == {"mode": "model", "model": tiny.name, "is_off": False}
+        assert {slot["speculative"] for slot in up.http.get("/slots").json()} == {True}
+        assert "draft_n" not in trial(up, **GREEDY, draft="off")["timings"]
+
+
+def test_a_next_turn_finds_its_prompt_read(tiny):
+    """In idle time the draft model reads what a slot holds; a scope that is dropped is dropped there, too."""
+    with running(tiny, draft_model=str(tiny)) as up:
+        always_ask(up)
+        drafter = up.service.engine.draft_model
+        first = trial(up, **LONG)
+        until(lambda: max(held.length for held in drafter._held) >= first["tokens_evaluated"] + 58)
+        read = drafter.num_tokens
+        second = trial(up, **LONG | {"prompt": LONG["prompt"] + " and so on", "n_predict": 12})
+        assert second["timings"]["draft_n"] > 0
+        assert drafter.num_tokens - read < second["tokens_evaluated"], "the prompt was read anew"
+        assert up.http.delete("/v1/cache").status_code == 200
+        assert not any(held.length for held in drafter._held)
+        private = trial(up, **LONG | {"cache_prompt": False})
+        assert private["timings"]["draft_n"] > 0
+        until(lambda: not any(held.length for held in drafter._held))
+
+
+def test_a_server_that_slept_drafts_again(tiny):
+    with dozing(tiny, draft_model=str(tiny)) as up:
+        always_ask(up)
+        before = trial(up, **LONG)
+        doze(up)
+        assert not up.service.engine.draft_model.context.handle
+        after = trial(up, **LONG)
+        assert after["content"] == before["content"] and after["timings"]["draft_n"] > 0
+
+
+def test_a_draft_model_that_fails_costs_no_answer(tiny, monkeypatch):
+    with running(tiny, draft_model=str(tiny)) as up:
+        always_ask(up)
+        plain = trial(up, **LONG, draft="off")
+        drafter = up.service.engine.draft_model
+
+        def fails(*_, **__):
+            from slotcache.models.errors import RunnerError
+
+            raise RunnerError("as if the device had gone")
+
+        monkeypatch.setattr(drafter._runner, "run", fails)
+        assert trial(up, **LONG)["content"] == plain["content"]
+        assert drafter.is_off and up.http.get("/props").json()["draft"]["is_off"]
+        assert up.metric("slotcache_draft_model_failures_total") == 3
+
+
+def test_what_cannot_draft_is_refused_in_a_line(tiny, tmp_path):
+    other = generate(tmp_path / "other.gguf", replace(SHAPES["tiny"], merges=600))
+    settings = Settings(flash_attn="off", threads=1, ctx_size=512, cache_ram=0)
+    with pytest.raises(ModelError, match=r"--draft-model .*: its vocabulary differs .*: token \d+ is "):
+        load(replace(settings, draft_model=str(other)), tiny)
+    with pytest.raises(ModelError, match="is not a GGUF file"):
+        load(replace(settings, draft_model=__file__), tiny)
+    with pytest.raises(SettingsError, match="--draft model needs --draft-model FILE"):
+        load(replace(settings, draft="model"), tiny)
+
+
+def test_its_memory_is_set_aside(tiny):
+    of_one = 1000 * load_bytes(tiny)
+    assert beside(Settings(draft_model=str(tiny), ctx_size=1000)) == tiny.stat().st_size + of_one
+
+
+def load_bytes(path):
+    with closing(Model(path)) as model:
+        return model.kv_bytes("f16", "f16")
+
+
+def test_a_model_that_cannot_be_cut_has_no_draft_model(tiny, tmp_path, caplog):
+    with running(hybrid(tmp_path / "hybrid.gguf"), draft_model=str(tiny)) as up:
+        shown = up.http.get("/props").json()["draft"]
+        assert shown["mode"] == "off" and "cannot be cut" in shown["why"]
+        assert up.service.engine.draft_model is None and "--draft-model has no effect" in caplog.text
+        refused = up.http.post("/completion", json=ASKED | {"draft": "model"})
+        assert refused.status_code == 400 and "cannot be cut" in refused.text
+
+
+def test_a_server_without_one_refuses_to_ask_it(server):
+    refused = server.http.post("/completion", json=ASKED | {"draft": "model"})
+    assert refused.status_code == 400 and "without --draft-model" in refused.text
+
+
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="SLOTCACHE_WEIGHTS names no folder with smollm2.gguf")
+def test_real_weights_that_draft_for_themselves_change_no_text():
+    asked = {"prompt": "Rivers begin in the mountains. Once upon a time there was", "n_predict": 40, **GREEDY}
+    with running(SMOLLM2, draft_model=str(SMOLLM2), ctx_size=1024, threads=2, parallel=1) as up:
+        always_ask(up)
+        plain, drafted = trial(up, **asked, draft="off"), trial(up, **asked)
+        assert drafted["content"] == plain["content"]
+        assert drafted["timings"]["draft_n_accepted"] > 20
