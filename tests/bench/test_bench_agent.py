@@ -150,10 +150,16 @@ def test_a_replay_counts_what_is_read_again(data: Path, tmp_path: Path, capsys: 
     assert main(["agent", "--replay", "--size", "6000", "--billing", *options, "--json", str(out)]) == 0
     assert "prefills thrown away" in capsys.readouterr().out
     report = json.loads(out.read_text())
-    bars = {bar["name"]: bar for bar in report["bars"]}
-    assert bars["computed tokens with a billing line that changes, of those without it"]["met"]
-    ((turns,), *_) = report["data"]["sessions"].values()
+    assert [bar["name"] for bar in report["bars"]] == [
+        "computed tokens with a billing line that changes, of those without it"
+    ]
+    turns, plain, billed = (session for (session,) in report["data"]["sessions"].values())
     assert turns[0]["cut"] > 0 and {turn["cut"] for turn in turns if turn["phase"] == "alone"} == {0, turns[0]["cut"]}
     assert sum(turn["cached_tokens"] for turn in turns) > sum(turn["prompt_tokens"] for turn in turns) / 2
-    firsts = [turn for turn in turns if turn["is_first"]]
-    assert {turn["agent"] for turn in firsts} == {"main", *SUB_AGENTS} and all(turn["cached_tokens"] for turn in firsts)
+    assert {turn["agent"] for turn in turns if turn["is_first"]} >= {"main"}
+    restart = next(
+        at for at, turn in enumerate(turns) if turn["is_first"]
+    )  # whether a disk is faster than this model varies
+    without, with_it = (sum(one["prompt_tokens"] - one["cached_tokens"] for one in of[:restart]) for of in (plain, billed))
+    line = billed[0]["prompt_tokens"] - plain[0]["prompt_tokens"]
+    assert 10 < line < 100 and with_it <= without + 2 * line, "a main agent and a sub-agent read it once"
