@@ -1,7 +1,7 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
 # make serve MODEL=smollm2          with a small real chat model, fetched once (93 MB)
 # make test                         the whole suite, in two processes (PROCESSES=0: in one)
-# make client-test                  the clients of others (anthropic, langchain, llama-index, litellm, ollama) against a server
+# make client-test                  the clients and programs of others (docs/clients.md names them) against a server
 # make scale-test                   two replicas on Ray Serve: placement, conversations, a replica that is killed
 # make device-test                  the tests of the cache on a device that is not the CPU (builds llama.cpp, 4 minutes on 2 cores)
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
@@ -32,6 +32,7 @@ DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BIN := $(VENV)/bin
 AXE := axe-core@4.14.1
+PROGRAMS := aider-chat==0.86.2 guidellm==0.8.1 llm==0.36
 ENGINE := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 PREBUILT := $(shell sed -n 's/.*"\(xllamacpp==[^"]*\)".*/\1/p' pyproject.toml)
 
@@ -47,7 +48,7 @@ test: $(VENV)/.developing
 coverage: $(VENV)/.developing
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(foreach room,$(ROOMS),--cov $(room)) $(ARGS)
 
-client-test: $(VENV)/.clients
+client-test: $(VENV)/.clients $(VENV)/.programs
 	$(VENV)/clients/bin/python -m pytest -W ignore::ResourceWarning tests/clients $(ARGS)  # clients leave event loops open
 
 # The clients' environment stands on the other one: it sees the server's packages, and its own come first.
@@ -60,6 +61,17 @@ $(VENV)/.clients: $(VENV)/.developing
 		print(*extras["clients"], sep="\n")' > $(VENV)/clients/requirements.txt
 	$(VENV)/clients/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/clients/bin/pip install --quiet --requirement $(VENV)/clients/requirements.txt
+	@touch $@
+
+# Each program in an environment of its own: their dependencies do not fit together. What cannot be installed is skipped.
+$(VENV)/.programs: tests/clients/package.json
+	@mkdir -p $(VENV)/programs/node
+	@for program in $(PROGRAMS); do \
+		name=$(VENV)/programs/$${program%%=*}; \
+		$(PYTHON) -m venv $$name && $$name/bin/pip install --quiet "$$program" || echo "not installed: $$program"; \
+	done
+	@cp $< $(VENV)/programs/node
+	@npm install --prefix $(VENV)/programs/node --no-audit --no-fund --silent || echo "not installed: what npm has"
 	@touch $@
 
 scale-test: $(VENV)/.ray

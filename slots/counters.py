@@ -31,6 +31,7 @@ class Counters:
     drafts: int = total("Drafts of next tokens that a step checked")
     drafted_tokens: int = total("Tokens of the drafts that a step checked")
     accepted_tokens: int = total("Drafted tokens that were the sampler's choice")
+    retired_tokens: int = total("Tokens that leave first, as the session or sub-agent that alone has them has ended")
     preemptions: int = total("Requests paused because cells ran out")
     cached_tokens: dict[str, int] = field(default_factory=dict[str, int])
 

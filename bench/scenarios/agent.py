@@ -6,71 +6,29 @@ import argparse
 import asyncio
 import json
 import os
-import re
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
 
+from ..agent_tasks import TOOLS, Task, queries, read_tasks, spread, template_flag
 from ..client import Result, Run
 from ..comparison import Outcome, compare, pace, problems, table
 from ..report import Bar, BenchError, Report, Skip, Summary, Table
 from ..server_api import Body, ChatApi, History
 from ..servers import DATA_VARIABLE, Arm, add_clients, add_options, arms_for, sampling
 from ..trace import Query, prose
+from . import replay
+from .replay import add_replay
 
 # ---- The API ------------------------------------------------------------------------------------------------------------
 # An agent's side of `/v1/chat/completions`: the user's questions, calls of a tool, and the files as its results.
 
 INSTRUCTIONS = "You are a careful assistant. Read files with the function read_file, and answer from what they say."
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "read_file",
-            "description": "Return the text of a file.",
-            "parameters": {
-                "type": "object",
-                "properties": {"path": {"type": "string", "description": "path of the file"}},
-                "required": ["path"],
-            },
-        },
-    }
-]
 ANSWER_WORDS = 60
-TEMPLATE = """\
-{%- if tools -%}
-    {{- '<|im_start|>system\\nFunctions, in <tools></tools>:\\n<tools>' -}}
-    {%- for tool in tools -%}
-        {{- '\\n' + tool | tojson -}}
-    {%- endfor -%}
-    {{- '\\n</tools>\\nA call is a JSON object in <tool_call></tool_call>:\\n' -}}
-    {{- '<tool_call>\\n{"name": <name>, "arguments": <arguments>}\\n</tool_call><|im_end|>\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-    {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\\n' -}}
-    {%- if message.role == 'tool' -%}
-        {{- '<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
-    {%- else -%}
-        {{- message.content or '' -}}
-    {%- endif -%}
-    {%- for call in message.tool_calls or [] -%}
-        {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
-        {{- (call.function.arguments | tojson) + '}\\n</tool_call>' -}}
-    {%- endfor -%}
-    {{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
-"""ChatML with tools. Templates without tools are filled in by each server in its own words: prompts would differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +48,6 @@ class AgentApi(ChatApi):
             text = answer if self.given else prose(f"answer {asked.session} {asked.turn}", ANSWER_WORDS)
             messages += [*_asked(asked), _calls(after) if after.documents else {"role": "assistant", "content": text}]
         return [*messages, *_asked(query)]
-
-
-@contextmanager
-def template_flag() -> Iterator[str]:
-    """Yield the flag that makes either server use TEMPLATE, while the context lasts."""
-    with TemporaryDirectory(prefix="slotcache-bench-") as folder:
-        file = Path(folder) / "agent.jinja"
-        file.write_text(TEMPLATE, "utf-8")
-        yield shlex.join(["--chat-template-file", str(file)])
 
 
 def _asked(query: Query) -> list[Body]:
@@ -127,88 +76,7 @@ def _call_id(query: Query, at: int) -> str:
     return f"call_{query.turn}_{at}"
 
 
-# ---- Tasks --------------------------------------------------------------------------------------------------------------
-# The tasks of ClawTasks: what a user asks of an agent turn by turn, and the files that it reads for each turn.
-
-File = tuple[str, str]
-"""The path as the user writes it, and the text."""
-
-_PATH = re.compile(r"[\w/]+\.(?:txt|py)\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A question of the user, and the files that it names, in that order."""
-
-    question: str
-    files: tuple[File, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A conversation of a user with an agent."""
-
-    name: str
-    turns: tuple[Turn, ...]
-
-    @property
-    def files(self) -> tuple[File, ...]:
-        """All files, in the order of reading."""
-        return tuple(file for turn in self.turns for file in turn.files)
-
-
-def read_tasks(path: Path, characters: int = 0) -> list[Task]:
-    """Return the tasks whose files are all in the data, in the order of their names.
-
-    path: the folder with `claw-tasks/` and `data/workspace/`, or its parent. characters: length of a read, to whole lines;
-    0 for whole files. Raises OSError if a folder is missing, ValueError if no task is left.
-    """
-    folder = path / "clawtasks" if (path / "clawtasks").is_dir() else path
-    texts = {file.name: _cut(file.read_text("utf-8"), characters) for file in sorted((folder / "data/workspace").iterdir())}
-    rows = [row for file in (folder / "claw-tasks").glob("*/tasks.json") for row in json.loads(file.read_text("utf-8"))]
-    tasks = [
-        Task(row["name"], tuple(_turn(question, texts) for question in row["turns"]))
-        for row in sorted(rows, key=lambda row: row["name"])
-        if all(_name(path) in texts for question in row["turns"] for path in _PATH.findall(question))
-    ]
-    if not tasks:
-        raise ValueError(f"no tasks in {folder}/claw-tasks")
-    return tasks
-
-
-def spread(tasks: Sequence[Task], count: int) -> list[Task]:
-    """Return `count` of the tasks at equal distances; all of them for 0."""
-    count = min(count or len(tasks), len(tasks))
-    return [tasks[at * len(tasks) // count] for at in range(count)]
-
-
-def queries(tasks: Sequence[Task]) -> Iterator[Query]:
-    """Yield the requests of an agent: for each turn the user's question, and then the files, if it reads some.
-
-    A query that brings files has no question of its own.
-    """
-    for task in tasks:
-        for number, turn in enumerate(task.turns, 1):
-            yield Query(task.name, number, turn.question)
-            if turn.files:
-                yield Query(task.name, number, "", turn.files)
-
-
-def _turn(question: str, texts: dict[str, str]) -> Turn:
-    return Turn(question, tuple((path, texts[_name(path)]) for path in dict.fromkeys(_PATH.findall(question))))
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
-def _cut(text: str, characters: int) -> str:
-    """Return the whole lines within the first `characters`, at least one."""
-    if not characters or len(text) <= characters:
-        return text
-    end = text.rfind("\n", 0, characters) + 1 or text.find("\n") + 1
-    return text[:end] if end else text
-
+# ---- The comparison ------------------------------------------------------------------------------------------------------
 
 REWRITTEN, AS_SENT, THEIRS = "slotcache, tool_documents", "slotcache", "llama-server"
 ASKED = {"tools": TOOLS}
@@ -228,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, context=32768)
     add_clients(parser)
     add_data(parser, tasks=6, characters=12000)
+    add_replay(parser)
 
 
 def add_data(parser: argparse.ArgumentParser, tasks: int, characters: int) -> None:
@@ -254,6 +123,8 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
 def run(args: argparse.Namespace) -> Report:
     """Send the requests of all tasks, and compare the prompts of slotcache with those of llama-server."""
     tasks = spread(tasks_of(args), args.tasks)
+    if args.replay:
+        return replay.run(args)
     trace = list(queries(tasks))
     with template_flag() as flag:
         arms = agent_arms(args, flag)

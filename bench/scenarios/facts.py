@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from ..agent_tasks import TOOLS, Task, template_flag
 from ..client import Client, EncodedRequest, Result
 from ..report import Bar, BenchError, Progress, Report, Table, f1, mean
 from ..servers import Arm, add_options
 from ..trace import Query
-from .agent import AS_SENT, REWRITTEN, TOOLS, AgentApi, Task, add_data, agent_arms, tasks_of, template_flag
+from .agent import AS_SENT, REWRITTEN, AgentApi, add_data, agent_arms, tasks_of
 
 WAYS = {AS_SENT: "off", REWRITTEN: "auto"}
 FACT = re.compile(r"^[ -]*([A-Z][A-Za-z0-9 /()'-]{3,50}): (\S.{0,60})$", re.MULTILINE)

@@ -74,7 +74,8 @@ async def end_session(request: Request) -> Response:
     if not branches:
         raise RequestError(f"no session {id!r} has asked in this scope", status=404, param="id", code="session_not_found")
     pairs = [(branch.scope, branch.tokens) for branch in branches]
-    return JsonReply({"id": id, "object": "session.ended", "scope": scope, "tokens": await service.view.retire(pairs)})
+    tokens = await asyncio.wrap_future(service.view.retire(pairs))
+    return JsonReply({"id": id, "object": "session.ended", "scope": scope, "tokens": tokens})
 
 
 # ---- The routes that show and forget a stored conversation. -------------------------------------------------------------

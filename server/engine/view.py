@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TypeVar
@@ -409,10 +410,16 @@ class View:
         pins, scope = self._scheduler.pins, generation.request.index_scope
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
-    async def retire(self, branches: Sequence[tuple[Scope, np.ndarray]]) -> int:
-        """Let what only these prompts (int32) have leave the cache first; return how many tokens that are."""
-        index = self._scheduler.index
-        return sum(await self._ask(lambda: [index.retire(scope, tokens) for scope, tokens in branches]))
+    def retire(self, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
+        """Let what only these prompts (int32) have leave the cache first; the result is how many tokens that are."""
+        index, counters = self._scheduler.index, self._scheduler.counters
+
+        def retire_all() -> int:
+            retired = sum(index.retire(scope, tokens) for scope, tokens in branches)
+            counters.retired_tokens += retired
+            return retired
+
+        return self._engine.inbox.ask(retire_all)
 
     async def drop(self, scope: str) -> int:
         """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""

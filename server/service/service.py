@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextReque
 from ..chat.builder import PromptBuilder
 from ..chat.content import take
 from ..chat.conversations import Conversations, PendingTurn
+from ..chat.history import HistoryMessage
 from ..chat.tokens import AnswerMemory
 from ..config.settings import Settings
 from ..engine.engine import Engine
@@ -31,7 +32,7 @@ from ..http.api_errors import RequestError
 from ..search.retrieve import AnswerSources, Found
 from .idle import AnsweredChat, IdlePrefill
 from .metrics import Metrics
-from .sessions import Branch, Sessions
+from .sessions import Branch, Sessions, spoken
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
@@ -199,10 +200,8 @@ class Service:
                 self.metrics.count_unanswered("error")
                 return event
             self.metrics.count_finished(event.report, event.reason)
-            if session and generation.request.index_scope.is_shared:
-                job = generation.job
-                branch = Branch(generation.request.index_scope, job.tokens[: job.computed], job.num_prompt)
-                self.sessions.note((generation.scope, session), branch)
+            if turn is None:
+                self._note(generation, session)
             if answer_sources is not None:
                 retrieval = answer_sources.fields("".join(generation.parts))
                 event = replace(event, report=replace(event.report, retrieval=retrieval))
@@ -224,6 +223,7 @@ class Service:
         if sampled is not None:
             self.answers.remember(generation.scope, key, sampled)
         entries = turn.entries(layout, answer, sampled if is_content else None)
+        self._note(generation, session, entries)
         remembered = turn.ref is not None and self.conversations.remember(turn.ref, turn.id, entries)
         if request.index_scope.is_shared and generation.limit and not request.is_batch:
             found = answer_sources.found if answer_sources else None
@@ -231,6 +231,15 @@ class Service:
             self.idle.add(answered, turn.chat.prompt)
         moved = [asdict(change) for change in turn.chat.moved] or None
         return replace(end, report=replace(end.report, conversation=turn.report(remembered), moved=moved))
+
+    def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
+        """Remember a session's prompt. entries: its messages and the answer. What they quote to the end leaves first."""
+        job, scope = generation.job, generation.request.index_scope
+        if session and scope.is_shared:
+            answer, heard = spoken(entries)
+            branch = Branch(scope, job.tokens[: job.computed], job.num_prompt, answer)
+            if done := self.sessions.note((generation.scope, session), branch, heard):
+                self.view.retire([(one.scope, one.tokens) for one in done])
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
         """Resume the idle prefill that gave way to a prompt that was computed ahead."""

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slotcache.bench.agent_tasks import Task, Turn, queries, read_tasks, spread
 from slotcache.bench.cli import main
 from slotcache.bench.random_models import built_in_model
+from slotcache.bench.recording import SUB_AGENTS, record
 from slotcache.bench.report import f1
-from slotcache.bench.scenarios.agent import AS_SENT, REWRITTEN, AgentApi, Task, Turn, queries, read_tasks, spread
+from slotcache.bench.scenarios.agent import AS_SENT, REWRITTEN, AgentApi
 from slotcache.bench.trace import prose
 
 CLAUSES = "\n\n".join(prose(f"clause {at}", 40) for at in range(6))
@@ -107,3 +109,57 @@ def test_without_data_the_reason_is_one_line(scenario: str, tmp_path: Path, caps
     assert capsys.readouterr().err.startswith(f"skipped: {scenario} needs --data PATH or SLOTCACHE_DATA")
     assert main([scenario, "--data", str(tmp_path)]) == 2
     assert f"slotcache bench: --data {tmp_path}: " in capsys.readouterr().err
+
+
+# ---- A recorded session -------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_has_each_part_of_a_session(data: Path) -> None:
+    recording = record(data, 30_000)
+    assert recording == record(data, 30_000)
+    requests = [request for wave in recording.waves for request in wave]
+    phases = list(dict.fromkeys(request.phase for request in requests))
+    assert phases == ["alone", "beside", "results", "summary", "compacted"]
+    assert {request.agent for request in requests} == {"main", *SUB_AGENTS} and sum(one.is_cut for one in requests) == 2
+    assert all(len({request.agent for request in wave}) == len(wave) for wave in recording.waves)
+    assert {request.phase for request in recording.waves[recording.restart]} == {"beside"}
+    messages = [message for request in requests for message in request.messages]
+    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    assert called == {"read_file", "search", "edit_file", "run_tests", "task", "task_result"}
+    longest = max(sum(map(len, request.texts())) for request in requests)
+    assert 0.9 < longest / 30_000 < 1.3
+    summary = next(request for request in requests if request.phase == "summary")
+    assert summary.new < 0.1 and requests[0].new == 1, "the whole history comes again, the first request is new"
+
+
+def test_a_recorded_prompt_changes_by_the_lines_of_the_moment_alone(data: Path) -> None:
+    sent = [one for wave in record(data, 30_000).waves for one in wave if (one.agent, one.phase) == ("main", "alone")]
+    assert len(sent) > 2 and all(sum("<reminder>" in text for text in one.texts()) == 1 for one in sent)
+    later = [one for wave in record(data, 30_000).waves for one in wave if (one.agent, one.phase) == ("main", "results")]
+    before, after = sent[-1].messages, later[0].messages
+    assert before[0] != after[0] and len(before) < len(after), "the clock in the instructions"
+    unlike = [at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other]
+    (place,) = [at for at, message in enumerate(before) if "<reminder>" in (message["content"] or "")]
+    assert unlike == [0, place] and "<reminder>" not in after[place]["content"], "it was in the question, and has moved on"
+
+
+def test_a_replay_counts_what_is_read_again(data: Path, tmp_path: Path, capsys: Any) -> None:
+    """A billing line that changes costs nothing; what the session has sent before is in the cache, behind a restart too."""
+    out = tmp_path / "out.json"
+    options = ["-m", str(built_in_model()), "--data", str(data), "--max-tokens", "1", "--pause", "0", "-t", "1"]
+    assert main(["agent", "--replay", "--size", "6000", "--billing", *options, "--json", str(out)]) == 0
+    assert "prefills thrown away" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert [bar["name"] for bar in report["bars"]] == [
+        "computed tokens with a billing line that changes, of those without it"
+    ]
+    turns, plain, billed = (session for (session,) in report["data"]["sessions"].values())
+    assert turns[0]["cut"] > 0 and {turn["cut"] for turn in turns if turn["phase"] == "alone"} == {0, turns[0]["cut"]}
+    assert sum(turn["cached_tokens"] for turn in turns) > sum(turn["prompt_tokens"] for turn in turns) / 2
+    assert {turn["agent"] for turn in turns if turn["is_first"]} >= {"main"}
+    restart = next(
+        at for at, turn in enumerate(turns) if turn["is_first"]
+    )  # whether a disk is faster than this model varies
+    without, with_it = (sum(one["prompt_tokens"] - one["cached_tokens"] for one in of[:restart]) for of in (plain, billed))
+    line = billed[0]["prompt_tokens"] - plain[0]["prompt_tokens"]
+    assert 10 < line < 100 and with_it <= without + 2 * line, "a main agent and a sub-agent read it once"

@@ -87,3 +87,23 @@ def test_the_end_of_a_session(templated):
     assert 10 < ended["tokens"] < alone / 2, "its question and answer, and not what the other session has, too"
     assert templated.http.delete(path).status_code == 404
     assert templated.http.delete("/v1/sessions/two").status_code == 404, "it is of another scope"
+
+
+def test_a_sub_agent_whose_last_message_is_taken_over_has_ended(templated):
+    def ask(*messages):
+        fields = {"session_id": "parent", "cache_scope": "quotes", "cache_prompt": None, "max_tokens": 40}
+        answer = templated.chat(messages=messages, **fields)
+        return answer["choices"][0]["message"]["content"], answer["usage"]
+
+    task = {"role": "user", "content": "Which harbour is the deepest, and who has measured it?"}
+    begun, _ = ask({"role": "system", "content": SYSTEM}, {"role": "user", "content": "Begin."})
+    found, used = ask({"role": "system", "content": SYSTEM}, task)
+    history = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Begin."}]
+    history += [{"role": "assistant", "content": begun}]
+    before = templated.metric("slotcache_retired_tokens_total")
+    ask(*history, {"role": "user", "content": f"It has begun to say {found[:20]}"})
+    assert templated.metric("slotcache_retired_tokens_total") == before, "a part of the message is not the end"
+    ask(*history, {"role": "user", "content": f"It said: {found} Go on."})
+    retired = templated.metric("slotcache_retired_tokens_total") - before
+    assert 40 < retired < used["total_tokens"] - used["prompt_tokens_details"]["cached_tokens"] + 1
+    assert templated.http.delete("/v1/sessions/parent?scope=quotes").json()["tokens"] > 0, "the parent goes on"

@@ -1,0 +1,340 @@
+"""A recorded session of an agent with sub-agents, against servers: what each computes, and how long each request waits."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+
+from ..agent_tasks import template_flag
+from ..client import UNREADY, Client, EncodedRequest, Result
+from ..recording import Recording, Request, record
+from ..report import Bar, BenchError, Progress, Report, Summary, Table, median
+from ..server_api import Body, ChatApi, Chunk, Sampling
+from ..servers import Arm, arms_for, in_rounds, sampling
+
+OWN, THEIRS, REUSE = "slotcache", "llama-server", 256
+MESSAGES, BILLED = "slotcache, /v1/messages", "slotcache, a billing line"
+CACHED = {"cache_prompt": True, "session_id": "replay", "volatile": "move"}
+CUT_AFTER = 1 / 3  # of the prompt that is not cached
+SAMPLE = 30_000  # characters of a session that tells how long a token is
+SPARE = 512  # tokens of context beyond the longest prompt
+IDLE_TOKENS = "slotcache_idle_prompt_tokens_total"
+BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={:05x};"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChat(ChatApi):
+    """OpenAI's chat, with the messages of a recording."""
+
+    def recorded(self, request: Request, number: int, sampling: Sampling) -> tuple[str, Body]:
+        """Return the path and the body of a request. number: its place in the session."""
+        body = {"model": "default", "messages": request.messages, "tools": request.tools, "temperature": 0, "stream": True}
+        body |= {"stream_options": {"include_usage": True}, "max_tokens": sampling.max_tokens, "ignore_eos": True}
+        return "/v1/chat/completions", body | dict(self.extra or {})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMessages(RecordedChat):
+    """Anthropic's messages, with those of a recording. billed: Claude Code's billing line in front, each time another."""
+
+    billed: bool = False
+
+    def recorded(self, request: Request, number: int, sampling: Sampling) -> tuple[str, Body]:
+        system, *messages = request.messages
+        texts = [*([BILL.format(7919 * number % 16**5)] if self.billed else []), system["content"]]
+        tools = [_with_schema(tool["function"]) for tool in request.tools]
+        body = {"model": "default", "max_tokens": sampling.max_tokens, "stream": True, "temperature": 0, "ignore_eos": True}
+        body |= {"system": [{"type": "text", "text": text} for text in texts], "tools": tools}
+        return "/v1/messages", body | {"messages": [*map(_blocks, messages)]} | dict(self.extra or {})
+
+    def read(self, event: Body) -> Chunk:
+        if "type" not in event:
+            return RecordedChat.read(self, event)  # of the request that warms the server up
+        delta, usage = event.get("delta") or {}, event.get("usage") or {}
+        if event["type"] != "message_delta":
+            return Chunk(text=delta.get("text", ""), has_token=event["type"] == "content_block_delta")
+        cached = usage["cache_read_input_tokens"]
+        return Chunk(
+            finish_reason=delta["stop_reason"],
+            prompt_tokens=usage["input_tokens"] + usage["cache_creation_input_tokens"] + cached,
+            cached_tokens=cached,
+            completion_tokens=usage["output_tokens"],
+        )
+
+
+def _with_schema(function: Body) -> Body:
+    return {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+
+
+def _blocks(message: Body) -> Body:
+    """Return a message in Anthropic's form."""
+    if message["role"] == "tool":
+        block = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+        return {"role": "user", "content": [block]}
+    calls = [
+        {"type": "tool_use", "id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+        for call in message.get("tool_calls", ())
+        for function in [call["function"]]
+    ]
+    return {"role": message["role"], "content": calls or message["content"]}
+
+
+# ---- One session of one server --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request as it went. cut: tokens that the try before it computed, whose client left. is_first: of its agent, behind
+    the restart.
+    """
+
+    request: Request
+    result: Result
+    cut: int = 0
+    is_first: bool = False
+
+    @property
+    def computed(self) -> int:
+        return self.result.computed_tokens + self.cut
+
+    @property
+    def read_again(self) -> int:
+        """Tokens that were computed although the session had sent their text before, or in the try that was cut."""
+        return max(0, self.computed - round(self.request.new * self.result.prompt_tokens))
+
+    @property
+    def is_thrown_away(self) -> bool:
+        """Whether more than half of what was known of the prompt was computed again."""
+        known = (1 - self.request.new) * self.result.prompt_tokens + self.cut
+        return self.read_again > known / 2
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        named = {"agent": self.request.agent, "phase": self.request.phase, "new": round(self.request.new, 4)}
+        return named | {"cut": self.cut, "is_first": self.is_first, "ttft": self.result.ttft} | self.result.figures
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session as it went. idle: prompt tokens that the server computed beside its requests."""
+
+    turns: tuple[Turn, ...]
+    idle: int
+
+    @property
+    def computed(self) -> int:
+        """All prompt tokens that were computed: for answers, for tries that were cut, and in idle time."""
+        return self.idle + sum(turn.computed for turn in self.turns)
+
+    @property
+    def restarted(self) -> list[Turn]:
+        """The first request of each agent behind the restart."""
+        return [turn for turn in self.turns if turn.is_first]
+
+
+def play(arm: Arm, recording: Recording, args: argparse.Namespace) -> Session:
+    """Send a session to a server, which is started anew in the middle."""
+    turns: list[Turn] = []
+    idle, seen, asked = 0, set[str](), sampling(args)
+    halves = recording.waves[: recording.restart], recording.waves[recording.restart :]
+    with Progress(arm.name, recording.num_requests) as progress:
+        for half, waves in enumerate(halves):
+
+            async def work(client: Client, waves: Sequence[Sequence[Request]] = waves, half: int = half) -> int:
+                for wave in waves:
+                    numbered = enumerate(wave, len(turns))
+                    results = await asyncio.gather(*(_ask(client, request, number) for number, request in numbered))
+                    for request, (result, cut) in zip(wave, results, strict=True):
+                        turns.append(Turn(request, result, cut, half == 1 and request.agent not in seen))
+                        seen.update([request.agent] if half else [])
+                        progress.step(f"{request.agent}: {1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
+                    await asyncio.sleep(args.pause)
+                return int(await client.gauge(IDLE_TOKENS)) if arm.name.startswith(OWN) else 0
+
+            idle += arm.measure(asked, work)
+    if failed := [turn.result.error for turn in turns if turn.result.error]:
+        raise BenchError(f"{arm.name}: {len(failed)} requests failed, the first with: {failed[0]}")
+    return Session(tuple(turns), idle)
+
+
+async def _ask(client: Client, request: Request, number: int) -> tuple[Result, int]:
+    """Return the result of a request, and the tokens that a try before it computed in vain."""
+    assert isinstance(client.api, RecordedChat)
+    path, body = client.api.recorded(request, number, client.sampling)
+    try:
+        cut = await _hang_up(client, path, body) if request.is_cut and not isinstance(client.api, RecordedMessages) else 0
+    except UNREADY as error:
+        return Result(0.0, 0.0, error=f"a request that is cut: {error}"), 0
+    return await client.send(EncodedRequest(path, json.dumps(body).encode(), request.agent, number)), cut
+
+
+async def _hang_up(client: Client, path: str, body: Body) -> int:
+    """Send a request, and leave in its prefill. Return the tokens that were computed by then."""
+    computed = 0
+    async with client.http.post(path, json=body | {"return_progress": True}, raise_for_status=True) as answer:
+        async for line in answer.content:
+            event = json.loads(line[5:]) if line.startswith(b"data:") and b"[DONE]" not in line else {}
+            if told := event.get("prompt_progress"):
+                computed = told["processed"] - told["cache"]
+                if computed >= CUT_AFTER * (told["total"] - told["cache"]):
+                    break
+            elif client.api.read(event).has_token:
+                break
+        answer.close()
+    return computed
+
+
+# ---- The comparison -------------------------------------------------------------------------------------------------------
+
+
+def add_replay(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `slotcache bench agent --replay`."""
+    add = parser.add_argument
+    add("--replay", action="store_true", help="replay one recorded session with sub-agents, in place of the tasks")
+    add("--size", type=int, default=12000, metavar="TOKENS", help="of its longest prompt (default: %(default)s)")
+    add("--cache-ram", type=int, default=1024, help="MiB of host memory of each server (default: %(default)s)")
+    add("--billing", action="store_true", help="also by /v1/messages, with a changing billing line and without one")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Replay the session against slotcache, and llama-server at its best."""
+    with template_flag() as flag, TemporaryDirectory(prefix="slotcache-bench-") as name:
+        arms = _arms(args, flag, Path(name))
+        recording = _sized(arms[0], args)
+        played: dict[str, list[Session]] = {arm.name: [] for arm in arms}
+        for _, arm in in_rounds(arms, args.rounds):
+            played[arm.name].append(play(arm, recording, args))
+            for folder in Path(name).iterdir():
+                rmtree(folder)
+    rounds = f"medians of {args.rounds}" if args.rounds > 1 else "one round"
+    title = f"agent --replay: {args.size:,} tokens, {recording.num_requests} requests of 4 agents, {args.ctx_size:,} cells, "
+    title += f"{args.parallel} slots, -cram {args.cache_ram}, {rounds}"
+    told = {name: [[turn.data() for turn in one.turns] for one in sessions] for name, sessions in played.items()}
+    facts = {"sessions": told, "arms": [arm.describe() for arm in arms], "restart": recording.restart}
+    return Report(
+        "agent", [_table(title, played), _phases(played)], bars=[*_bars(played), *_billed_bars(played)], data=facts
+    )
+
+
+def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
+    """Return slotcache with a folder for its KV, and llama-server with as much memory: with `--cache-reuse` and without."""
+    shown = copy(args)
+    memory = f"{flag} --cache-ram {args.cache_ram}"
+    shown.slotcache_args = f"{memory} --cache-dir {folder / 'kv'} {args.slotcache_args}"
+    shown.llama_args = f"{memory} --kv-unified {args.llama_args}"
+    own, *theirs = arms_for(shown, llama_slots=args.parallel)
+    arms = [replace(own, api=RecordedChat(extra=CACHED))]
+    for arm in theirs:
+        shown.llama_args += f" --cache-reuse {REUSE}"
+        moving = arms_for(shown, llama_slots=args.parallel)[-1]
+        arms.append(replace(arm, name=THEIRS, api=RecordedChat()))
+        arms.append(replace(moving, name=f"{THEIRS}, --cache-reuse {REUSE}", api=RecordedChat()))
+    if args.billing:
+        arms += [
+            replace(own, name=name, api=RecordedMessages(extra=CACHED, billed=billed))
+            for name, billed in ((MESSAGES, False), (BILLED, True))
+        ]
+    return arms
+
+
+def _sized(arm: Arm, args: argparse.Namespace) -> Recording:
+    """Return the session in which the longest prompt has `--size` tokens. Raises BenchError if a prompt does not fit."""
+    texts = [text for wave in record(Path(args.data), SAMPLE).waves[-1:] for text in wave[0].texts()]
+
+    async def count() -> int:
+        asked = {"content": "\n".join(texts)}
+        async with aiohttp.ClientSession(url, raise_for_status=True) as http, http.post("/tokenize", json=asked) as answer:
+            return len((await answer.json())["tokens"])
+
+    with arm.up() as url:
+        tokens = asyncio.run(count())
+    recording = record(Path(args.data), round(args.size * sum(map(len, texts)) / tokens))
+    if args.ctx_size < (least := round(1.1 * args.size) + args.max_tokens + SPARE):
+        raise BenchError(f"-c {args.ctx_size}: a session of {args.size} tokens needs {least} or more")
+    return recording
+
+
+def _table(title: str, played: dict[str, list[Session]]) -> Table:
+    columns = ("arm", "prompt tokens", "computed", "when idle", "when cut", "read again", "prefills thrown away")
+    columns += ("TTFT p50 ms", "p95", "after the restart: computed", "TTFT p50 ms")
+    rows = [
+        (
+            name,
+            *(int(median([figure(session) for session in sessions])) for figure in FIGURES),
+            *(1000 * value for value in (_ttft(sessions).p50, _ttft(sessions).p95)),
+            int(median([sum(turn.computed for turn in session.restarted) for session in sessions])),
+            1000 * _restarted(sessions).p50,
+        )
+        for name, sessions in played.items()
+    ]
+    return Table(title, columns, rows)
+
+
+FIGURES: Sequence[Callable[[Session], float]] = (
+    lambda session: sum(turn.result.prompt_tokens for turn in session.turns),
+    lambda session: session.computed,
+    lambda session: session.idle,
+    lambda session: sum(turn.cut for turn in session.turns),
+    lambda session: sum(turn.read_again for turn in session.turns),
+    lambda session: sum(turn.is_thrown_away for turn in session.turns),
+)
+"""Of a session, in the order of the table's columns."""
+
+
+def _ttft(sessions: Sequence[Session]) -> Summary:
+    return Summary.median_of([Summary.of(turn.result.ttft for turn in session.turns) for session in sessions])
+
+
+def _restarted(sessions: Sequence[Session]) -> Summary:
+    return Summary.median_of([Summary.of(turn.result.ttft for turn in session.restarted) for session in sessions])
+
+
+def _phases(played: dict[str, list[Session]]) -> Table:
+    """Return TTFT p50 and computed tokens of each phase, for each arm."""
+    phases = dict.fromkeys(turn.request.phase for sessions in played.values() for turn in sessions[0].turns)
+    rows = []
+    for phase in phases:
+        row: list[str | int | float] = [phase]
+        for sessions in played.values():
+            turns = [[turn for turn in session.turns if turn.request.phase == phase] for session in sessions]
+            row.append(int(median([sum(turn.computed for turn in of) for of in turns])))
+            row.append(1000 * Summary.median_of([Summary.of(turn.result.ttft for turn in of) for of in turns]).p50)
+        rows.append(row)
+    columns = [column for name in played for column in (f"{name}: computed", "TTFT p50 ms")]
+    return Table("by what the session does", ("phase", *columns), rows)
+
+
+def _bars(played: dict[str, list[Session]]) -> list[Bar]:
+    """Compare each figure with the better one of llama-server's two ways."""
+    if not (others := [sessions for name, sessions in played.items() if name.startswith(THEIRS)]):
+        return []
+    own = played[OWN]
+    return [
+        Bar(3, f"{name}, of llama-server's at its best", figure(own) / min(map(figure, others)), limit)
+        for name, figure, limit in (
+            ("computed tokens", _computed, 0.35),
+            ("TTFT p50", lambda sessions: _ttft(sessions).p50, 0.4),
+            ("TTFT p50 of each agent's first request after a restart", lambda sessions: _restarted(sessions).p50, 0.4),
+        )
+    ]
+
+
+def _billed_bars(played: dict[str, list[Session]]) -> list[Bar]:
+    if BILLED not in played:
+        return []
+    share = _computed(played[BILLED]) / _computed(played[MESSAGES])
+    return [Bar(1, "computed tokens with a billing line that changes, of those without it", share, 1.02)]
+
+
+def _computed(sessions: Sequence[Session]) -> float:
+    return median([session.computed for session in sessions])
