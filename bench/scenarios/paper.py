@@ -102,9 +102,9 @@ class Size:
 
 FULL = Size(
     requests=60,
-    requests_a_load=80,
-    loads=(0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0),
-    parts=(0.25, 0.75, 1.25, 2.0),
+    requests_a_load=70,
+    loads=(0.3, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0),
+    parts=(0.3, 0.75, 1.25, 2.0, 3.0),
     overlaps=(0.0, 0.2, 0.4, 0.6, 0.8),
     documents=(1, 3, 5, 7, 10),
     clients=(1, 4, 8, 16, 32),
@@ -164,6 +164,20 @@ class Study:
 
         return self.points.point({"model": self.model, "arm": arm.name, **at, "options": options}, measured)
 
+    def footprint(self, queries: Sequence[Query]) -> float:
+        """Return the MiB of host memory that the KV of these requests takes where all of it is kept."""
+
+        async def kept(client: Client) -> float:
+            await _closed(client, queries)
+            return await client.gauge("slotcache_host_bytes")
+
+        def measured() -> dict[str, Any]:
+            arm = self.arm(OWN, ctx_size=4096, slotcache_args=f"{self.args.slotcache_args} -cram {EVERYTHING}")
+            return {"bytes": arm.measure(sampling(self.args), kept)}
+
+        at = {"model": self.model, "kept": len(queries), "own": self.args.slotcache_args, "seed": self.args.seed}
+        return self.points.point(at, measured)["bytes"] / 2**20
+
     def _changed(self, changed: Mapping[str, Any]) -> argparse.Namespace:
         args = copy(self.args)
         for name, value in changed.items():
@@ -198,7 +212,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of points and plots; what is there stays (default: %(default)s)",
     )
     add("--models", default=",".join(MODELS), help="without -m: some of %(default)s (default: all)")
-    add("--host-memory", type=int, default=64, help="rate: MiB for idle KV, in both servers (default: %(default)s)")
+    text = "rate: memory for idle KV in both servers, a share of what the trace would keep (default: %(default)s)"
+    add("--host-memory", type=float, default=0.25, help=text)
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
     add("--seed", type=int, default=0)
 
@@ -239,15 +254,15 @@ def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:
 
 
 def rate(study: Study) -> Findings:
-    """Send the shuffled burst trace at random moments, at rates from idle to twice what a server without a cache bears."""
+    """Send the shuffled burst trace at random moments, at rates from idle to three times what no cache bears."""
     args, size = study.args, study.size
     queries = study.shuffled(size.requests_a_load)
     cold = study.measure(
         study.arm(COLD), lambda client: drive(client, queries[: max(3, size.requests // 6)]), {"load": "alone"}
     )
     alone = median(_ttfts(cold))
-    memory = ("-cram", str(args.host_memory))
-    own_args, their_args = (f"{given} {' '.join(memory)}" for given in (args.slotcache_args, args.llama_args))
+    host = max(1, round(args.host_memory * study.footprint(queries)))
+    own_args, their_args = (f"{given} -cram {host}" for given in (args.slotcache_args, args.llama_args))
     loads = {way.name: size.loads if way is OWN else size.parts for way in (OWN, *PARTS)}
     arms: dict[str, Callable[[], Arm]] = {}
     arms |= {way.name: lambda way=way: study.arm(way, slotcache_args=own_args, ctx_size=8192) for way in (OWN, *PARTS)}
@@ -259,13 +274,13 @@ def rate(study: Study) -> Findings:
         arrivals = poisson(len(queries), load / alone, args.seed)
         for name, arm in arms.items():
             if load in loads[name]:
-                at = {"load": load, "rate": round(load / alone, 4), "requests": len(queries), "memory": args.host_memory}
+                at = {"load": load, "rate": round(load / alone, 4), "requests": len(queries), "mib": host}
                 one = study.measure(arm(), lambda client, arrivals=arrivals: drive_open(client, queries, arrivals), at)
                 curves[name].append((load / alone, one))
-    return _rates(study, curves, alone)
+    return _rates(study, curves, alone, host)
 
 
-def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, Any]]]], alone: float) -> Findings:
+def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, Any]]]], alone: float, host: int) -> Findings:
     rows = [(name, at, *_summary(one)) for name, curve in curves.items() for at, one in curve]
     means = {name: [(at, mean(_ttfts(one))) for at, one in curve] for name, curve in curves.items()}
     theirs = means.get(THEIRS)
@@ -275,7 +290,7 @@ def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, An
         (name, 1000 * curve[0][1], *_knee_cells(knees[name]), *_knee_cells(knee(curve, common)))
         for name, curve in means.items()
     ]
-    title = f"rate, {study.model}: {study.args.host_memory} MiB for idle KV; alone and cold {1000 * alone:.0f} ms a request"
+    title = f"rate, {study.model}: {host} MiB for idle KV; alone and cold {1000 * alone:.0f} ms a request"
     tables = [
         Table(title, ("arm", "requests/s", *SUMMARY), rows),
         Table(
@@ -286,7 +301,7 @@ def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, An
     ]
     bars = []
     if theirs:
-        gain = knees[OWN.name][0] / knees[THEIRS][0]
+        gain = knees[OWN.name][0] / knees[THEIRS][0] if knees[THEIRS][1] else nan
         bars.append(Bar(7, f"{study.model}: rate at {TIMES:.0f}x TTFT over llama-server's", gain, REQUIRED, at_least=True))
     most = 1.2 * TIMES * max(curve[0][1] for curve in means.values())
     plots = [
@@ -374,16 +389,7 @@ def memory(study: Study) -> Findings:
     """Vary the host memory for idle KV, from none to all that the trace keeps, for each way to evict (RAGCache, table 2)."""
     queries = study.shuffled(study.size.requests)
 
-    async def kept(client: Client) -> float:
-        await _closed(client, queries)
-        return await client.gauge("slotcache_host_bytes")
-
-    def footprint() -> dict[str, Any]:
-        arm = study.arm(OWN, ctx_size=4096, slotcache_args=f"{study.args.slotcache_args} -cram {EVERYTHING}")
-        return {"bytes": arm.measure(sampling(study.args), kept)}
-
-    at = {"model": study.model, "footprint": len(queries), "own": study.args.slotcache_args, "seed": study.args.seed}
-    whole = study.points.point(at, footprint)["bytes"] / 2**20
+    whole = study.footprint(queries)
     curves: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
     for share in study.size.memory:
         flags = f" -cram {round(share * whole)}"

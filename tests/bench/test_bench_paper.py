@@ -157,7 +157,7 @@ def test_the_rate_panel_serves_every_request_at_every_load(
     slow, fast = (row[1] for row in curves["rows"])
     assert fast == pytest.approx(2 * slow)
     assert knees["rows"][0][0] == "slotcache" and knees["rows"][0][2] > 0
-    points = [row for row in lines(tmp_path / "rate-quick.jsonl") if "point" in row]
+    points = [row for row in lines(tmp_path / "rate-quick.jsonl") if "point" in row and "arm" in row["point"]]
     assert [len(row["figures"]["ttft"]) for row in points] == [3, 4, 4]
     assert 0 < sum(points[1]["figures"]["cached_tokens"]) < sum(points[1]["figures"]["prompt_tokens"])
 
