@@ -249,7 +249,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-# ---- A closed loop: each client sends its next query when its last one is answered. -------------------------------------
+# ---- A closed loop: each client sends its next query when its last one is answered. And an open one. --------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +343,23 @@ async def drive(
     alone = turn is not None or concurrency == 1
     seconds = sum(result.latency for result in results) if alone else perf_counter() - started
     return Run(tuple(queries), tuple(results), seconds)
+
+
+async def drive_open(client: Client, queries: Sequence[Query], arrivals: Sequence[float]) -> Run:
+    """Send each query at its arrival, answered or not what came before: an open loop.
+
+    arrivals: seconds from the start, one a query. All requests are prepared before. Queries without history only.
+    """
+    prepared = await _prepare_openings(client, queries)
+
+    async def work(index: int) -> Result:
+        await asyncio.sleep(max(0.0, started + arrivals[index] - perf_counter()))
+        request = prepared.get(index)
+        return await (client.ask(queries[index]) if request is None else client.send(request))
+
+    started = perf_counter()
+    results = await asyncio.gather(*map(work, range(len(queries))))
+    return Run(tuple(queries), tuple(results), perf_counter() - started)
 
 
 async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, EncodedRequest]:

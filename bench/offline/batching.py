@@ -22,8 +22,8 @@ from ...slots.request import BATCH, Job, Request
 from ...slots.scheduler import Scheduler
 from ..journal import note
 from ..report import Bar, Report, Table
+from ..simulated import ANSWER, CELLS, DOCUMENT, QUESTION, SCOPE, SLOTS, STEP, SYSTEM, TOKEN, prompts_of
 from ..trace import Query, burst
-from .queueing import ANSWER, CELLS, DOCUMENT, QUESTION, SCOPE, SLOTS, STEP, SYSTEM, TOKEN, prompts_of
 
 MOST = 1.05  # tokens computed, over the fewest that any shipped order needs
 UNLIMITED = 1 << 20  # documents

@@ -1,0 +1,174 @@
+"""Points of a curve: measured once, kept as lines of JSON, and drawn. A run that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from math import nan, sqrt
+from pathlib import Path
+from statistics import stdev
+from time import monotonic
+from typing import Any
+
+from .report import BenchError, Cell, finite, mean
+
+LOADED = 0.1
+"""Share of the machine that other processes may take while a point is measured; above, its times are said to be loaded."""
+STUDENT = (nan, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 0.975 quantile of Student's t, by degrees of freedom."""
+NORMAL = 1.96
+
+
+@dataclass(slots=True)
+class Points:
+    """The points of a panel, in a file of a folder. machine: asked once, before the first point that is measured."""
+
+    path: Path
+    machine: Callable[[], dict[str, Any]]
+    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _used: set[str] = field(default_factory=set)
+    _commit: str | None = None
+
+    def __post_init__(self) -> None:
+        """Read what there is. Raises BenchError for a file that is not its own, or that cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b") as file:
+                file.seek(0)
+                whole, newline, cut = file.read().rpartition(b"\n")
+                if cut:  # a run was killed while it wrote
+                    file.truncate(len(whole) + len(newline))
+        except OSError as error:
+            raise BenchError(f"--out {self.path.parent}: {error.strerror}: expected a folder that can be written") from None
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                row = json.loads(line)
+                if "point" in row:
+                    self._known[_name(row["point"])] = row
+            except (ValueError, TypeError):
+                raise BenchError(f"{self.path}:{number} is no line of this bench: move the file away") from None
+
+    def point(self, point: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the figures of a point; measured now, unless a line has them. point: all that they depend on, as JSON."""
+        name = _name(point)
+        self._used.add(name)
+        if (row := self._known.get(name)) is None:
+            told = [str(value) for value in point.values() if not isinstance(value, dict)]
+            print(f"  {', '.join(told)}", file=sys.stderr, flush=True)
+            if self._commit is None:
+                about = self.machine()
+                self._commit = str(about.get("git_commit"))
+                self._append({"machine": about})
+            load = _Load()
+            row = {"point": dict(point), "figures": finite(measure())}
+            row |= {"others": load.others(), "commit": self._commit}
+            self._append(row)
+            self._known[name] = row
+        return row["figures"]
+
+    def notes(self) -> list[str]:
+        """Return lines on the points that were asked for: those beside other work, and those of several commits."""
+        rows = [self._known[name] for name in self._used if name in self._known]
+        loaded = [row["others"] for row in rows if (row["others"] or 0.0) > LOADED]
+        commits = {row["commit"] for row in rows}
+        notes = []
+        if loaded:
+            text = f"loaded: in {len(loaded)} of {len(rows)} points other processes took over {LOADED:.0%} of the machine"
+            notes.append(f"{text}, {max(loaded):.0%} at most: their times are no result")
+        if len(commits) > 1:
+            notes.append(f"{self.path} has points of {len(commits)} commits: a new --out measures all at one")
+        return notes
+
+    def _append(self, row: dict[str, Any]) -> None:
+        with self.path.open("ab") as file:
+            file.write((json.dumps(finite(row)) + "\n").encode())
+
+
+def _name(point: Mapping[str, Any]) -> str:
+    return json.dumps(point, sort_keys=True)
+
+
+class _Load:
+    """The processor time that others take, from now on."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = monotonic(), _busy_seconds(), _own_seconds()
+
+    def others(self) -> float | None:
+        """Return their share of the machine; None where the system does not tell."""
+        if self._busy is None or (busy := _busy_seconds()) is None:
+            return None
+        seconds = busy - self._busy - (_own_seconds() - self._own)
+        return round(max(0.0, seconds) / max(monotonic() - self._began, 1e-9) / (os.cpu_count() or 1), 3)
+
+
+def _busy_seconds() -> float | None:
+    """Return the seconds in which a processor of the machine was busy; None if the system is not Linux."""
+    with suppress(OSError, ValueError):
+        user, nice, system, _, _, irq, soft, steal, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+        return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def _own_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended, such as servers."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def interval(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % confidence interval of their mean; not a number for fewer than two."""
+    count = len(values)
+    if count < 2:
+        return nan
+    return (STUDENT[count - 1] if count <= len(STUDENT) else NORMAL) * stdev(values) / sqrt(count)
+
+
+def spread(values: Sequence[float]) -> Cell:
+    """Return the mean of independent runs, with its 95 % confidence interval where there are two or more."""
+    if len(values) < 2:
+        return mean(values)
+    return f"{mean(values):.2f} ± {interval(values):.2f}"
+
+
+# ---- Plots --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Lines over one axis. lines: by name, pairs of x and y; a text as x makes bars. most: of y, where curves run away."""
+
+    name: str
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, Sequence[tuple[Any, float]]]
+    most: float | None = None
+
+    def write(self, folder: Path) -> str:
+        """Write the plot as SVG; return a line about it."""
+        try:
+            figure = import_module("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
+        except ModuleNotFoundError as error:
+            return f"no plot: it needs {error.name}, of pip install 'slotcache[bench]'"
+        axes = figure.add_subplot()
+        for at, (label, pairs) in enumerate(self.lines.items()):
+            xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
+            if xs and isinstance(xs[0], str):
+                axes.bar(xs, ys, label=label)
+                axes.tick_params(axis="x", rotation=30)
+            else:
+                axes.plot(xs, ys, label=label, marker="osv^Dx*+P<>"[at % 11], linewidth=2.5 if at == 0 else 1.2)
+        axes.set(title=self.title, xlabel=self.x, ylabel=self.y, ylim=(0, self.most))
+        axes.grid(alpha=0.3)
+        if len(self.lines) > 1:
+            axes.legend(fontsize="small")
+        path = folder / f"{self.name}.svg"
+        figure.savefig(path, format="svg", metadata={"Date": None})
+        return f"plot: {path}"

@@ -1,0 +1,593 @@
+"""The evaluations of the papers, in their shapes: curves over the rate, the workload and memory; orders; four turns."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientSession
+
+from ...models.demo import FILE as EMBEDDED
+from ...ordering.arrangement import arrange
+from ...ordering.tree import KnowledgeTree
+from ...slots.eviction import POLICIES
+from .. import report as machine
+from ..client import Client, Run, drive, drive_open
+from ..points import Plot, Points, interval, spread
+from ..report import Bar, BenchError, Report, Table, mean, median, percentile
+from ..server_api import Body, ChatApi, Chunk, History, Sampling
+from ..servers import Arm, add_options, arms_for, bench_model, sampling
+from ..simulated import serve, shuffled
+from ..trace import Query, burst, conversations
+
+MODELS = ("bench", "embedded")
+PAUSE = 0.1  # s after each answer of a client that asks alone: idle KV moves meanwhile
+WARM_UP = 5  # requests at the beginning of a trace that do not count, as in RAGCache++ and CacheWeaver
+FAST = 0.6  # of the cold median, likewise
+TIMES = 5.0  # of the TTFT at the lowest rate: RAGCache's limit (7, Metrics)
+REQUIRED = 1.6  # slotcache's rate at that limit over llama-server's
+TOKENS = 200  # of a document, about, as in the papers
+WORDS = {"embedded": 88}
+"""Of a document, where a tokenizer is not a usual one: the embedded model's takes over two tokens a word."""
+USUAL = 158
+EVERYTHING = 8192  # MiB of host memory: more than any trace here fills
+THEIRS = "llama-server"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """slotcache with one part changed. fields: of each request. flags: of the server. order: chosen here, by this policy."""
+
+    name: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    order: str = ""
+
+
+OWN = Way("slotcache")
+COLD = Way("no cache", {"cache_prompt": False})
+RANKED = Way("retrieval order", {"document_order": "retrieval"})
+SORTED = Way("sorted order", {"document_order": "sorted"})
+GREEDY = Way("greedy order", {"document_order": "greedy"})
+RECENT = Way("recency order", order="recency")
+ORACLE = Way("oracle order", order="oracle")
+FIFO = Way("no queue", flags=("--window", "0"))
+EVICTION = tuple(Way(f"{name} eviction", flags=("--eviction", name)) for name in POLICIES)
+PARTS = (COLD, RANKED, SORTED, RECENT, GREEDY, FIFO, *(way for way in EVICTION if way.name != "pgdsf eviction"))
+NO_HINT = {"order_hint": False}
+
+
+class ClientOrder:
+    """Orders documents before they are sent, by a tree of the orders sent before, as CacheWeaver's middleware does."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy, self._tree = policy, KnowledgeTree()
+        self._api = ChatApi(documents_field=True, extra={"document_order": "retrieval"})
+
+    async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
+        keys = [name for name, _ in query.documents]
+        order = arrange(keys, self._tree, self._policy).order
+        self._tree.insert((keys[at], TOKENS) for at in order)
+        ordered = replace(query, documents=tuple(query.documents[at] for at in order))
+        return await self._api.prepare(http, ordered, history, sampling)
+
+    def read(self, event: Body) -> Chunk:
+        return self._api.read(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much a panel measures. parts: loads of the arms with a part switched off. memory: shares of what would be kept."""
+
+    requests: int
+    requests_a_load: int
+    loads: tuple[float, ...]
+    parts: tuple[float, ...]
+    overlaps: tuple[float, ...]
+    documents: tuple[int, ...]
+    clients: tuple[int, ...]
+    memory: tuple[float, ...]
+    queries: int
+    seeds: int
+    chats: int
+    arriving: int
+
+
+FULL = Size(
+    requests=60,
+    requests_a_load=70,
+    loads=(0.3, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0),
+    parts=(0.3, 0.75, 1.25, 2.0, 3.0),
+    overlaps=(0.0, 0.2, 0.4, 0.6, 0.8),
+    documents=(1, 3, 5, 7, 10),
+    clients=(1, 4, 8, 16, 32),
+    memory=(0.0, 0.25, 0.5, 0.75, 1.0),
+    queries=100 + WARM_UP,
+    seeds=3,
+    chats=10,
+    arriving=512,
+)
+QUICK = Size(6, 6, (0.5, 2.0), (0.5, 2.0), (0.0, 0.6), (1, 5), (1, 8), (0.25, 1.0), 8 + WARM_UP, 1, 2, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A panel on one model. points: where its figures are kept."""
+
+    args: argparse.Namespace
+    model: str
+    size: Size
+    points: Points
+
+    def arm(self, way: Way, **changed: Any) -> Arm:
+        """Return slotcache in one way. changed: options of the servers."""
+        args = self._changed(changed)
+        base, *_ = arms_for(args, slotcache_flags=way.flags)
+        fields = dict(way.fields) | ({} if args.order_hint else NO_HINT)
+        api = ClientOrder(way.order) if way.order else ChatApi(documents_field=True, extra=fields)
+        return replace(base, name=way.name, api=api)
+
+    def theirs(self, slots: int | None = None, **changed: Any) -> list[Arm]:
+        """Return llama-server, if there is one. slots: None for its own default."""
+        return [arm for arm in arms_for(self._changed(changed), llama_slots=slots) if arm.name == THEIRS]
+
+    @property
+    def words(self) -> int:
+        """Of a document."""
+        return WORDS.get(self.model, USUAL)
+
+    def trace(self, number: int, seed: int, k: int = 5, share: float = 0.6) -> list[Query]:
+        """Return the burst trace, with regions of 10 documents, or more where questions need them. share: the overlap."""
+        room = max(10, 2 * k - round(k * share))
+        return burst(number, k=k, overlap=share, documents_per_region=room, words=self.words, seed=seed)
+
+    def shuffled(self, number: int) -> list[Query]:
+        """Return the burst trace, shuffled."""
+        queries = self.trace(number, self.args.seed)
+        random.Random(self.args.seed).shuffle(queries)
+        return queries
+
+    def measure(self, arm: Arm, drives: Callable[[Client], Awaitable[Run]], at: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the figures of one point, a list of each with one value a request. at: what tells it from others."""
+        options = {name: getattr(self.args, name) for name in ("parallel", "threads", "flash_attn", "repack")}
+        options |= {"tokens": self.args.max_tokens, "own": self.args.slotcache_args, "llama": self.args.llama_args}
+        options |= {"hint": self.args.order_hint, "seed": self.args.seed, "words": self.words}
+
+        def measured() -> dict[str, Any]:
+            run = arm.measure(sampling(self.args), drives)
+            if not run.answered:
+                raise BenchError(f"{arm.name}: no request was answered, the first with: {run.errors[0]}")
+            figures = ("ttft", "latency", "prompt_tokens", "cached_tokens", "error")
+            return {name: [getattr(result, name) for result in run.results] for name in figures} | {"seconds": run.seconds}
+
+        return self.points.point({"model": self.model, "arm": arm.name, **at, "options": options}, measured)
+
+    def footprint(self, queries: Sequence[Query]) -> float:
+        """Return the MiB of host memory that the KV of these requests takes where all of it is kept."""
+
+        async def kept(client: Client) -> float:
+            await _closed(client, queries)
+            return await client.gauge("slotcache_host_bytes")
+
+        def measured() -> dict[str, Any]:
+            arm = self.arm(OWN, ctx_size=4096, slotcache_args=f"{self.args.slotcache_args} -cram {EVERYTHING}")
+            return {"bytes": arm.measure(sampling(self.args), kept)}
+
+        at = {"model": self.model, "kept": len(queries), "own": self.args.slotcache_args, "seed": self.args.seed}
+        at |= {"words": self.words}
+        return self.points.point(at, measured)["bytes"] / 2**20
+
+    def _changed(self, changed: Mapping[str, Any]) -> argparse.Namespace:
+        args = copy(self.args)
+        for name, value in changed.items():
+            setattr(args, name, value)
+        return args
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a panel found."""
+
+    tables: list[Table] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench paper`."""
+    add = parser.add_argument
+    add(
+        "name",
+        choices=(*PANELS, "all"),
+        help="panel: " + "; ".join(f"{name}: {about}" for name, (about, _) in PANELS.items()),
+    )
+    add_options(parser, max_tokens=6)
+    add("--quick", action="store_true", help="few requests and few points: whether it runs, no result")
+    add(
+        "--out",
+        type=Path,
+        default=Path("paper"),
+        help="folder of points and plots; what is there stays (default: %(default)s)",
+    )
+    add("--models", default=",".join(MODELS), help="without -m: some of %(default)s (default: all)")
+    text = "rate: memory for idle KV in both servers, a share of what the trace would keep (default: %(default)s)"
+    add("--host-memory", type=float, default=0.25, help=text)
+    add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
+    add("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measure the points of a panel that its folder lacks; return its tables, and write its plots."""
+    if args.url:
+        raise BenchError("paper starts a server for each point: leave --url out")
+    found, about = Findings(), {}
+    for name in PANELS if args.name == "all" else (args.name,):
+        kept = Points(args.out / f"{name}{'-quick' * args.quick}.jsonl", lambda: machine.describe(args.llama_server))
+        for model, path in [("", None)] if name == SIMULATED else _models(args):
+            own = copy(args)
+            own.model = path
+            one = PANELS[name][1](Study(own, model, QUICK if args.quick else FULL, kept))
+            found.tables += one.tables
+            found.bars += one.bars
+            found.notes += one.notes
+            found.notes += [plot.write(args.out) for plot in one.plots]
+        found.notes += kept.notes()
+        about[name] = str(kept.path)
+    if args.llama_server is None and args.name != SIMULATED:
+        found.notes.append("no llama-server was given (--llama-server PATH): nothing to compare with")
+    return Report("paper", found.tables, bars=found.bars, notes=found.notes, data={"points": about})
+
+
+def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:
+    """Return names and files. Raises BenchError."""
+    if args.model:
+        return [(args.model.stem, bench_model(args))]
+    names = args.models.split(",")
+    if unknown := [name for name in names if name not in MODELS]:
+        raise BenchError(f"--models {unknown[0]}: expected some of {', '.join(MODELS)}")
+    return [(name, EMBEDDED if name == "embedded" else bench_model(args)) for name in names]
+
+
+# ---- (a) An open loop: TTFT over the rate of requests (RAGCache 7.1, 7.4). ----------------------------------------------
+
+
+def rate(study: Study) -> Findings:
+    """Send the shuffled burst trace at random moments, at rates from idle to three times what no cache bears."""
+    args, size = study.args, study.size
+    queries = study.shuffled(size.requests_a_load)
+    cold = study.measure(
+        study.arm(COLD), lambda client: drive(client, queries[: max(3, size.requests // 6)]), {"load": "alone"}
+    )
+    alone = median(_ttfts(cold))
+    host = max(1, round(args.host_memory * study.footprint(queries)))
+    own_args, their_args = (f"{given} -cram {host}" for given in (args.slotcache_args, args.llama_args))
+    loads = {way.name: size.loads if way is OWN else size.parts for way in (OWN, *PARTS)}
+    arms: dict[str, Callable[[], Arm]] = {}
+    arms |= {way.name: lambda way=way: study.arm(way, slotcache_args=own_args, ctx_size=8192) for way in (OWN, *PARTS)}
+    for _ in study.theirs():
+        arms[THEIRS] = lambda: study.theirs(args.parallel, llama_args=their_args, ctx_size=8192)[0]
+        loads[THEIRS] = size.loads
+    curves: dict[str, list[tuple[float, dict[str, Any]]]] = {name: [] for name in arms}
+    for load in size.loads:
+        arrivals = poisson(len(queries), load / alone, args.seed)
+        for name, arm in arms.items():
+            if load in loads[name]:
+                at = {"load": load, "rate": round(load / alone, 4), "requests": len(queries), "mib": host}
+                one = study.measure(arm(), lambda client, arrivals=arrivals: drive_open(client, queries, arrivals), at)
+                curves[name].append((load / alone, one))
+    return _rates(study, curves, alone, host)
+
+
+def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, Any]]]], alone: float, host: int) -> Findings:
+    rows = [(name, at, *_summary(one)) for name, curve in curves.items() for at, one in curve]
+    means = {name: [(at, mean(_ttfts(one))) for at, one in curve] for name, curve in curves.items()}
+    theirs = means.get(THEIRS)
+    common = TIMES * theirs[0][1] if theirs else nan
+    knees = {name: knee(curve) for name, curve in means.items()}
+    told = [
+        (name, 1000 * curve[0][1], *_knee_cells(knees[name]), *_knee_cells(knee(curve, common)))
+        for name, curve in means.items()
+    ]
+    title = f"rate, {study.model}: {host} MiB for idle KV; alone and cold {1000 * alone:.0f} ms a request"
+    tables = [
+        Table(title, ("arm", "requests/s", *SUMMARY), rows),
+        Table(
+            f"rate, {study.model}: requests/s at {TIMES:.0f} times a TTFT",
+            ("arm", "unloaded ms", "of its own", "reached", "of llama-server's", "reached"),
+            told,
+        ),
+    ]
+    bars = []
+    if theirs:
+        gain = knees[OWN.name][0] / knees[THEIRS][0] if knees[THEIRS][1] else nan
+        bars.append(Bar(7, f"{study.model}: rate at {TIMES:.0f}x TTFT over llama-server's", gain, REQUIRED, at_least=True))
+    most = 1.2 * TIMES * max(curve[0][1] for curve in means.values())
+    plots = [
+        Plot(f"rate-{study.model}", f"Open loop, {study.model} model", "requests/s", "mean TTFT, s", means, most),
+        Plot(
+            f"rate-p95-{study.model}",
+            f"Open loop, {study.model} model",
+            "requests/s",
+            "TTFT p95, s",
+            {name: [(at, percentile(_ttfts(one), 0.95)) for at, one in curve] for name, curve in curves.items()},
+            2 * most,
+        ),
+    ]
+    return Findings(tables, bars, _errors(curves), plots)
+
+
+def poisson(number: int, each_second: float, seed: int) -> list[float]:
+    """Return the arrivals of a Poisson process, in seconds. At another rate they are the same, closer together."""
+    rng = random.Random(f"arrivals {seed}")
+    return list(accumulate(rng.expovariate(1.0) / each_second for _ in range(number)))
+
+
+def knee(curve: Sequence[tuple[float, float]], limit: float | None = None) -> tuple[float, bool]:
+    """Return the rate at which the mean TTFT passes a limit, and whether it does; else the highest rate.
+
+    curve: rates, ascending, and mean TTFT. limit: by default 5 times the TTFT at the lowest rate. Between two rates, a line.
+    """
+    limit = TIMES * curve[0][1] if limit is None else limit
+    before = (0.0, 0.0)
+    for at, ttft in curve:
+        if ttft > limit:
+            return before[0] + (at - before[0]) * (limit - before[1]) / (ttft - before[1]), True
+        before = (at, ttft)
+    return before[0], False
+
+
+def _knee_cells(found: tuple[float, bool]) -> tuple[float, str]:
+    return found[0], "yes" if found[1] else "beyond"
+
+
+# ---- (b) One axis at a time (RAGCache 7.3, 7.4; RAGCache++ 4.4, 4.6; CacheWeaver 6; RAGBoost 7). ------------------------
+
+
+def overlap(study: Study) -> Findings:
+    """Vary the share of documents that two questions in a row have in common."""
+    traces = {share: study.trace(study.size.requests, study.args.seed, share=share) for share in study.size.overlaps}
+    return _axis(study, "overlap", traces)
+
+
+def documents(study: Study) -> Findings:
+    """Vary the number of documents of a question."""
+    traces = {k: study.trace(study.size.requests, study.args.seed, k) for k in study.size.documents}
+    return _axis(study, "documents", traces)
+
+
+def clients(study: Study) -> Findings:
+    """Vary the number of clients at a time."""
+    number = max(study.size.requests, max(study.size.clients))
+    queries = study.trace(number, study.args.seed)
+    return _axis(study, "clients", dict.fromkeys(study.size.clients, queries))
+
+
+def _axis(study: Study, axis: str, traces: Mapping[Any, list[Query]]) -> Findings:
+    curves: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
+    for value, queries in traces.items():
+        many = value if axis == "clients" else 1
+        arms = [study.arm(way) for way in (OWN, RANKED, COLD)] + study.theirs(study.args.parallel if many > 1 else None)
+        for arm in arms:
+            at = {axis: value, "requests": len(queries)}
+            one = study.measure(arm, lambda client, queries=queries, many=many: _closed(client, queries, many), at)
+            curves.setdefault(arm.name, []).append((value, one))
+    middle = {name: [(value, 1000 * median(_ttfts(one))) for value, one in curve] for name, curve in curves.items()}
+    rows = [(value, name, *_summary(one)) for name, curve in curves.items() for value, one in curve]
+    rows.sort(key=lambda row: row[0])
+    table = Table(f"{axis}, {study.model}", (axis, "arm", *SUMMARY), rows)
+    plot = Plot(f"{axis}-{study.model}", f"{axis.capitalize()}, {study.model} model", axis, "TTFT p50, ms", middle)
+    return Findings([table], [], _errors(curves), [plot])
+
+
+async def _closed(client: Client, queries: Sequence[Query], many: int = 1) -> Run:
+    return await drive(client, queries, many, pause=PAUSE if many == 1 else 0.0)
+
+
+def memory(study: Study) -> Findings:
+    """Vary the host memory for idle KV, from none to all that the trace keeps, for each way to evict (RAGCache, table 2)."""
+    queries = study.shuffled(study.size.requests)
+
+    whole = study.footprint(queries)
+    curves: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
+    for share in study.size.memory:
+        flags = f" -cram {round(share * whole)}"
+        own, their = study.args.slotcache_args + flags, study.args.llama_args + flags
+        arms = [study.arm(way, ctx_size=4096, slotcache_args=own) for way in EVICTION]
+        for arm in arms + study.theirs(ctx_size=4096, llama_args=their):
+            at = {"memory": share, "mib": round(share * whole), "requests": len(queries)}
+            one = study.measure(arm, lambda client: _closed(client, queries), at)
+            curves.setdefault(arm.name, []).append((share, one))
+    rows = [(f"{share:.0%}", name, *_summary(one)) for name, curve in curves.items() for share, one in curve]
+    rows.sort(key=lambda row: int(row[0][:-1]))
+    title = f"memory, {study.model}: all that {len(queries)} requests leave is {whole:.0f} MiB"
+    means = {name: [(100 * at, 1000 * mean(_ttfts(one))) for at, one in curve] for name, curve in curves.items()}
+    cached = {name: [(100 * at, 100 * _share(one)) for at, one in curve] for name, curve in curves.items()}
+    plots = [
+        Plot(
+            f"memory-{study.model}", f"Host memory, {study.model} model", "% of what would be kept", "mean TTFT, ms", means
+        ),
+        Plot(
+            f"memory-hits-{study.model}", f"Host memory, {study.model} model", "% of what would be kept", "cached %", cached
+        ),
+    ]
+    return Findings([Table(title, ("memory", "arm", *SUMMARY), rows)], [], _errors(curves), plots)
+
+
+# ---- (c) Orders of documents (RAGCache++ 4.2 to 4.6; CacheWeaver 5, 6). -------------------------------------------------
+
+
+def orders(study: Study) -> Findings:
+    """Send the burst trace in each order, one request at a time, with several seeds: how much is fast, and saved."""
+    ways = (COLD, RANKED, SORTED, RECENT, GREEDY, replace(OWN, name="exact order"), ORACLE)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(study.args.seed, study.args.seed + study.size.seeds):
+        queries = study.trace(study.size.queries, seed)
+        for arm in [study.arm(way, order_hint=False) for way in ways] + study.theirs():
+            at = {"trace": seed, "requests": len(queries), "order": "no hint"}
+            one = study.measure(arm, lambda client, queries=queries: _closed(client, queries), at)
+            found.setdefault(arm.name, []).append(_measured(one))
+    cold = [median(_ttfts(one)) for one in found[COLD.name]]
+    middle = {name: [median(_ttfts(one)) for one in runs] for name, runs in found.items()}
+    best = [a - b for a, b in zip(middle[RANKED.name], middle[ORACLE.name], strict=True)]
+    kept = {name: [mean([c / p for c, p in _tokens(one)]) for one in runs] for name, runs in found.items()}
+    most = [a - b for a, b in zip(kept[ORACLE.name], kept[RANKED.name], strict=True)]
+    rows, saved = [], []
+    for name, runs in found.items():
+        fast = [100 * mean([t < FAST * base for t in _ttfts(one)]) for one, base in zip(runs, cold, strict=True)]
+        gain = [100 * (a - b) / c if c else nan for a, b, c in zip(middle[RANKED.name], middle[name], best, strict=True)]
+        times = [(_ttfts(one), base) for one, base in zip(runs, cold, strict=True)]
+        rows.append((name, spread([1000 * t for t in middle[name]]), spread(fast), *_mean_saved(times), spread(gain)))
+        shares = [[c / p for c, p in _tokens(one)] for one in runs]
+        saved.append(
+            (
+                name,
+                *(spread([100 * figure(share) for share in shares]) for figure in (median, mean, _p95)),
+                spread(
+                    [100 * (a - b) / c if c else nan for a, b, c in zip(kept[name], kept[RANKED.name], most, strict=True)]
+                ),
+                f"{sum(map(_num_reusing, runs))}/{sum(map(len, shares))}",
+            )
+        )
+    count = f"{study.size.queries - WARM_UP} queries, {study.size.seeds} seeds"
+    times = ("order", "TTFT p50 ms", "fast %", "saved p50 %", "saved p95 %", "of the oracle's gain %")
+    tokens = ("order", "saved p50 %", "mean", "p95", "of the oracle's gain %", "reuse a document")
+    tables = [
+        Table(f"orders by time, {study.model}: {count}", times, rows),
+        Table(f"orders by prompt tokens, {study.model}: {count}", tokens, saved),
+    ]
+    lines = {study.model: [(name, 1000 * mean(values)) for name, values in middle.items()]}
+    plot = Plot(f"orders-{study.model}", f"Orders of documents, {study.model} model", "", "TTFT p50, ms", lines)
+    return Findings(tables, [], _errors({name: list(enumerate(runs)) for name, runs in found.items()}), [plot])
+
+
+def _mean_saved(times: Sequence[tuple[list[float], float]]) -> tuple[Any, Any]:
+    """Return the median and the 95th percentile of prefill saved, by time: 1 less TTFT over the cold median, in %."""
+    shares = [[1 - ttft / base for ttft in ttfts] for ttfts, base in times]
+    return spread([100 * median(share) for share in shares]), spread([100 * _p95(share) for share in shares])
+
+
+def _num_reusing(one: Mapping[str, Any]) -> int:
+    """Return how many requests reused a document: more than the system prompt, which every one shares."""
+    cached = [cached for cached, _ in _tokens(one)]
+    return sum(number > min(cached) + TOKENS // 2 for number in cached)
+
+
+def _p95(values: Sequence[float]) -> float:
+    return percentile(values, 0.95)
+
+
+# ---- (d) Four turns, with a cache and without (ADR 007). ----------------------------------------------------------------
+
+
+def turns(study: Study) -> Findings:
+    """Send conversations of four turns, each after the other, with the cache and without."""
+    chats = sorted(conversations(study.size.chats, turns=4, seed=study.args.seed), key=lambda query: query.session)
+    rows, ratios, lines = [], [], {}
+    for arm in [study.arm(replace(OWN, name="with prefix cache")), study.arm(COLD), *study.theirs()]:
+        one = study.measure(arm, lambda client: drive(client, chats), {"turns": 4, "chats": study.size.chats})
+        latency, failed = one["latency"], sum(error is not None for error in one["error"])
+        whole = [1000 * sum(latency[at : at + 4]) for at in range(0, len(latency), 4)]
+        rows.append((arm.name, mean(whole), median(whole), interval(whole), failed))
+        lines[arm.name] = []
+        for turn in range(4):
+            ttfts = [t for t in one["ttft"][turn::4] if t is not None]
+            prompt, cached = (sum(one[name][turn::4]) for name in ("prompt_tokens", "cached_tokens"))
+            ratios.append((arm.name, turn + 1, 1000 * median(ttfts), prompt, cached, cached / max(prompt, 1)))
+            lines[arm.name].append((turn + 1, 1000 * median(ttfts)))
+    tables = [
+        Table(f"turns, {study.model}: ms of a conversation", ("arm", "average", "median", "95 % ±", "errors"), rows),
+        Table(
+            f"turns, {study.model}, by turn",
+            ("arm", "turn", "TTFT p50 ms", "prompt tokens", "prefix_cache_tokens", "prefix_cache_ratio"),
+            ratios,
+        ),
+    ]
+    plot = Plot(f"turns-{study.model}", f"Four turns, {study.model} model", "turn", "TTFT p50, ms", lines)
+    return Findings(tables, [], [], [plot])
+
+
+# ---- (e) The time of scheduling over the rate of requests (RAGCache 7.5). -----------------------------------------------
+
+
+SIMULATED = "scheduling"
+RATES = (0.5, 1.0, 2.0, 4.0, 8.0)  # requests/s: a prompt alone takes 0.34 s there
+
+
+def scheduling(study: Study) -> Findings:
+    """Time the real scheduler without a model: requests of the shuffled burst trace arrive at random moments."""
+    number, rows = study.size.arriving, []
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for name, policy, window in (("slotcache", "auto", 8), ("first come, retrieval order", "retrieval", 0)):
+        for each_second in RATES:
+            arrivals = poisson(number, each_second, study.args.seed)
+
+            def simulate(policy: str = policy, window: int = window, arrivals: list[float] = arrivals) -> dict[str, Any]:
+                return asdict(serve(shuffled(number, policy, study.args.seed), window, arrivals))
+
+            at = {"arm": name, "rate": each_second, "requests": number, "window": window, "seed": study.args.seed}
+            one = study.points.point(at, simulate)
+            figures = [one[key] for key in ("cached", "p50", "p95", "overtaken")]
+            rows.append((name, each_second, one["scheduling"] / 1000, one["choosing"] / 1000, *figures))
+            lines.setdefault(name, []).append((each_second, one["scheduling"] / 1000))
+    columns = ("arm", "requests/s", "scheduling ms", "choosing ms", "cached", "TTFT p50 s", "p95", "overtaken at most")
+    table = Table(f"scheduling: processor time a request, {number} requests, simulated", columns, rows)
+    title = "Time of scheduling"
+    return Findings([table], plots=[Plot("scheduling", title, "requests/s", "ms a request", lines)])
+
+
+# ---- Figures of a point. ------------------------------------------------------------------------------------------------
+
+SUMMARY = ("TTFT mean ms", "p50", "p95", "cached %", "seconds", "errors")
+
+
+def _summary(one: Mapping[str, Any]) -> tuple[float, float, float, float, float, int]:
+    ttfts = [1000 * ttft for ttft in _ttfts(one)]
+    failed = sum(error is not None for error in one["error"])
+    return mean(ttfts), median(ttfts), percentile(ttfts, 0.95), 100 * _share(one), one["seconds"], failed
+
+
+def _ttfts(one: Mapping[str, Any]) -> list[float]:
+    """Return the seconds of the requests that succeeded."""
+    return [ttft for ttft, error in zip(one["ttft"], one["error"], strict=True) if error is None and ttft is not None]
+
+
+def _tokens(one: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return cached and prompt tokens of the requests that succeeded."""
+    pairs = zip(one["cached_tokens"], one["prompt_tokens"], strict=True)
+    return [(cached, prompt) for cached, prompt in pairs if prompt]
+
+
+def _share(one: Mapping[str, Any]) -> float:
+    pairs = _tokens(one)
+    return sum(cached for cached, _ in pairs) / max(1, sum(prompt for _, prompt in pairs))
+
+
+def _measured(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the requests at the beginning."""
+    return {name: value[WARM_UP:] if isinstance(value, list) else value for name, value in one.items()}
+
+
+def _errors(curves: Mapping[str, Sequence[tuple[Any, Mapping[str, Any]]]]) -> list[str]:
+    """Return one line for each arm that had errors, with the first one."""
+    failed = {name: [error for _, one in curve for error in one["error"] if error] for name, curve in curves.items()}
+    return [f"{name}: {len(found)} requests failed, the first with: {found[0]}" for name, found in failed.items() if found]
+
+
+PANELS: dict[str, tuple[str, Callable[[Study], Findings]]] = {
+    "rate": ("TTFT over the rate of requests, parts switched off", rate),
+    "overlap": ("over the overlap of documents", overlap),
+    "documents": ("over documents a question", documents),
+    "clients": ("over clients at a time", clients),
+    "memory": ("over host memory, by eviction policy", memory),
+    "orders": ("orders of documents, against an oracle", orders),
+    "turns": ("four turns with a cache and without", turns),
+    SIMULATED: ("time of the scheduler over the rate, simulated", scheduling),
+}
